@@ -20,7 +20,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from tests.trainer.ranks import Crew
+from tests.trainer.ranks import RankGroup
 
 from benchmarks.results import Row, print_rows, row, write
 from benchmarks.train_balance import GLOBAL_BATCH
@@ -37,7 +37,7 @@ Steps = list[tuple[float, float, int]]
 def train(folder: Path, world: int, slow: int, *options: str) -> list[Steps]:
     """Steps of each rank."""
     folder.mkdir(parents=True)
-    ended = Crew(folder, world).run(str(SCRIPT), str(folder), str(STEPS), str(slow), *options)
+    ended = RankGroup(folder, world).run(str(SCRIPT), str(folder), str(STEPS), str(slow), *options)
     if any(ended.codes):
         raise RuntimeError("\n".join(ended.output))
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(world)]

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.trainer.ranks import Crew, FakeAgent
+from tests.trainer.ranks import FakeAgent, RankGroup
 
 from benchmarks.results import Row, print_rows, write
 from ropeteam_trainer.contract import codec
@@ -40,7 +40,7 @@ def accuracy(folder: Path, strategy: dict[str, Any], seed: int) -> float:
     options = {"--optimizer": "SGD", "--learning-rate": RATE, "--epochs": EPOCHS, "--seed": seed}
     folder.mkdir(parents=True)
     agent = FakeAgent(folder, 2, None, Epoch(1, 0, 1))
-    with Crew(folder / "group", 2) as group:
+    with RankGroup(folder / "group", 2) as group:
         group.start(
             str(Path(digits.__file__)), *(str(part) for option in options.items() for part in option),
             agent=agent, strategy=codec.from_plain(Strategy, strategy),

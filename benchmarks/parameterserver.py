@@ -25,7 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.trainer.ranks import Crew
+from tests.trainer.ranks import RankGroup
 
 from benchmarks.results import Row, print_rows, row, write
 from ropeteam_trainer.contract import config
@@ -43,7 +43,7 @@ def served(**fields: Any) -> dict[str, Any]:
 def run(folder: Path, kind: str, world: int, workers: int, request: dict[str, Any]) -> tuple[list[Any], str]:
     """Results of each worker, and the output of the chief."""
     folder.mkdir(parents=True)
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory, Crew(folder, world) as group:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory, RankGroup(folder, world) as group:
         group.environment[config.MEMORY] = memory
         ended = group.start(str(SCRIPT), kind, str(folder), json.dumps(request)).wait(seconds=300)
     if any(ended.codes):

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.trainer.ranks import Crew
+from tests.trainer.ranks import RankGroup
 
 from benchmarks.results import Row, print_rows, write
 
@@ -74,7 +74,7 @@ def efficiencies(work: Path, case: Case, steps: int) -> list[float]:
         "layers": case.layers, "sleeps": case.sleeps, "micro_batches": case.micro_batches,
         "strategy": case.strategy, "steps": steps,
     }  # fmt: skip
-    with Crew(work / case.name, case.ranks) as group:
+    with RankGroup(work / case.name, case.ranks) as group:
         ended = group.start(str(SCRIPT), json.dumps(request)).wait(seconds=300)
     if any(ended.codes):
         raise RuntimeError("\n".join(ended.output))

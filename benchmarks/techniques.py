@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.trainer import tiny, wire
-from tests.trainer.ranks import Crew
+from tests.trainer.ranks import RankGroup
 
 from benchmarks.results import Row, Samples, print_rows, write
 from ropeteam_trainer.contract import codec, config
@@ -182,7 +182,7 @@ def train(folder: Path, technique: Technique, **more: Any) -> Figures:
     (folder / "request").write_text(json.dumps(request | more))
     with (
         tempfile.TemporaryDirectory(dir="/dev/shm") as memory,
-        Crew(folder, technique.ranks + technique.servers) as group,
+        RankGroup(folder, technique.ranks + technique.servers) as group,
     ):
         group.environment[config.MEMORY] = memory
         ended = group.start(script, str(folder / "request")).wait(seconds=300)

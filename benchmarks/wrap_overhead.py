@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.trainer.ranks import Crew
+from tests.trainer.ranks import RankGroup
 
 from benchmarks.results import Row, print_rows, write
 
@@ -30,7 +30,7 @@ DRAWS = 10_000
 
 def ratios(folder: Path, pairs: int, first: str) -> dict[str, list[float]]:
     """Of one world, to the time by hand in the same round."""
-    with Crew(folder, 2) as group:
+    with RankGroup(folder, 2) as group:
         ended = group.start(str(SCRIPT), str(pairs), first).wait(seconds=600)
     if any(ended.codes):
         raise RuntimeError("\n".join(ended.output))

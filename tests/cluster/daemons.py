@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-RETRY_SECONDS = 10.0
+TIMEOUT_SECONDS = 10.0
 
 
 class Daemons:
@@ -89,7 +89,7 @@ class Daemons:
 
 def _wait(family: list[psutil.Process]) -> list[psutil.Process]:
     """Processes that still live after a while. Zombies are dead: their parent may reap them at any time."""
-    deadline = time.monotonic() + RETRY_SECONDS
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while (alive := [each for each in family if _lives(each)]) and time.monotonic() < deadline:
         time.sleep(0.02)
     return alive

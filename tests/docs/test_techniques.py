@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.forked import Forked, prepare
-from tests.trainer.ranks import Crew, FakeAgent
+from tests.trainer.ranks import FakeAgent, RankGroup
 from tools import techniques
 
 from ropeteam.api.job import TrainingJobSpec
@@ -52,7 +52,7 @@ def test_a_pipeline_takes_every_batch_of_the_recipe(name: str, tmp_path: Path):
     (tmp_path / "text").write_text("the quick brown fox jumps over the lazy dog " * 455)
     agent = FakeAgent(tmp_path, spec.workers, None, Epoch(1, 0, 1))
     options = ["--text", str(tmp_path / "text"), "--epochs", "1"]
-    ended = Crew(tmp_path / "crew", spec.workers).run(
+    ended = RankGroup(tmp_path / "group", spec.workers).run(
         char_gpt.__file__, *options, agent=agent, strategy=of_contract(spec.strategy)
     )
     agent.close()

@@ -28,8 +28,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture
 def name(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[str]:
     """A name for the test's job; the job, and others whose names begin with it, are gone after the test."""
-    word = request.node.originalname.removeprefix("test_").replace("_", "-")[:28].strip("-")
-    own = f"{word}-{next(_numbers)}"
+    title = request.node.originalname.removeprefix("test_").replace("_", "-")[:28].strip("-")
+    own = f"{title}-{next(_numbers)}"
     yield own
     for job in cluster.call("GET", JOBS)["items"]:
         if job["metadata"]["name"].startswith(own):

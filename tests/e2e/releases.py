@@ -48,10 +48,10 @@ class Releases(Cluster):
             self.operator.terminate()
             self.operator.wait(30)
 
-    def _start(self, *words: str, path: str) -> subprocess.Popen[bytes]:
+    def _start(self, *argv: str, path: str) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", *words],
+                [sys.executable, "-m", *argv],
                 env=os.environ | {"PYTHONPATH": path},
                 stdout=log,
                 stderr=log,

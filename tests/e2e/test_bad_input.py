@@ -60,10 +60,10 @@ def test_a_claim_that_does_not_exist(cluster: Cluster, name: str, tmp_path: Path
     volume = {"persistentVolumeClaim": {"claimName": "nobody-made-this"}}
     cluster.create(ticking(name, tmp_path, checkpoint={"volume": volume}))
 
-    def told() -> bool:
+    def is_reported() -> bool:
         return "nobody-made-this" in str(cluster.status(name).get("conditions"))
 
-    wait_for("the missing claim in a condition", told)
+    wait_for("the missing claim in a condition", is_reported)
 
 
 def test_a_checkpoint_folder_that_cannot_be_written(cluster: Cluster, name: str, tmp_path: Path):

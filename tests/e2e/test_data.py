@@ -27,8 +27,8 @@ def test_a_cache_and_balance_from_the_manifest(cluster: Cluster, name: str, tmp_
     cluster.create(made)
     cluster.wait_condition(name, "Complete")
     for pod in cluster.pods(name):
-        said = cluster.logs(pod["metadata"]["name"])
-        assert "/volumes/ropeteam-shard-cache/" in said, said
+        logs = cluster.logs(pod["metadata"]["name"])
+        assert "/volumes/ropeteam-shard-cache/" in logs, logs
     ranks = [surviving(tmp_path, rank) for rank in (0, 1)]
     steps = range(1, SAMPLES // BATCH + 1)
     parts = [tuple(len(rank[step]["samples"]) for rank in ranks) for step in steps]

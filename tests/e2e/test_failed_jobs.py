@@ -95,7 +95,7 @@ def made(name: str, kind: Kind, folder: Path) -> dict[str, Any]:
     script.write_text(kind.script)
     file.touch()
     names = {"{script}": str(script), "{folder}": str(folder)}
-    made = job(name, [names.get(word, word) for word in kind.command])
+    made = job(name, [names.get(argument, argument) for argument in kind.command])
     made["spec"] |= kind.spec
     if "checkpoint" in kind.spec:
         made["spec"]["checkpoint"] = {"volume": {"hostPath": {"path": str(file)}}}

@@ -30,12 +30,12 @@ def test_who_hangs_and_where(cluster: Cluster, name: str, start: str, how: str, 
     (seen,) = cluster.status(name)["incidents"]
     assert (seen["cause"], seen["rank"], seen["slot"]) == ("Hang", 1, 1), str(seen)
     message = re.sub(r"for \d+ s", "for N s", seen["message"].splitlines()[0])
-    stands, waits = f"hangs.py:{line(text)} (load)", f"hangs.py:{line('dist.all_reduce')} (main)"
+    hangs, waits = f"hangs.py:{line(text)} (load)", f"hangs.py:{line('dist.all_reduce')} (main)"
     assert message in (
-        f"rank 1 {HUNG}, in {stands}; it blocked the others",
-        f"rank 1 blocked the others (after step 3, in {stands}): rank 0 {HUNG}, in {waits}",
+        f"rank 1 {HUNG}, in {hangs}; it blocked the others",
+        f"rank 1 blocked the others (after step 3, in {hangs}): rank 0 {HUNG}, in {waits}",
     )
-    assert stands in failed["message"]
+    assert hangs in failed["message"]
     zero, one = (cluster.logs(pod["metadata"]["name"]) for pod in sorted_pods(cluster, name))
     assert re.search(r'\[rank 0\]   File ".*distributed_c10d.py", line \d+ in all_reduce', zero), zero
     assert f'[rank 1]   File "{SCRIPT}", line {line(text)} in load' in one, one

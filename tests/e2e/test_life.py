@@ -71,9 +71,13 @@ def test_a_job_deleted_in_mid_run_leaves_nothing_behind(cluster: Cluster, name: 
     cluster.delete(name)
     nothing_left(cluster, name)
     wait_for("processes gone", lambda: not cluster.leftovers(uid))
-    kept = {pod["metadata"]["uid"] for pod in cluster.call("GET", PODS)["items"]}
-    assert {path.name for path in (cluster.home / "pods").iterdir()} <= kept, "folders, logs and secrets went"
-    assert {path.name for path in (cluster.home / "t").iterdir()} <= {uid[:8] for uid in kept}, "sockets too"
+    living = {pod["metadata"]["uid"] for pod in cluster.call("GET", PODS)["items"]}
+    assert {path.name for path in (cluster.home / "pods").iterdir()} <= living, (
+        "folders, logs and secrets went"
+    )
+    assert {path.name for path in (cluster.home / "t").iterdir()} <= {uid[:8] for uid in living}, (
+        "sockets too"
+    )
     assert not [page for page in memory if page.exists()], "shared memory too"
 
 

@@ -43,10 +43,10 @@ def test_it_goes_on_from_what_is_signed(cluster: Cluster, name: str, tmp_path: P
     for path in (tmp_path / "volume").glob(f"*/run-*/step-*/*/{MANIFEST}"):
         unsigned(path, int(path.parts[-3].removeprefix("step-")))
     made_anew(cluster, name, tmp_path, 40)
-    told = cluster.wait_condition(name, "Failed")
-    assert told["reason"] == "CheckpointNotFound"
-    assert "step-30/" in told["message"]
-    assert "spec.resume.trust Any" in told["message"]
+    condition = cluster.wait_condition(name, "Failed")
+    assert condition["reason"] == "CheckpointNotFound"
+    assert "step-30/" in condition["message"]
+    assert "spec.resume.trust Any" in condition["message"]
 
     made_anew(cluster, name, tmp_path, 40, resume={"trust": "Any"})
     cluster.wait_condition(name, "Complete")

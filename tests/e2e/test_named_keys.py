@@ -42,25 +42,25 @@ def test_a_renamed_volume_is_trusted_by_who_names_the_same_secret_only(
 
     first.rename(renamed)
     made_anew(cluster, name, tmp_path, 30, checkpoint=signing(renamed, f"{name}-other"))
-    told = cluster.wait_condition(name, "Failed")
-    assert told["reason"] == "CheckpointNotFound"
-    assert "spec.checkpoint.signing" in told["message"]
+    condition = cluster.wait_condition(name, "Failed")
+    assert condition["reason"] == "CheckpointNotFound"
+    assert "spec.checkpoint.signing" in condition["message"]
 
     made_anew(cluster, name, tmp_path, 30, checkpoint=signing(renamed, f"{name}-mine"))
     cluster.wait_condition(name, "Complete")
     assert [line["step"] for line in trace(tmp_path, 0)] == list(range(1, 31))
 
 
-def test_pods_wait_for_the_secret_and_the_job_says_so(cluster: Cluster, name: str, tmp_path: Path):
+def test_pods_wait_for_the_secret_and_the_job_has_a_condition(cluster: Cluster, name: str, tmp_path: Path):
     (tmp_path / "volume").mkdir()
-    wish = signing(tmp_path / "volume", f"{name}-keys")
-    cluster.create(tiny(name, tmp_path, "10", workers=1, checkpoint=wish))
-    told = cluster.wait_condition(name, "Stalled")
-    assert told["reason"] == "SecretNotFound"
-    assert f'secret "{name}-keys" not found' in told["message"]
+    checkpoint = signing(tmp_path / "volume", f"{name}-keys")
+    cluster.create(tiny(name, tmp_path, "10", workers=1, checkpoint=checkpoint))
+    condition = cluster.wait_condition(name, "Stalled")
+    assert condition["reason"] == "SecretNotFound"
+    assert f'secret "{name}-keys" not found' in condition["message"]
 
     secret(cluster, f"{name}-keys", "too short")
-    told = cluster.wait_condition(name, "Failed")
-    assert told["reason"] == "CheckpointNotWritable"
-    assert "line 1 of its entry checkpoint-keys is not a key" in told["message"]
+    condition = cluster.wait_condition(name, "Failed")
+    assert condition["reason"] == "CheckpointNotWritable"
+    assert "line 1 of its entry checkpoint-keys is not a key" in condition["message"]
     assert not list((tmp_path / "volume").glob("*/run-*"))

@@ -34,13 +34,13 @@ def wait_for_more(cluster: Releases, what: str) -> None:
 def test_its_checkpoints_are_committed_and_pruned_by_an_agent_of_this_release(
     releases: Releases, tmp_path: Path
 ) -> None:
-    former = older.unpack(tmp_path / "tree")
+    older_tree = older.unpack(tmp_path / "tree")
     volume = tmp_path / "volume"
     checkpoint = {"volume": {"hostPath": {"path": str(volume)}}, "everySteps": 10, "keep": KEEP}
     command = ["python", str(SCRIPTS / "tiny.py"), "100000", "0.05"]
-    releases.upgrade(former)
-    wish = job(NAME, command, workers=1, torch=True, checkpoint=checkpoint)
-    releases.create(wish | {"spec": wish["spec"] | {"image": image(former)}})
+    releases.upgrade(older_tree)
+    manifest = job(NAME, command, workers=1, torch=True, checkpoint=checkpoint)
+    releases.create(manifest | {"spec": manifest["spec"] | {"image": image(older_tree)}})
     wait_for_more(releases, "of the earlier release")
     uids = releases.pod_uids(NAME)
     releases.upgrade(older.ROOT)

@@ -82,7 +82,7 @@ def test_a_coordinator_that_hangs_is_started_anew_by_its_kubelet(cluster: Cluste
     assert len(worlds(tmp_path)) == 1, "adopted, not replanned"
 
 
-def test_a_coordinator_that_does_not_keep_up_is_told_in_status_and_loses_nobody(
+def test_a_coordinator_that_does_not_keep_up_is_in_status_and_loses_no_worker(
     cluster: Cluster, name: str, tmp_path: Path
 ):
     cluster.create(ticking(name, tmp_path, recovery={"lostSeconds": 5, "startSeconds": 20}))

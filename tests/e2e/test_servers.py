@@ -89,7 +89,7 @@ def test_with_a_servers_pod_all_go_back(running: Cluster, name: str, tmp_path: P
     assert environment(after[4])[config.MEMORY] != memory
 
 
-def test_ranks_are_told_who_is_who(running: Cluster, name: str):
+def test_ranks_know_workers_and_servers(running: Cluster, name: str):
     found = {rank: environment(pid) for rank, pid in pids(running, name).items()}
     roles = [(f["ROLE_NAME"], f["ROLE_RANK"], f["ROLE_WORLD_SIZE"]) for f in found.values()]
     assert roles == [("worker", str(n), "3") for n in range(3)] + [("server", str(n), "2") for n in range(2)]

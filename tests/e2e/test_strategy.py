@@ -20,10 +20,10 @@ def recipe(name: str, folder: Path, strategy: dict[str, Any]) -> dict[str, Any]:
     """The character model on a text of its own, on two workers."""
     (folder / "volume").mkdir(parents=True)
     (folder / "fox.txt").write_text("the quick brown fox jumps over the lazy dog. " * 200)
-    words = ["--text", str(folder / "fox.txt"), "--epochs", "10", "--global-batch", "12"]
+    options = ["--text", str(folder / "fox.txt"), "--epochs", "10", "--global-batch", "12"]
     made = job(
         name,
-        ["python", "-m", "ropeteam_trainer.recipes.char_gpt", *words],
+        ["python", "-m", "ropeteam_trainer.recipes.char_gpt", *options],
         workers=2,
         torch=True,
         checkpoint={"volume": {"hostPath": {"path": str(folder / "volume")}}, "everySteps": 10},
@@ -53,7 +53,7 @@ def test_a_pipeline_survives_a_fault_and_goes_on_as_shards(cluster: Cluster, nam
     assert end < 0.5 * begin, "it learned through all of it"
 
 
-def test_a_strategy_that_does_not_fit_says_so(cluster: Cluster, name: str, tmp_path: Path):
+def test_a_strategy_that_does_not_fit_is_refused_with_the_fix(cluster: Cluster, name: str, tmp_path: Path):
     cluster.create(recipe(name, tmp_path, {"parallelism": {"tensor": 3}}))
     wait_for("the refusal", lambda: cluster.status(name).get("state") == "Invalid")
     messages = [each["message"] for each in cluster.status(name)["conditions"] if each["type"] == "Accepted"]

@@ -154,7 +154,7 @@ def test_a_torn_checkpoint_is_skipped_for_the_one_before(cluster: Cluster, name:
     repeated = [
         step for step, count in Counter(line["step"] for line in trace(tmp_path, 0)).items() if count > 1
     ]
-    good = (newest - 1) // 10 * 10
-    assert repeated == list(range(good + 1, newest + 1)), "it went on from the last good one"
+    committed = (newest - 1) // 10 * 10
+    assert repeated == list(range(committed + 1, newest + 1)), "it went on from the last good one"
     log = "".join(cluster.logs(pod["metadata"]["name"]) for pod in cluster.pods(name))
     assert f"step-{newest}" in log

@@ -12,11 +12,11 @@ from tests.e2e.harness import Cluster, wait_for
 def trained(cluster: Cluster, name: str) -> list[str]:
     """The last word of each pod's script. torchrun may say after it that the store has gone with another."""
     logs = [cluster.logs(pod["metadata"]["name"]).splitlines() for pod in cluster.pods(name)]
-    said = [[line.partition("] ")[2] for line in lines] for lines in logs]
-    return [next((words for words in reversed(each) if words.startswith("trained ")), "") for each in said]
+    printed = [[line.partition("] ")[2] for line in lines] for lines in logs]
+    return [next((text for text in reversed(each) if text.startswith("trained ")), "") for each in printed]
 
 
-def test_pods_that_train_alone_are_told_of_and_then_the_job_fails(cluster: Cluster, name: str):
+def test_pods_that_train_alone_are_reported_and_then_the_job_fails(cluster: Cluster, name: str):
     line = "true; torchrun --standalone --nnodes=1 worlds.py env 600"
     cluster.create(program(name, ["bash", "-c", line], recovery={"startSeconds": 10}))
 
@@ -45,7 +45,7 @@ def test_groups_before_the_one_of_all_ranks_are_no_split_world(cluster: Cluster,
     assert cluster.condition(name, "Degraded").get("status", "False") == "False"
 
 
-def test_a_job_without_any_group_says_so_at_its_end(cluster: Cluster, name: str):
+def test_a_job_without_any_process_group_has_a_condition_at_its_end(cluster: Cluster, name: str):
     cluster.create(program(name, ["python", "worlds.py", "no_group", "0"]))
     complete = cluster.wait_condition(name, "Complete")
     assert complete["reason"] == "NoProcessGroup"

@@ -119,12 +119,12 @@ class Making:
             self._finished.touch()
         self._lock.close()
 
-    def install(self, *words: str, **variables: str) -> None:
+    def install(self, *requirements: str, **variables: str) -> None:
         overrides = self._folder / "ours.txt"
         overrides.write_text("".join(f"{each}; python_version < '3'\n" for each in OURS))
         uv = shutil.which("uv") or str(Path(sys.executable).with_name("uv"))
         where = ["--python", sys.executable, "--target", str(self._folder), "--overrides", str(overrides)]
-        self.run([uv, "pip", "install", "--quiet", *where, *words], **variables)
+        self.run([uv, "pip", "install", "--quiet", *where, *requirements], **variables)
 
     def run(self, command: list[str], **variables: str) -> None:
         done = subprocess.run(command, env=os.environ | variables, text=True, capture_output=True)

@@ -142,7 +142,7 @@ def test_zero_of_deepspeed_goes_on_in_its_pods(
 
 
 @pytest.mark.timeout(2700)
-def test_the_trainer_of_transformers_tells_its_progress_and_goes_on(
+def test_the_trainer_of_transformers_reports_its_progress_and_resumes(
     cluster: Cluster, name: str, tmp_path: Path, frameworks: dict[str, str]
 ) -> None:
     spec = {"command": [*TORCHRUN, f"{SCRIPTS}/trainer.py", str(tmp_path), STEPS]}
@@ -156,10 +156,10 @@ def test_the_trainer_of_transformers_tells_its_progress_and_goes_on(
     wait_for("step 30", lambda: "at step 30" in cluster.logs(killed.pods[1]))
     killed.kill(tmp_path)
     killed.assert_it_goes_on()
-    told = progress()
-    assert told["step"] == told["totalSteps"] == int(STEPS)
-    assert float(told["loss"]) > 0
-    assert float(told["samplesPerSecond"]) > 0
+    reported = progress()
+    assert reported["step"] == reported["totalSteps"] == int(STEPS)
+    assert float(reported["loss"]) > 0
+    assert float(reported["samplesPerSecond"]) > 0
     status = cluster.status(name)
     assert status["incidents"][0]["stepsLost"] == 10, "killed at step 30, saved at step 20"
     assert status["featureLevel"] == 0, "no more is expected of it than of any script"

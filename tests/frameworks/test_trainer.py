@@ -27,16 +27,16 @@ def train(shim, tmp_path, frameworks):
         done = shim("script", "x.py", str(tmp_path / "out"), "2", **variables)
         assert done.returncode == 0, done.stderr
         assert "saved step 2" in done.stdout
-        beat = page.read()
+        heartbeat = page.read()
         page.close()
-        return done, beat
+        return done, heartbeat
 
     return run
 
 
 def test_each_step_is_a_heartbeat(train):
-    done, beat = train()
-    assert (beat.step, beat.steps_here, beat.samples, beat.phase) == (2, 2, 4.0, "")
+    done, heartbeat = train()
+    assert (heartbeat.step, heartbeat.steps_here, heartbeat.samples, heartbeat.phase) == (2, 2, 4.0, "")
     assert "ropeteam: " not in done.stderr
 
 
@@ -44,12 +44,12 @@ def test_an_error_in_it_is_one_line_and_training_goes_on(train):
     lose = (
         f"import os; page = os.environ['{config.RANK_PAGE}']; os.environ['{config.RANK_PAGE}'] = '/nowhere'"
     )
-    done, beat = train(lose, f"os.environ['{config.RANK_PAGE}'] = page")
+    done, heartbeat = train(lose, f"os.environ['{config.RANK_PAGE}'] = page")
     assert done.stderr.count("ropeteam: progress reports end: FileNotFoundError") == 1
-    assert beat.steps_here == 0
+    assert heartbeat.steps_here == 0
 
 
 def test_reports_of_the_script_itself_win(train):
-    done, beat = train("import ropeteam_trainer; ropeteam_trainer.init()")
-    assert beat.steps_here == 0
+    done, heartbeat = train("import ropeteam_trainer; ropeteam_trainer.init()")
+    assert heartbeat.steps_here == 0
     assert "ropeteam: " not in done.stderr

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.trainer.ranks import Crew
+from tests.trainer.ranks import RankGroup
 from tests.trainer.test_techniques import EXACT, Figures
 
 BY_GLOO = ("all-reduce", "micro-batches", "recompute", "composable", "PowerSGD", "TopK", "ZeRO-1")
@@ -27,8 +27,8 @@ REQUESTS = {
 def trained(path: Path, world: int, strategy: dict[str, Any]) -> Figures:
     request = {"optimizer": "AdamW", "steps": 10, "batch": 24, "name": "it", "strategy": strategy}
     (path / "requests").write_text(json.dumps([request]))
-    with Crew(path / "crew", world) as crew:
-        ended = crew.start("techniques.py", str(path / "requests"), "cuda:0").wait(seconds=300)
+    with RankGroup(path / "group", world) as group:
+        ended = group.start("techniques.py", str(path / "requests"), "cuda:0").wait(seconds=300)
     assert not any(ended.codes), (ended.codes, ended.output)
     found: Figures = ended.result["it"]
     return found

@@ -74,7 +74,7 @@ def test_commands_that_start_once_per_rank(line, run, argv, python, flags):
     assert launch.forkable == (run is not Run.COMMAND)
 
 
-def test_words_after_the_script_are_its_own_whatever_flag_they_could_be():
+def test_arguments_after_the_script_are_its_own_whatever_flag_they_could_be():
     """--logs could be --logs-specs, in two spellings."""
     assert understood("torchrun --nproc-per-node 1 -m pkg.train --logs a --no").argv == (
         "pkg.train", "--logs", "a", "--no",
@@ -105,7 +105,7 @@ def test_everything_else_starts_once_per_pod():
     assert understood("./run.sh").text == "PerPod (run.sh)"
 
 
-def test_a_script_is_told_its_local_rank_as_its_launcher_would():
+def test_a_script_gets_its_local_rank_as_from_its_launcher():
     def third(line: str) -> str:
         return " ".join(understood(line).arguments(3))
 
@@ -118,10 +118,10 @@ def test_a_script_is_told_its_local_rank_as_its_launcher_would():
 
 
 def test_the_launcher_field_decides():
-    as_asked = Launch(
+    per_pod = Launch(
         Run.COMMAND, ("python", "x.py"), per_pod=True, program="python", text="PerPod (as specified)"
     )
-    assert understood("python x.py", launcher=Launcher.PER_POD) == as_asked
+    assert understood("python x.py", launcher=Launcher.PER_POD) == per_pod
     for line in ("sh -c ./run.sh", "accelerate launch --num_processes 1 x.py", "srun python x.py"):
         launch = understood(line, TWO, Launcher.PER_RANK)
         assert not launch.per_pod
@@ -131,7 +131,7 @@ def test_the_launcher_field_decides():
 
 
 @pytest.mark.parametrize(
-    ("line", "job", "words"),
+    ("line", "job", "expected"),
     [
         ("torchrun --frobnicate x.py", ONE, "torchrun flag --frobnicate is not known (torch 2."),
         ("torchrun --nnodes", ONE, "--nnodes: expected one argument"),
@@ -168,8 +168,8 @@ def test_the_launcher_field_decides():
         ("torchrun --virtual-local-rank x.py", JobSize(1, 2), "--virtual-local-rank is not supported"),
     ],
 )
-def test_what_contradicts_the_job_is_refused_by_name(line, job, words):
-    assert words in refused(line, job)
+def test_what_contradicts_the_job_is_refused_by_name(line, job, expected):
+    assert expected in refused(line, job)
 
 
 def test_a_range_of_nodes_may_hold_the_workers():
@@ -181,7 +181,7 @@ def test_a_range_of_nodes_may_hold_the_workers():
 
 
 @pytest.mark.parametrize(
-    ("line", "job", "words"),
+    ("line", "job", "expected"),
     [
         (
             "accelerate launch x.py a",
@@ -232,25 +232,25 @@ def test_a_range_of_nodes_may_hold_the_workers():
         ),
     ],
 )
-def test_launchers_of_a_pod_join_one_world(line, job, words):
+def test_launchers_of_a_pod_join_one_world(line, job, expected):
     launch = understood(line, job)
     assert launch.per_pod
     assert launch.run is Run.COMMAND
-    assert " ".join(launch.joined(PLACE)) == words
+    assert " ".join(launch.joined(PLACE)) == expected
     assert launch.text.startswith("PerPod (")
-    assert launch.text.endswith(", flags added)") == (words != line)
+    assert launch.text.endswith(", flags added)") == (expected != line)
 
 
 def test_launchers_of_a_pod_that_is_a_world_of_its_own_join_no_other():
     alone = understood("composer x.py", JobSize(2, 1, worlds_per_pod=True))
     assert alone.joined(PLACE) == ("composer", "x.py")
     pair = understood("composer x.py", JobSize(2, 2, worlds_per_pod=True))
-    words = "--nproc 2 --world_size 2 --node_rank 0 --master_addr 10.0.0.2 --master_port 20001"
-    assert pair.joined(Rendezvous(0, "10.0.0.2", 20001)) == ("composer", *words.split(), "x.py")
+    expected = "--nproc 2 --world_size 2 --node_rank 0 --master_addr 10.0.0.2 --master_port 20001"
+    assert pair.joined(Rendezvous(0, "10.0.0.2", 20001)) == ("composer", *expected.split(), "x.py")
 
 
 @pytest.mark.parametrize(
-    ("line", "job", "words"),
+    ("line", "job", "expected"),
     [
         (
             "accelerate launch --num_processes 3 x.py",
@@ -283,8 +283,8 @@ def test_launchers_of_a_pod_that_is_a_world_of_its_own_join_no_other():
         ("tune run --rdzv-endpoint a:1 full --config c", TWO, "--rdzv-endpoint is set in each pod"),
     ],
 )
-def test_flags_of_a_launcher_of_a_pod_agree_with_the_job(line, job, words):
-    assert words in refused(line, job)
+def test_flags_of_a_launcher_of_a_pod_agree_with_the_job(line, job, expected):
+    assert expected in refused(line, job)
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_flags_of_a_launcher_of_a_pod_agree_with_the_job(line, job, words):
         ("", None),
     ],
 )
-def test_a_command_may_say_how_many_ranks_a_worker_has(line, count):
+def test_a_command_may_set_the_number_of_ranks_per_worker(line, count):
     command = tuple(line.split())
     assert processes_of(command, Launcher.AUTO, 2) == count
     assert processes_of(command, Launcher.PER_POD, 2) is None

@@ -13,8 +13,8 @@ from ropeteam_trainer.launchers import JobSize, Launch, Run, analyse
 from ropeteam_trainer.launchers.shell import simple
 
 
-def understood(*words: str) -> Launch:
-    launch = analyse(words, Launcher.AUTO, JobSize(2, 1))
+def understood(*argv: str) -> Launch:
+    launch = analyse(argv, Launcher.AUTO, JobSize(2, 1))
     assert isinstance(launch, Launch), launch
     return launch
 
@@ -57,7 +57,7 @@ def test_a_script_of_uv_has_an_environment_of_its_own(line):
 
 
 @pytest.mark.parametrize(
-    ("line", "words", "env", "cwd"),
+    ("line", "argv", "env", "cwd"),
     [
         ("torchrun x.py", "torchrun|x.py", (), ""),
         (" torchrun  'a b' \"c'd\" e\\ f '' ;\n", "torchrun|a b|c'd|e f|", (), ""),
@@ -68,10 +68,10 @@ def test_a_script_of_uv_has_an_environment_of_its_own(line):
         ("exec torchrun x.py", "exec|torchrun|x.py", (), ""),
     ],
 )
-def test_a_simple_line_is_what_a_shell_makes_of_it(line, words, env, cwd):
+def test_a_simple_line_is_what_a_shell_makes_of_it(line, argv, env, cwd):
     found = simple(line)
     assert found is not None
-    assert ("|".join(found.words), found.env, found.cwd) == (words, env, cwd)
+    assert ("|".join(found.words), found.env, found.cwd) == (argv, env, cwd)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_a_simple_line_runs_as_in_a_real_shell(line, tmp_path):
 
 def test_shells_are_known_by_their_options():
     login = ("/bin/bash", "-lc", 'exec "$0" "$@"')
-    for words, wrapper in (
+    for argv, wrapper in (
         (("sh", "-c"), ()),
         (("/bin/bash", "-ec"), ()),
         (("bash", "-e", "-o", "pipefail", "-c"), ()),
@@ -157,10 +157,10 @@ def test_shells_are_known_by_their_options():
         (("/bin/bash", "-lc"), login),
         (("/bin/bash", "--login", "-c"), login),
     ):
-        launch = understood(*words, "A=b torchrun x.py", "name")
+        launch = understood(*argv, "A=b torchrun x.py", "name")
         assert (launch.argv, launch.env, launch.wrapper) == (("x.py",), (("A", "b"),), wrapper)
-    for words in (("bash", "-c"), ("bash", "torchrun x.py"), ("bash", "--norc", "-c", "torchrun x.py")):
-        assert understood(*words).argv == words
+    for argv in (("bash", "-c"), ("bash", "torchrun x.py"), ("bash", "--norc", "-c", "torchrun x.py")):
+        assert understood(*argv).argv == argv
     assert understood("uv", "run", "bash", "-c", "cd a && torchrun x.py").per_pod, "cd comes after uv"
     joined = understood("sh", "-c", "A=b accelerate launch x.py")
     assert (joined.argv, joined.joining_at, joined.env) == (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from tests.shipped.pod import SimPod
-from tests.sim.ranks import RETRY_SECONDS, Gang, Rank
+from tests.sim.ranks import TIMEOUT_SECONDS, Gang, Rank
 
 if TYPE_CHECKING:
     from tests.shipped.site import Site
@@ -34,7 +34,7 @@ class SiteGang(Gang):
     def _wait_for_the_volume(self, why: str) -> None:
         """As agreement.py does it: each says whether it saw the fault itself."""
         self._waited += 1.0
-        if self._waited < RETRY_SECONDS:
+        if self._waited < TIMEOUT_SECONDS:
             self._site.loop.after(1.0, self._begin)
             return
         disk = self._site.disk

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.sim.servers import Memory
     from tests.sim.world import World
 
-RETRY_SECONDS = 20.0
+TIMEOUT_SECONDS = 20.0
 """As in agreement.py, shorter: how long ranks wait for the volume."""
 CONSEQUENCE = "torch.distributed.DistBackendError: Connection closed by peer [10.0.0.2]:34567"
 
@@ -267,7 +267,7 @@ class Gang:
     def _wait_for_the_volume(self, why: str) -> None:
         """As agreement.py does it, in the pods of a whole job."""
         self._waited += 1.0
-        if self._waited < RETRY_SECONDS:
+        if self._waited < TIMEOUT_SECONDS:
             self._world.clock.after(1.0, self._begin)
             return
         for rank in tuple(self.ranks.values()):

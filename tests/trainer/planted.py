@@ -21,7 +21,7 @@ from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
 from ropeteam_trainer.contract.world import Epoch, ShardFile
 from ropeteam_trainer.rank.world import World
 
-JOB, GOOD, PLANTED = "job", Path("step-3/1.0.1"), Path("step-1000/9.0.1")
+JOB, VALID, PLANTED = "job", Path("step-3/1.0.1"), Path("step-1000/9.0.1")
 CANARY = "canary"
 """In the folder of checkpoints, if something of a planted one was executed."""
 STATE, RANK, TENSORS = "state.pt", "rank-0.pt", "__0_0.distcp"
@@ -40,16 +40,16 @@ def a_plan(directory: Path) -> RankPlan:
 
 def checkpoints(directory: Path, model: torch.nn.Module | None = None) -> tuple[Checkpoints, torch.nn.Module]:
     """Of one rank, without an operator."""
-    kept = Checkpoints(a_plan(directory), World(0, 1, torch.device("cpu")), None)
+    saver = Checkpoints(a_plan(directory), World(0, 1, torch.device("cpu")), None)
     model = model or torch.nn.Linear(3, 2)
-    kept.register({"model": model})
-    return kept, model
+    saver.register({"model": model})
+    return saver, model
 
 
 def plant(directory: Path, case: Case) -> None:
     """Beside the good one, which is there."""
     place = directory / PLANTED
-    shutil.copytree(directory / GOOD, place)
+    shutil.copytree(directory / VALID, place)
     (place / MANIFEST).unlink()
     if not case.after:
         case.act(place)
@@ -65,10 +65,10 @@ def plant(directory: Path, case: Case) -> None:
 
 class Gadget:
     def __init__(self, place: Path) -> None:
-        self.word = f"touch {place.parent.parent / CANARY}"
+        self.command = f"touch {place.parent.parent / CANARY}"
 
     def __reduce__(self) -> Any:
-        return os.system, (self.word,)
+        return os.system, (self.command,)
 
 
 def written(name: str, content: bytes | Callable[[Path], bytes]) -> Callable[[Path], None]:

@@ -66,7 +66,7 @@ def pointing(**fields: Any) -> Callable[[Path], None]:
 
 def gadget(*words: str) -> Callable[[Path], bytes]:
     """A pickle in text. `{}`: what is to be run."""
-    return lambda place: "".join(words).replace("{}", Gadget(place).word).encode()
+    return lambda place: "".join(words).replace("{}", Gadget(place).command).encode()
 
 
 def laid_out(place: Path, about: Metadata, make: Make) -> None:
@@ -87,7 +87,7 @@ def tensors(make: Make) -> Callable[[Path], None]:
     return lambda place: laid_out(place, pickle.loads((place / METADATA).read_bytes()), make)
 
 
-def cut(
+def split_blocks(
     *blocks: tuple[tuple[int, int], tuple[int, int]], in_one_place: bool = False
 ) -> Callable[[Path], None]:
     """The weight has these, of zeros: offsets and sizes."""
@@ -156,8 +156,8 @@ def repacked(
     """The archive has other files."""
 
     def act(place: Path) -> None:
-        with zipfile.ZipFile(place / name) as former:
-            files = [(each, former.read(each)) for each in former.namelist()]
+        with zipfile.ZipFile(place / name) as archive:
+            files = [(each, archive.read(each)) for each in archive.namelist()]
         with warnings.catch_warnings(), zipfile.ZipFile(place / name, "w", way) as archive:
             warnings.simplefilter("ignore")  # of two files of one name
             for each, content in change(files):
@@ -166,7 +166,7 @@ def repacked(
     return act
 
 
-def telling(end: str, content: bytes) -> Callable[[Entries], Entries]:
+def replaced(end: str, content: bytes) -> Callable[[Entries], Entries]:
     """The file whose name ends so has this content."""
     return lambda files: [(name, content if name.endswith(end) else each) for name, each in files]
 
@@ -272,7 +272,7 @@ def of_another_model(place: Path) -> None:
 
 
 _CLASS = b"ctorch.distributed.checkpoint.metadata\nMetadataIndex\n"
-_WORD = _fields(x=b"K\1")
+_FIELD = _fields(x=b"K\1")
 _ZEROS = "archive/data/7", bytes(1 << 26)
 MALFORMED = (
     Case("a global", written(METADATA, lambda place: pickle.dumps(Gadget(place), 0))),
@@ -312,7 +312,9 @@ MALFORMED = (
     Case("rank: a half", halved(RANK)),
     Case("tensors: a half", halved(TENSORS)),
     Case("a method written into a class", written(METADATA, endless())),
-    Case("a word written into a dtype", written(METADATA, b"\x80\x02ctorch\nfloat32\nN" + _WORD + b"\x86b.")),
+    Case(
+        "a word written into a dtype", written(METADATA, b"\x80\x02ctorch\nfloat32\nN" + _FIELD + b"\x86b.")
+    ),
     Case("a frame of 2^62 bytes", written(METADATA, b"\x80\x04\x95\0\0\0\0\0\0\0\x40N.")),
     Case("tuples twice in tuples", written(METADATA, growing(b"h\0h\0\x86q\x000"))),
     Case("tuples twice in tuples, copied", written(METADATA, growing(b"h\x002\x86q\x000"))),
@@ -322,8 +324,10 @@ MALFORMED = (
     Case("a memo of 2^31 places", written(METADATA, b"\x80\x02Nr\xff\xff\xff\x7f.")),
     Case("bytes of which 2^36 are not there", written(METADATA, b"\x80\5\x96\0\0\0\0\x10\0\0\0.")),
     Case("a tensor of no blocks", about_weight(chunks=[])),
-    Case("blocks over each other, and a gap of that size", cut(((0, 0), (2, 2)), ((0, 1), (2, 1)))),
-    Case("blocks in one place of a file", cut(((0, 0), (1, 3)), ((1, 0), (1, 3)), in_one_place=True)),
+    Case("blocks over each other, and a gap of that size", split_blocks(((0, 0), (2, 2)), ((0, 1), (2, 1)))),
+    Case(
+        "blocks in one place of a file", split_blocks(((0, 0), (1, 3)), ((1, 0), (1, 3)), in_one_place=True)
+    ),
     Case("a tensor of 5,000 digits", about_weight(size=(10**5000, 3), chunks=[])),
     Case("a tensor named by a number", named(5)),
     Case("a tensor of a type that is a text", about_weight(properties=TensorProperties("float32"))),  # type: ignore[arg-type]
@@ -341,9 +345,9 @@ MALFORMED = (
     Case("archive: files above it", repacked(STATE, lambda files: [*files, ("../../x", b""), ("/x", b"")])),
     Case("archive: two of one name", repacked(STATE, lambda files: files + files)),
     Case("archive: of TorchScript", repacked(STATE, lambda files: [*files, ("archive/constants.pkl", b"")])),
-    Case("archive: of no order of bytes", repacked(STATE, telling("byteorder", b"x"))),
+    Case("archive: of no order of bytes", repacked(STATE, replaced("byteorder", b"x"))),
     Case("archive: a thousand files in one", many_in_one),
-    Case("archive: half a tensor", repacked(RANK, telling("data/0", b"x" * 7))),
+    Case("archive: half a tensor", repacked(RANK, replaced("data/0", b"x" * 7))),
     Case(
         "archive: no tensor",
         repacked(RANK, lambda files: [file for file in files if "/data/" not in file[0]]),
@@ -362,7 +366,7 @@ UNCLEAR = (
     Case("tensors: a class of some script", tensors(lambda *_: OfAScript())),
     Case("another model", of_another_model),
     Case("a tensor named with half a letter", named("model.\ud800\n")),
-    Case("state: of a later torch", repacked(STATE, telling("/version", b"99\n"))),
+    Case("state: of a later torch", repacked(STATE, replaced("/version", b"99\n"))),
     Case(
         "state: packed, with 2^26 zeros",
         repacked(STATE, lambda files: [*files, _ZEROS], zipfile.ZIP_DEFLATED),

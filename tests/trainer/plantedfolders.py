@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.trainer.planted import GOOD, PLANTED, RANK, STATE, TENSORS, Case, Gadget, halved, written
+from tests.trainer.planted import PLANTED, RANK, STATE, TENSORS, VALID, Case, Gadget, halved, written
 
 from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST, METADATA, RUNS
 
@@ -55,10 +55,10 @@ def retold(pattern: str, text: str) -> Callable[[Path], None]:
     """The first of its words that are so, in other words, which json.dumps might not write."""
 
     def act(place: Path) -> None:
-        former = (place / MANIFEST).read_text()
-        told = re.sub(pattern, lambda _: text, former, count=1)
-        assert told != former
-        (place / MANIFEST).write_text(told)
+        before = (place / MANIFEST).read_text()
+        changed = re.sub(pattern, lambda _: text, before, count=1)
+        assert changed != before
+        (place / MANIFEST).write_text(changed)
 
     return act
 
@@ -101,9 +101,9 @@ def called(*names: str) -> Callable[[Path], None]:
     return act
 
 
-def the_same_as_the_good_one(place: Path) -> None:
+def a_copy_of_the_valid_one(place: Path) -> None:
     (place / MANIFEST).unlink()
-    (place / MANIFEST).hardlink_to(place.parent.parent / GOOD / MANIFEST)
+    (place / MANIFEST).hardlink_to(place.parent.parent / VALID / MANIFEST)
 
 
 def a_fifo_for_a_folder(place: Path) -> None:
@@ -138,7 +138,7 @@ def moved_step(place: Path) -> None:
 
 _ELSEWHERE = {"step": 3, "epoch": {"term": 1, "boot": 0, "n": 1}, "digest": "", "run": "/../../elsewhere"}
 _ITSELF = {"step": 1000, "epoch": {"term": 9, "boot": 0, "n": 1}, "digest": "", "run": ""}
-_ODD = (
+_CONTROL = (
     *(unicodedata.normalize(form, "step-1000\u00e9") for form in ("NFC", "NFD")),
     "step-\u202e0001",  # read from the right
     "step-1000\n",
@@ -163,7 +163,7 @@ PASSED_OVER = (
     Case("a file named without an end", naming("a" * 5000), after=True),
     Case("a file that is a FIFO", instead(RANK, os.mkfifo), after=True),
     Case("a file that leads to a device", instead(STATE, linked_to("/dev/zero")), after=True),
-    Case("a file that leads to another's", instead(STATE, linked_to(f"../../{GOOD}/{STATE}")), after=True),
+    Case("a file that leads to another's", instead(STATE, linked_to(f"../../{VALID}/{STATE}")), after=True),
     Case("a folder that is a link", moved, after=True),
     Case("a step that is a link", moved_step, after=True),
     Case("another job's", lambda _: None, job="another"),
@@ -203,13 +203,13 @@ PASSED_OVER = (
     Case("a file named twice", naming(STATE), after=True),
     Case("a manifest that names itself", naming(MANIFEST), after=True),
     Case("a manifest that is its own parent", manifest(parent=_ITSELF), after=True, job="another"),
-    Case("a manifest that is the good one's, too", the_same_as_the_good_one, after=True),
+    Case("a manifest that is the good one's, too", a_copy_of_the_valid_one, after=True),
     Case("an epoch that is a FIFO", a_fifo_for_a_folder, after=True),
     Case("an order of runs that is a FIFO", only_in(RUNS, os.mkfifo), after=True),
     Case("a run that leads to its own folder", only_in("run-other", linked_to(".")), after=True),
     Case("another run's", only_in("run-other", in_a_run), after=True),
     Case("a step with an underscore", called("step-1_000"), after=True),
     Case("a step in digits of another script", called("step-\u0661\u0660\u0660\u0660"), after=True),
-    Case("a step with odd letters", called(*_ODD), after=True),
+    Case("a step with odd letters", called(*_CONTROL), after=True),
 )
 """What its manifest and their hashes tell: the job goes on from the good one."""

@@ -33,7 +33,7 @@ from ropeteam_trainer.contract.local import PAGE_SIZE, Beat, FromRank, ToRank, r
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
 
 SCRIPTS = Path(__file__).parent / "scripts"
-RETRY_SECONDS = 180
+TIMEOUT_SECONDS = 180
 os.environ["OMP_NUM_THREADS"] = "1"
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(["tests.trainer.imported"])
@@ -59,9 +59,9 @@ class Ended:
 class FakeAgent:
     """The agent's end of the sockets and pages of all ranks; it commits where a test says so."""
 
-    def __init__(self, path: Path, world: int, checkpoint: CheckpointConfig | None, epoch: Epoch) -> None:
-        self.path, self.world, self.checkpoint, self.epoch = path, world, checkpoint, epoch
-        self.heard: list[list[FromRank]] = [[] for _ in range(world)]
+    def __init__(self, path: Path, world: int, checkpoint: CheckpointConfig | None, world_id: Epoch) -> None:
+        self.path, self.world, self.checkpoint, self.world_id = path, world, checkpoint, world_id
+        self.messages: list[list[FromRank]] = [[] for _ in range(world)]
         self.lineage: list[CheckpointRef] = []
         self._changed = threading.Condition()
         self._connections: dict[int, socket.socket] = {}
@@ -75,19 +75,19 @@ class FakeAgent:
     def plan(self, restore: Iterable[CheckpointRef] = (), **fields: Any) -> RankPlan:
         texts = tuple(ref_text(ref) for ref in restore)
         base = RankPlan(
-            str(self.epoch), texts, bool(texts), self.checkpoint, Resume.LATEST, None, "job", "uid"
+            str(self.world_id), texts, bool(texts), self.checkpoint, Resume.LATEST, None, "job", "uid"
         )
         return replace(base, **fields)
 
-    def beat(self, rank: int) -> Beat:
+    def heartbeat(self, rank: int) -> Beat:
         return self.wait(lambda: read_beat(memoryview((self.path / f"page.{rank}").read_bytes())))
 
-    def said(self, rank: int, name: str) -> list[Any]:
+    def received(self, rank: int, name: str) -> list[Any]:
         """All values that `rank` has sent of one field, in order."""
         with self._changed:
-            return [v for line in self.heard[rank] if (v := getattr(line, name)) not in (None, ())]
+            return [v for line in self.messages[rank] if (v := getattr(line, name)) not in (None, ())]
 
-    def tell(self, message: ToRank) -> None:
+    def send(self, message: ToRank) -> None:
         """To all ranks, once all have come."""
         self.wait(lambda: len(self._connections) == self.world)
         for connection in self._connections.values():
@@ -95,10 +95,10 @@ class FakeAgent:
 
     def wait(self, condition: Callable[[], Any]) -> Any:
         """The first true value of `condition`, looked at whenever a rank says something, and now and then."""
-        deadline = time.monotonic() + RETRY_SECONDS
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         with self._changed:
             while not (value := condition()):
-                assert time.monotonic() < deadline, f"heard until now: {self.heard}"
+                assert time.monotonic() < deadline, f"heard until now: {self.messages}"
                 self._changed.wait(0.05)
         return value
 
@@ -109,18 +109,18 @@ class FakeAgent:
         shards = self.wait(lambda: self._shards(step, ranks))
         files = tuple(file for shard in shards for file in shard)
         parent = self.lineage[0] if self.lineage else None
-        manifest = Manifest(step, self.epoch, self.world, "job", "uid", files, parent)
+        manifest = Manifest(step, self.world_id, self.world, "job", "uid", files, parent)
         place = Path(self.checkpoint.directory) / folder(manifest.ref)
         (place / MANIFEST).write_bytes(manifest.to_bytes())
         self.lineage.insert(0, manifest.ref)
         return manifest
 
-    def hear_out(self) -> None:
+    def drain(self) -> None:
         """Return once all is heard that ranks have said which have ended: one connection is heard after the
         other, and the last is ours."""
         for rank in range(self.world):
             with socket.socket(socket.AF_UNIX) as last:
-                last.settimeout(RETRY_SECONDS)
+                last.settimeout(TIMEOUT_SECONDS)
                 last.connect(str(self.path / f"socket.{rank}"))
                 last.shutdown(socket.SHUT_WR)
                 assert last.recv(1) == b""
@@ -132,24 +132,24 @@ class FakeAgent:
             end.close()
 
     def _shards(self, step: int, ranks: list[int]) -> list[tuple[ShardFile, ...]] | None:
-        found = [[m.shard_files for m in self.heard[rank] if m.shard_step == step] for rank in ranks]
+        found = [[m.shard_files for m in self.messages[rank] if m.shard_step == step] for rank in ranks]
         return [shards[0] for shards in found] if all(found) else None
 
     def _serve(self, rank: int, listener: socket.socket) -> None:
         with suppress(OSError):
             while True:  # a rank that is restarted comes again
                 self._connections[rank], _ = listener.accept()
-                self._listen_to(rank, self._connections[rank])
+                self._receive_from(rank, self._connections[rank])
 
-    def _listen_to(self, rank: int, connection: socket.socket) -> None:
+    def _receive_from(self, rank: int, connection: socket.socket) -> None:
         with suppress(ConnectionError), connection, connection.makefile("rb") as lines:
             for line in lines:
                 with self._changed:
-                    self.heard[rank].append(codec.decode(FromRank, line))
+                    self.messages[rank].append(codec.decode(FromRank, line))
                     self._changed.notify_all()
 
 
-class Crew:
+class RankGroup:
     """One world. Use as a context manager: what still lives at the end is killed."""
 
     def __init__(self, path: Path, world: int) -> None:
@@ -163,7 +163,7 @@ class Crew:
         self._processes: list[ForkServerProcess] = []
         self._requests: list[tuple[str, tuple[str, ...], dict[str, str], str]] = []
 
-    def start(self, script: str, *argv: str, agent: FakeAgent | None = None, **plan: Any) -> Crew:
+    def start(self, script: str, *argv: str, agent: FakeAgent | None = None, **plan: Any) -> RankGroup:
         """Start all ranks. With an agent, `plan` is what RankPlan says beyond it."""
         self._agent = agent
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -191,7 +191,7 @@ class Crew:
             self._requests[rank][2][config.RANK_PLAN] = codec.encode(plan).decode()
         self._processes[rank] = _started(self._requests[rank])
 
-    def wait(self, seconds: float = RETRY_SECONDS) -> Ended:
+    def wait(self, seconds: float = TIMEOUT_SECONDS) -> Ended:
         """Until all ranks have ended, and their agent has heard what they said."""
         for process in self._processes:
             process.join(seconds)
@@ -199,7 +199,7 @@ class Crew:
         texts = [(self.path / f"output.{rank}").read_text() for rank in range(self.world)]
         assert None not in codes, f"still running: {codes}\n" + "\n".join(texts)
         if self._agent is not None:
-            self._agent.hear_out()
+            self._agent.drain()
         return Ended(codes, texts)
 
     def run(self, script: str, *argv: str, **more: Any) -> Ended:
@@ -213,7 +213,7 @@ class Crew:
             process.close()
         self._processes, self._requests, self._store = [], [], None
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> RankGroup:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -257,8 +257,8 @@ def _be_rank(script: str, argv: tuple[str, ...], environment: dict[str, str], ou
     page = environment.get(config.RANK_PAGE)
     if page and code == 0:
         with open(page, "r+b") as file, mmap.mmap(file.fileno(), PAGE_SIZE) as view:
-            beat = read_beat(memoryview(view)) or Beat()
-            write_beat(memoryview(view), replace(beat, reached_end=True), 1 << 40)
+            heartbeat = read_beat(memoryview(view)) or Beat()
+            write_beat(memoryview(view), replace(heartbeat, reached_end=True), 1 << 40)
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.exit(code)

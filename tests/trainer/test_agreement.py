@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.trainer.ranks import Crew, Ended, FakeAgent
+from tests.trainer.ranks import Ended, FakeAgent, RankGroup
 
 from ropeteam_trainer.checkpoint import agreement, reader
 from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST, METADATA, Manifest, folder
@@ -32,8 +32,8 @@ FIRED = "FIRED"
 def saved(tmp_path: Path) -> Iterator[FakeAgent]:
     """Two ranks have made steps 3 and 6, and committed both."""
     agent = FakeAgent(tmp_path, 2, CheckpointConfig(str(tmp_path / "saved"), every_steps=3), Epoch(1, 0, 1))
-    with Crew(tmp_path, 2) as crew:
-        crew.start("train.py", "--epochs", "100000", agent=agent)
+    with RankGroup(tmp_path, 2) as group:
+        group.start("train.py", "--epochs", "100000", agent=agent)
         for step in (3, 6):
             agent.commit(step)
     yield agent
@@ -49,7 +49,7 @@ def again(
     agent: FakeAgent,
     *fault: str,
     world: int = 2,
-    during: Callable[[Crew], None] = bool,  # type: ignore[assignment]
+    during: Callable[[RankGroup], None] = bool,  # type: ignore[assignment]
     **plan: Any,
 ) -> Ended:
     """The next world, to its end."""
@@ -57,10 +57,10 @@ def again(
     path.mkdir()
     other = FakeAgent(path, world, agent.checkpoint, Epoch(1, 0, 2))
     script = ("hiccup.py", *fault) if fault else ("train.py",)
-    with Crew(path, world) as crew:
-        crew.start(*script, "--epochs", "3", agent=other, restore=agent.lineage, **plan)
-        during(crew)
-        ended = crew.wait()
+    with RankGroup(path, world) as group:
+        group.start(*script, "--epochs", "3", agent=other, restore=agent.lineage, **plan)
+        during(group)
+        ended = group.wait()
     other.close()
     return ended
 
@@ -136,8 +136,8 @@ def test_a_volume_that_is_mounted_late_is_waited_for(saved: FakeAgent) -> None:
     place.rename(place.with_name("elsewhere"))
     place.mkdir()
 
-    def mounted(crew: Crew) -> None:
-        output = crew.path / "output.0"
+    def mounted(group: RankGroup) -> None:
+        output = group.path / "output.0"
         saved.wait(lambda: output.exists() and "is its volume mounted? (seen by 2 of 2" in output.read_text())
         place.rmdir()
         place.with_name("elsewhere").rename(place)
@@ -153,7 +153,7 @@ def test_a_volume_that_is_mounted_late_is_waited_for(saved: FakeAgent) -> None:
         (-1, ("UnavailableEverywhere", "UnavailableEverywhere")),
     ],
 )
-def test_one_that_stays_away_is_told_as_such_and_by_whom(
+def test_an_unavailable_checkpoint_is_reported_with_the_ranks_that_cannot_read_it(
     rank: int, classes: tuple[str, str], saved: FakeAgent
 ) -> None:
     pattern = "*" if rank < 1 else "rank-1.pt"
@@ -178,17 +178,17 @@ def test_a_directory_that_cannot_be_listed_is_not_an_empty_one(
     ref = CheckpointRef(6, Epoch(1, 0, 1), "ab")
     assert reader.find(tmp_path / "none") == ()
     assert reader.inspect(tmp_path / "none", ref).unsure, "its volume is not there"
-    asked: list[str] = []
+    listed: list[str] = []
 
     def stale(folder: Folder) -> list[str]:
-        asked.append(folder.path)
+        listed.append(folder.path)
         raise OSError(errno.ESTALE, "Stale file handle")
 
     monkeypatch.setattr(Folder, "names", stale)
     with pytest.raises(OSError, match="Stale"):
         reader.find(tmp_path)
     assert reader.inspect(tmp_path, replace(ref, run="uid")).unsure
-    assert asked == [str(tmp_path)] * 2
+    assert listed == [str(tmp_path)] * 2
 
 
 @pytest.mark.parametrize("closed", ["run-other", "step-7", "1.0.2"])
@@ -252,7 +252,7 @@ def test_every_file_is_verified_by_one_rank_and_no_rank_has_much_more(
         assert max(loads) - min(loads) <= max(sizes.values(), default=0)
 
 
-def test_trouble_that_had_passed_does_not_shorten_the_patience_with_the_next(
+def test_an_error_that_had_passed_does_not_shorten_the_retries_of_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SimpleNamespace(now=0.0)

@@ -51,8 +51,8 @@ def test_the_slowest_could_give_no_sample_away_and_gain(total: int, speeds: tupl
 
 @given(total=st.integers(1, 500), world=st.integers(1, 9), each=speed)
 def test_equal_speeds_give_the_parts_of_before(total: int, world: int, each: float) -> None:
-    cuts = [total * rank // world for rank in range(world + 1)]
-    assert parts(total, (each,) * world) == tuple(b - a for a, b in itertools.pairwise(cuts))
+    bounds = [total * rank // world for rank in range(world + 1)]
+    assert parts(total, (each,) * world) == tuple(b - a for a, b in itertools.pairwise(bounds))
 
 
 def test_half_the_speed_is_half_the_part() -> None:

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.trainer import traces
-from tests.trainer.ranks import Crew
+from tests.trainer.ranks import RankGroup
 from torch import nn
 
 from ropeteam_trainer.data import balancing, batches
@@ -30,7 +30,7 @@ def sizes(trace: Path, world: int) -> list[tuple[int, ...]]:
 
 
 def one_process(path: Path, *options: str) -> Path:
-    alone = Crew(path / "alone", 1)
+    alone = RankGroup(path / "alone", 1)
     assert alone.run("balance.py", *options).codes == [0]
     return alone.trace
 
@@ -54,47 +54,47 @@ def assert_same_training(trace: Path, world: int, alone: Path) -> None:
 def test_a_slow_rank_gets_less_wherever_it_is_slow(tmp_path: Path, strategy: str, place: str) -> None:
     """And the fast one, which waits for it, is not taken for slow."""
     options = ("--samples", "300", "--epochs", "1")
-    crew = Crew(tmp_path, 2)
+    group = RankGroup(tmp_path, 2)
     slow = ("--speeds", "1,30", "--place", place, "--strategy", strategy, "--balance")
-    ended = crew.run("balance.py", *options, *slow)
+    ended = group.run("balance.py", *options, *slow)
     assert ended.codes == [0, 0], ended.output
-    taken = sizes(crew.trace, 2)
+    taken = sizes(group.trace, 2)
     assert set(taken[:EVERY]) == {(4, 4)}
     assert taken[-2][0] > taken[-2][1]
-    assert_same_training(crew.trace, 2, one_process(tmp_path, *options))
+    assert_same_training(group.trace, 2, one_process(tmp_path, *options))
 
 
 @pytest.mark.parametrize("loading", [("--workers", "1"), ("--workers", "2"), ("--prefetch", "3")])
 def test_batches_that_were_loaded_ahead_keep_their_parts(tmp_path: Path, loading: tuple[str, str]) -> None:
     options = ("--samples", "303", "--epochs", "2", "--global-batch", "12")
-    crew = Crew(tmp_path, 3)
-    ended = crew.run("balance.py", *options, *loading, "--speeds", "1,1,30", "--balance")
+    group = RankGroup(tmp_path, 3)
+    ended = group.run("balance.py", *options, *loading, "--speeds", "1,1,30", "--balance")
     assert ended.codes == [0, 0, 0], ended.output
-    taken = sizes(crew.trace, 3)
+    taken = sizes(group.trace, 3)
     ahead = batches.most_ahead(**{"workers": 0, "prefetch": 0, loading[0][2:]: int(loading[1])})
     assert set(taken[: EVERY + ahead]) == {(4, 4, 4)}
     assert taken[EVERY + ahead][2] < 4
-    assert_same_training(crew.trace, 3, one_process(tmp_path, *options))
+    assert_same_training(group.trace, 3, one_process(tmp_path, *options))
 
 
 @pytest.mark.parametrize("sharding", [None, "Parameters"])
-def test_the_manifest_asks_for_balance_and_for_batches_ahead(tmp_path: Path, sharding: str | None) -> None:
+def test_the_manifest_sets_balance_and_prefetch(tmp_path: Path, sharding: str | None) -> None:
     options = ("--samples", "300", "--epochs", "1")
     strategy = json.dumps({"sharding": sharding, "batch": {"balance": True, "prefetch": 3}})
-    crew = Crew(tmp_path, 2)
-    ended = crew.run("balance.py", *options, "--speeds", "1,30", "--manifest", strategy)
+    group = RankGroup(tmp_path, 2)
+    ended = group.run("balance.py", *options, "--speeds", "1,30", "--manifest", strategy)
     assert ended.codes == [0, 0], ended.output
-    taken = sizes(crew.trace, 2)
+    taken = sizes(group.trace, 2)
     ahead = batches.most_ahead(workers=0, prefetch=3)
     assert set(taken[: EVERY + ahead]) == {(4, 4)}
     assert taken[EVERY + ahead][0] > taken[EVERY + ahead][1]
-    assert_same_training(crew.trace, 2, one_process(tmp_path, *options))
+    assert_same_training(group.trace, 2, one_process(tmp_path, *options))
 
 
 def test_a_balanced_job_resumes_in_another_world(tmp_path: Path) -> None:
     saved = ("--samples", "300", "--speeds", "1,5", "--balance", "--folder", str(tmp_path / "saved"))
     for world, epochs in ((2, "1"), (3, "2")):
-        ended = Crew(tmp_path, world).run("balance.py", *saved, "--every", "30", "--epochs", epochs)
+        ended = RankGroup(tmp_path, world).run("balance.py", *saved, "--every", "30", "--epochs", epochs)
         assert ended.codes == [0] * world, ended.output
     used = traces.samples(tmp_path / "trace", 3)
     alone = one_process(tmp_path, "--samples", "300", "--epochs", "2")

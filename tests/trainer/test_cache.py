@@ -28,14 +28,14 @@ class Reader:
         )  # fmt: skip
         assert self.answer() == "ready"
 
-    def tell(self, *words: object) -> None:
-        print(*words, file=self.process.stdin, flush=True)
+    def send(self, *command: object) -> None:
+        print(*command, file=self.process.stdin, flush=True)
 
     def answer(self) -> str:
         return self.process.stdout.readline().strip()
 
-    def ask(self, *words: object) -> str:
-        self.tell(*words)
+    def request(self, *command: object) -> str:
+        self.send(*command)
         return self.answer()
 
     def kill(self) -> None:
@@ -75,7 +75,7 @@ def content(path: Path) -> str:
     return f"{len(read)} {sum(read)}"
 
 
-def kept(tmp_path: Path, what: str = "*.shard") -> list[Path]:
+def copies(tmp_path: Path, what: str = "*.shard") -> list[Path]:
     return sorted((tmp_path / "cache").glob(what))
 
 
@@ -91,23 +91,25 @@ def test_what_is_cached_needs_its_source_no_more(tmp_path: Path) -> None:
         assert name.read_bytes() == expected
     with pytest.raises(FileNotFoundError):
         cache.open(path, version="8")
-    assert len(kept(tmp_path)) == 1
-    assert kept(tmp_path, "*.part") == []
+    assert len(copies(tmp_path)) == 1
+    assert copies(tmp_path, "*.part") == []
 
 
-def test_a_training_job_says_where_the_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_of_a_training_job_is_in_its_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ROPETEAM_SHARD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("ROPETEAM_SHARD_CACHE_BYTES", str(2 * SIZE))
     cache = ShardCache()
     for number in range(3):
         cache.open(source(tmp_path, number)).close()
-    assert len(kept(tmp_path)) == 2
+    assert len(copies(tmp_path)) == 2
     with ShardCache(tmp_path / "own").path(source(tmp_path, 1)) as name:
         assert name.parent == tmp_path / "own", "what the script says counts"
 
 
 @pytest.mark.parametrize("given", [(), ("/tmp/shards",), (None, 100)])
-def test_a_cache_without_a_place_or_a_size_says_what_to_do(given: Any) -> None:
+def test_a_cache_without_a_directory_or_a_size_is_refused_with_the_fix(given: Any) -> None:
     with pytest.raises(
         ValueError, match=r"needs a directory and max_bytes; in a TrainingJob spec\.shardCache"
     ):
@@ -131,7 +133,7 @@ def test_what_has_come_while_we_waited_for_the_lock_is_not_fetched_again(
     looks = iter([lambda _path: None, module._leased])
     monkeypatch.setattr(module, "_leased", lambda path: next(looks)(path))
     cache.open(path, "1").close()
-    assert len(kept(tmp_path, "*")) == 2, "the copy, and the lock of the directory"
+    assert len(copies(tmp_path, "*")) == 2, "the copy, and the lock of the directory"
 
 
 def test_an_empty_file_is_a_file(tmp_path: Path) -> None:
@@ -144,10 +146,10 @@ def test_of_many_processes_one_fetches(tmp_path: Path, start: Start) -> None:
     path, log = source(tmp_path, 1), tmp_path / "log"
     readers = [start(10 * SIZE, "--log", str(log)) for _ in range(4)]
     for reader in readers:
-        reader.tell("open", path)
+        reader.send("open", path)
     assert [reader.answer() for reader in readers] == [content(path)] * 4
     assert len(log.read_text().splitlines()) == 1
-    assert len(kept(tmp_path, "*")) == 2, "the copy, and the lock of the directory"
+    assert len(copies(tmp_path, "*")) == 2, "the copy, and the lock of the directory"
 
 
 @pytest.mark.parametrize("written", [0, 3_000, SIZE])
@@ -156,12 +158,12 @@ def test_a_fetcher_that_is_killed_leaves_nothing_that_is_taken_for_whole(
 ) -> None:
     path = source(tmp_path, 1)
     victim, waiting = start(10 * SIZE, "--stop-after", str(written)), start()
-    assert victim.ask("open", path) == "stopped"
-    waiting.tell("open", path)
-    assert kept(tmp_path) == []
+    assert victim.request("open", path) == "stopped"
+    waiting.send("open", path)
+    assert copies(tmp_path) == []
     victim.kill()
     assert waiting.answer() == content(path)
-    assert kept(tmp_path, "*.part") == []
+    assert copies(tmp_path, "*.part") == []
 
 
 def test_leftovers_of_the_killed_are_cleaned_up_and_those_of_the_living_are_not(
@@ -169,11 +171,11 @@ def test_leftovers_of_the_killed_are_cleaned_up_and_those_of_the_living_are_not(
 ) -> None:
     victim, busy = (start(10 * SIZE, "--stop-after", "3000") for _ in range(2))
     for number, reader in enumerate((victim, busy)):
-        assert reader.ask("open", source(tmp_path, number)) == "stopped"
+        assert reader.request("open", source(tmp_path, number)) == "stopped"
     victim.kill()
-    assert len(kept(tmp_path, "*.part")) == 2
-    assert start().ask("open", path := source(tmp_path, 2)) == content(path)
-    assert len(kept(tmp_path, "*.part")) == 1
+    assert len(copies(tmp_path, "*.part")) == 2
+    assert start().request("open", path := source(tmp_path, 2)) == content(path)
+    assert len(copies(tmp_path, "*.part")) == 1
 
 
 def test_the_least_recently_used_goes_first(tmp_path: Path) -> None:
@@ -194,14 +196,14 @@ def test_a_file_that_is_open_is_not_removed(tmp_path: Path, start: Start) -> Non
     holder, other = start(2 * SIZE), start(2 * SIZE)
     held = [source(tmp_path, number) for number in range(2)]
     for path in held:
-        assert holder.ask("open", path) == content(path)
-    names = kept(tmp_path)
+        assert holder.request("open", path) == content(path)
+    names = copies(tmp_path)
     for number in (2, 3):
-        assert other.ask("open", path := source(tmp_path, number)) == content(path)
-    assert kept(tmp_path) == names
-    assert holder.ask("close") == "closed"
-    assert other.ask("open", path := source(tmp_path, 4)) == content(path)
-    assert len(set(kept(tmp_path)) - set(names)) == 1
+        assert other.request("open", path := source(tmp_path, number)) == content(path)
+    assert copies(tmp_path) == names
+    assert holder.request("close") == "closed"
+    assert other.request("open", path := source(tmp_path, 4)) == content(path)
+    assert len(set(copies(tmp_path)) - set(names)) == 1
     assert other.end().count("has no space for a shard of 10000 bytes. It is read from its source.") == 1
 
 
@@ -210,26 +212,26 @@ def test_a_full_disk_costs_a_message_and_nothing_else(tmp_path: Path, start: Sta
     log = tmp_path / "log"
     reader = start(10 * SIZE, "--file-limit", "4000", "--log", str(log))
     for path in (small, *large, small):
-        assert reader.ask("open", path) == content(path)
+        assert reader.request("open", path) == content(path)
     assert len(log.read_text().splitlines()) == 2, "after the failure none is tried"
-    assert len(kept(tmp_path)) == 1
-    assert kept(tmp_path, "*.part") == []
-    said = reader.end()
-    assert said.count("ropeteam: ") == 1
-    assert "cannot be used: [Errno 27] File too large" in said
+    assert len(copies(tmp_path)) == 1
+    assert copies(tmp_path, "*.part") == []
+    errors = reader.end()
+    assert errors.count("ropeteam: ") == 1
+    assert "cannot be used: [Errno 27] File too large" in errors
 
 
 def test_a_missing_source_is_the_scripts_error(tmp_path: Path, start: Start) -> None:
     reader = start()
-    assert reader.ask("open", tmp_path / "nothing", "v") == "FileNotFoundError"
-    assert reader.ask("open", tmp_path, "v") == "IsADirectoryError"
-    assert kept(tmp_path, "*.part") == []
-    assert reader.ask("open", path := source(tmp_path, 1)) == content(path), "and it caches on"
-    assert len(kept(tmp_path)) == 1
+    assert reader.request("open", tmp_path / "nothing", "v") == "FileNotFoundError"
+    assert reader.request("open", tmp_path, "v") == "IsADirectoryError"
+    assert copies(tmp_path, "*.part") == []
+    assert reader.request("open", path := source(tmp_path, 1)) == content(path), "and it caches on"
+    assert len(copies(tmp_path)) == 1
 
 
 def test_path_gives_the_name_of_the_copy(tmp_path: Path, start: Start) -> None:
-    assert start().ask("name", source(tmp_path, 1)) == "True True"
+    assert start().request("name", source(tmp_path, 1)) == "True True"
 
 
 def test_a_source_that_changes_while_it_is_copied_is_not_cached(
@@ -245,7 +247,7 @@ def test_a_source_that_changes_while_it_is_copied_is_not_cached(
     cache = Meanwhile(tmp_path / "cache", 100 * SIZE)
     with cache.open(path) as file:
         assert file.read() == b"longer" * SIZE
-    assert kept(tmp_path) == []
+    assert copies(tmp_path) == []
     assert "changed while it was copied" in capfd.readouterr().err
 
 
@@ -257,12 +259,12 @@ def test_a_bad_day_never_gives_a_wrong_byte_nor_too_many(tmp_path: Path, start: 
     for turn in range(60):
         chosen = [chance.choice(paths) for _ in readers]
         for reader, path in zip(readers, chosen, strict=True):
-            reader.tell("open", path)
+            reader.send("open", path)
         if turn % 12 == 11:
             readers.pop(0).kill()
             chosen.pop(0)
             readers.append(start(3 * SIZE))
         for reader, path in zip(readers, chosen, strict=False):
             assert reader.answer() == expected[path]
-            assert reader.ask("close") == "closed"
-        assert sum(path.stat().st_size for path in kept(tmp_path, "*")) <= 3 * SIZE
+            assert reader.request("close") == "closed"
+        assert sum(path.stat().st_size for path in copies(tmp_path, "*")) <= 3 * SIZE

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.trainer.ranks import Crew
+from tests.trainer.ranks import RankGroup
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     "all-reduce": {},
@@ -22,7 +22,7 @@ NAMES = ["module.weight", "module.bias", "last.weight", "last.bias"]
 def called(path: Path, world: int, *requests: tuple[str, dict[str, Any], str]) -> dict[str, dict[str, Any]]:
     path.mkdir(exist_ok=True)
     (path / "requests").write_text(json.dumps(requests))
-    ended = Crew(path, world).run("called.py", str(path / "requests"))
+    ended = RankGroup(path, world).run("called.py", str(path / "requests"))
     assert not any(ended.codes), ended.output
     return ended.result
 
@@ -51,7 +51,7 @@ def test_an_output_with_attributes_keeps_them_under_a_loss_scale(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("strategy", "how", "told"),
+    ("strategy", "how", "message"),
     [
         ({"batch": {"micro_samples": 2}}, "no target", "need a model that returns its mean loss"),
         ({}, "loss, and keywords alone", "with a loss function call model(x, y)"),
@@ -62,7 +62,7 @@ def test_an_output_with_attributes_keeps_them_under_a_loss_scale(tmp_path: Path)
         ),
     ],
 )
-def test_what_cannot_be_called_so_says_how(
-    tmp_path: Path, strategy: dict[str, Any], how: str, told: str
+def test_a_refused_call_names_the_fix(
+    tmp_path: Path, strategy: dict[str, Any], how: str, message: str
 ) -> None:
-    assert told in called(tmp_path, 2, ("it", strategy, how))["it"]["raised"]
+    assert message in called(tmp_path, 2, ("it", strategy, how))["it"]["raised"]

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from tests.trainer import tiny
-from tests.trainer.ranks import Crew
+from tests.trainer.ranks import RankGroup
 
 
 def test_sums_of_two_buckets_are_not_mixed_up(tmp_path: Path) -> None:
@@ -22,5 +22,5 @@ def test_sums_of_two_buckets_are_not_mixed_up(tmp_path: Path) -> None:
         "steps": 30,
     }
     (tmp_path / "request").write_text(json.dumps(request))
-    ended = Crew(tmp_path / "crew", 4).run("measured.py", str(tmp_path / "request"))
+    ended = RankGroup(tmp_path / "group", 4).run("measured.py", str(tmp_path / "request"))
     assert ended.codes == [0] * 4, ended.output

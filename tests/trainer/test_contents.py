@@ -22,12 +22,12 @@ from ropeteam_trainer.system.folders import Folder
 
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(["tests.trainer.planted"])
-RETRY_SECONDS = 120
+TIMEOUT_SECONDS = 120
 
 
-def saved(thing: Any) -> bytes:
+def saved(value: Any) -> bytes:
     buffer = io.BytesIO()
-    torch.save(thing, buffer)
+    torch.save(value, buffer)
     return buffer.getvalue()
 
 
@@ -49,7 +49,7 @@ def test_a_name_of_another_torch_proves_nothing(monkeypatch: pytest.MonkeyPatch)
         contents.load(STATE, saved({"others": _rebuild_tensor_v9}))
 
 
-def test_what_runs_things_is_proof_whatever_is_beside_it(tmp_path: Path) -> None:
+def test_a_pickle_that_runs_code_is_proof_whatever_is_beside_it(tmp_path: Path) -> None:
     with pytest.raises(Malformed, match=r"torch refuses state\.pt"):
         contents.load(STATE, saved([OfAScript(), Gadget(tmp_path)]))
 
@@ -68,10 +68,10 @@ def test_want_of_memory_proves_nothing(tmp_path: Path) -> None:
     answer = tmp_path / "answer"
     process = _forks.Process(target=too_little, args=(saved(torch.zeros(16 << 20)), answer))
     process.start()
-    process.join(RETRY_SECONDS)
+    process.join(TIMEOUT_SECONDS)
     process.kill()
-    told = answer.read_text()
-    assert told.split()[0] in ("RuntimeError", "MemoryError"), told
+    answered = answer.read_text()
+    assert answered.split()[0] in ("RuntimeError", "MemoryError"), answered
 
 
 def test_a_script_that_maps_its_files_makes_no_checkpoint_malformed() -> None:
@@ -80,9 +80,9 @@ def test_a_script_that_maps_its_files_makes_no_checkpoint_malformed() -> None:
 
 
 def test_an_error_of_the_storage_proves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept, _ = checkpoints(tmp_path)
-    kept.save(3, None)
-    kept.close()
+    saver, _ = checkpoints(tmp_path)
+    saver.save(3, None)
+    saver.close()
     (ref,) = reader.find(tmp_path)
     seen = reader.inspect(tmp_path, ref)
     assert seen.manifest is not None
@@ -99,7 +99,7 @@ def test_an_error_of_the_storage_proves_nothing(tmp_path: Path, monkeypatch: pyt
     assert all(look.unsure and "Input/output error" in look.fault for look in looks)
 
 
-def test_what_no_torch_saved_is_told_with_the_name_of_its_file() -> None:
+def test_malformed_content_is_reported_with_the_name_of_its_file() -> None:
     with pytest.raises(Malformed, match=r"rank-0\.pt is not a file of torch\.save"):
         contents.load(RANK, b"PK")
     with pytest.raises(Malformed, match=r"state\.pt has the state that ranks share incomplete"):

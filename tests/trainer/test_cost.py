@@ -134,7 +134,7 @@ def test_a_batch_is_computed_in_pieces(fields: dict[str, Any], world: int, piece
 
 @pytest.mark.parametrize("schedule", Schedule)
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_every_batch_is_cut_so_that_its_schedule_takes_it(schedule: Schedule, ranks: int) -> None:
+def test_every_batch_is_split_so_that_its_schedule_takes_it(schedule: Schedule, ranks: int) -> None:
     for wanted in (None, 1, 5, 16):
         settings = Pipelining(schedule, wanted)
         most = wanted or 2 * ranks * settings.per_rank
@@ -189,7 +189,7 @@ def test_every_way_to_keep_copies_the_same_has_a_price() -> None:
         assert cost.traffic(part((10,)), chosen, layout(chosen, 2), 1).sent > 0, kind
 
 
-def test_neighbours_average_often_and_all_of_them_seldom() -> None:
+def test_neighbours_average_often_and_all_of_them_rarely() -> None:
     local = {"every_steps": 2, "groups_of": 2, "all_every_steps": 8}
     chosen = strategy(sync={"type": "Local", "local": local})
     sent = cost.traffic(part((100,)), chosen, layout(chosen, 4), 1)

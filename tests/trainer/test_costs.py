@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.trainer import tiny
-from tests.trainer.ranks import Crew
+from tests.trainer.ranks import RankGroup
 from tests.trainer.test_techniques import compressed, locally, pipelined, ways
 
 from ropeteam_trainer.contract import codec
@@ -84,8 +84,8 @@ def test_ranks_hold_and_send_what_was_planned(world: int, tmp_path: Path) -> Non
         assert {rank: held[rank] for rank in expected} == expected, name
         assert max(each.total for each in held) == max(each.total for each in expected.values()), name
         for part in model.parts:
-            told = cost.traffic(part, strategy, grid, cost.micro_batch_count(strategy, grid) or 1)
-            agree(told, counted_in(real[name][part.rank]["calls"], COUNTED, strategy), (name, part.rank))
+            predicted = cost.traffic(part, strategy, grid, cost.micro_batch_count(strategy, grid) or 1)
+            agree(predicted, counted_in(real[name][part.rank]["calls"], COUNTED, strategy), (name, part.rank))
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
@@ -116,8 +116,8 @@ def trained(path: Path, world: int, requests: dict[str, dict[str, Any]], **more:
     settings = {"model": "tiny", "batch": BATCH, "steps": 5, "counted": COUNTED, **more}
     listed = [{"name": name, "strategy": fields, **settings} for name, fields in requests.items()]
     (path / "requests").write_text(json.dumps(listed))
-    with Crew(path / "crew", world) as crew:
-        ended = crew.start("costs.py", str(path / "requests")).wait(seconds=240)
+    with RankGroup(path / "group", world) as group:
+        ended = group.start("costs.py", str(path / "requests")).wait(seconds=240)
     assert not any(ended.codes), ended.output
     return ended.result
 
@@ -129,10 +129,10 @@ def planned(world: int, fields: dict[str, Any], model: str = "tiny") -> tuple[St
     return strategy, layout(strategy, world), measure(*made, strategy, world, tiny.LOSSES[model])
 
 
-def agree(told: Traffic, counted: Traffic, where: Any) -> None:
-    assert told.sent == pytest.approx(counted.sent, abs=1), where
-    assert counted.collectives in (0, pytest.approx(told.collectives)), where
-    assert counted.messages == pytest.approx(told.messages), where
+def agree(predicted: Traffic, counted: Traffic, where: Any) -> None:
+    assert predicted.sent == pytest.approx(counted.sent, abs=1), where
+    assert counted.collectives in (0, pytest.approx(predicted.collectives)), where
+    assert counted.messages == pytest.approx(predicted.messages), where
 
 
 def counted_in(calls: dict[str, list[list[int]]], steps: int, strategy: Strategy) -> Traffic:

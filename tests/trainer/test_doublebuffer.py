@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.trainer import tiny
-from tests.trainer.ranks import Crew
+from tests.trainer.ranks import RankGroup
 
 SIZE = tiny.Size(symbols=128, length=64, width=128, blocks=2)
 DEEP = vars(tiny.Size(symbols=128, length=64, width=128, blocks=6))
@@ -23,7 +23,7 @@ def measured(path: Path, ranks: int, strategy: dict[str, Any], **more: Any) -> d
     path.mkdir()
     request = {"strategy": strategy, "size": vars(SIZE), "batch": 12, "warm": 1, "steps": 1}
     (path / "request").write_text(json.dumps(request | more))
-    ended = Crew(path, ranks).run("measured.py", str(path / "request"))
+    ended = RankGroup(path, ranks).run("measured.py", str(path / "request"))
     assert not any(ended.codes), ended.output
     return ended.result
 
@@ -49,7 +49,7 @@ def test_each_rank_holds_its_part_of_the_optimizer_under_zero_1(tmp_path: Path) 
     assert max(rank["optimizer"] for rank in held) < 2 * BYTES / 2.5
 
 
-def test_the_less_is_kept_of_the_forward_pass_the_lower_is_the_peak(tmp_path: Path) -> None:
+def test_the_less_the_forward_pass_saves_the_lower_is_the_peak(tmp_path: Path) -> None:
     peaks = [
         measured(tmp_path / kind, 1, {"activation_checkpointing": kind}, size=DEEP, memory=True)["peak"][0]
         for kind in ("None", "Selective", "Full")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.trainer.planted import CANARY, Gadget
-from tests.trainer.ranks import Crew
+from tests.trainer.ranks import RankGroup
 
 from ropeteam_trainer.checkpoint.agreement import CHOSEN, _Said
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
@@ -32,11 +32,11 @@ PLAIN: list[Any] = [
 
 
 @pytest.mark.parametrize("value", PLAIN, ids=repr)
-def test_plain_values_are_told_as_they_are(value: Any) -> None:
+def test_plain_values_are_sent_as_they_are(value: Any) -> None:
     assert exchange.unpack(exchange.pack(value)) == value
 
 
-def test_an_instance_is_told_only_where_its_class_is_expected() -> None:
+def test_an_instance_is_decoded_only_where_its_class_is_expected() -> None:
     ref = CheckpointRef(3, Epoch(1, 0, 2), "ab", "run")
     content = exchange.pack(("the choice", ref))
     assert exchange.unpack(content, (CheckpointRef, Epoch)) == ("the choice", ref)
@@ -94,15 +94,15 @@ def test_what_the_release_before_knows_keeps_its_name_and_fields() -> None:
 
 
 @pytest.mark.parametrize("other", [0, 1, 2], ids=["rank 0", "rank 1", "none"])
-def test_ranks_of_the_release_before_are_understood_and_understand(tmp_path: Path, other: int) -> None:
-    ended = Crew(tmp_path, 2).run("telling.py", str(other))
+def test_ranks_of_the_release_before_exchange_with_those_of_this_one(tmp_path: Path, other: int) -> None:
+    ended = RankGroup(tmp_path, 2).run("telling.py", str(other))
     assert ended.codes == [0, 0], "\n".join(ended.output)
 
 
 @pytest.mark.parametrize("hostile", [0, 1])
 def test_a_gadget_from_a_peer_is_not_run(tmp_path: Path, hostile: int) -> None:
     made = tmp_path / "made"
-    ended = Crew(tmp_path, 2).run("telling.py", str(hostile), str(made))
+    ended = RankGroup(tmp_path, 2).run("telling.py", str(hostile), str(made))
     assert ended.codes == [0, 0], "\n".join(ended.output)
     assert [made.with_suffix(f".{rank}").exists() for rank in range(2)] == [hostile == 0, hostile == 1]
     assert f"the message of rank {hostile} cannot be decoded" in ended.output[1 - hostile]

@@ -51,7 +51,7 @@ def test_an_older_one_is_taken_by_its_folder(tmp_path: Path) -> None:
     assert export(tmp_path / "step-1" / "0.0.1")["step"] == 1
 
 
-def test_what_is_no_checkpoint_says_what_is_missing(tmp_path: Path) -> None:
+def test_an_invalid_checkpoint_is_refused_with_the_missing_part(tmp_path: Path) -> None:
     with pytest.raises(NoCheckpoint, match="holds no checkpoint: name one"):
         export(tmp_path)
     with pytest.raises(NoCheckpoint, match="not a usable checkpoint: "):
@@ -68,7 +68,7 @@ def test_a_damaged_one_is_not_exported(tmp_path: Path) -> None:
         export(tmp_path)
 
 
-def test_the_command_says_what_it_wrote_or_what_is_wrong(
+def test_the_command_prints_its_output_file_or_the_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trained(tmp_path / "ckpt")

@@ -27,7 +27,7 @@ from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
 from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.system.folders import Folder
 
-EPOCH = Epoch(1, 0, 1)
+WORLD_ID = Epoch(1, 0, 1)
 ALONE = World(0, 1, torch.device("cpu"))
 WEIGHTS = torch.arange(2000.0)
 CONTENTS = {"state.pt": {"step": 7}, "rank-0.pt": {"rng": (1, [2], "x")}}
@@ -36,14 +36,14 @@ Shards = dict[int, tuple[ShardFile, ...]]
 
 def write(directory: Path, step: int = 7) -> Shards:
     shards: Shards = {}
-    writer = ShardWriter(directory, EPOCH, ALONE, shards.__setitem__)
+    writer = ShardWriter(directory, WORLD_ID, ALONE, shards.__setitem__)
     writer.start(step, State({"model.w": WEIGHTS}), CONTENTS)
     writer.wait()
     return shards
 
 
 def commit(directory: Path, step: int = 7) -> CheckpointRef:
-    manifest = Manifest(step, EPOCH, 1, "job", "", write(directory, step)[step], None)
+    manifest = Manifest(step, WORLD_ID, 1, "job", "", write(directory, step)[step], None)
     (directory / folder(manifest.ref) / MANIFEST).write_bytes(manifest.to_bytes())
     return manifest.ref
 
@@ -120,14 +120,14 @@ def test_a_torn_manifest_is_found_without_its_digest(tmp_path: Path) -> None:
     ref = commit(tmp_path)
     half(tmp_path / folder(ref) / MANIFEST)
     found = reader.find(tmp_path)
-    assert [(r.step, r.epoch, r.digest) for r in found] == [(7, EPOCH, "")]
+    assert [(r.step, r.epoch, r.digest) for r in found] == [(7, WORLD_ID, "")]
     assert "torn or altered" in seen(tmp_path, found[0]).fault
 
 
 def test_a_checkpoint_that_was_moved_to_another_step_is_found_out(tmp_path: Path) -> None:
     commit(tmp_path)
     (tmp_path / "step-7").rename(tmp_path / "step-8")
-    assert "belongs to step 7" in seen(tmp_path, CheckpointRef(8, EPOCH)).fault
+    assert "belongs to step 7" in seen(tmp_path, CheckpointRef(8, WORLD_ID)).fault
 
 
 def test_a_file_that_cannot_be_read_is_a_fault_not_a_crash(tmp_path: Path) -> None:
@@ -195,10 +195,10 @@ def behind_a_link(tmp_path: Path, link: str) -> RankPlan:
 def test_a_path_with_a_link_in_it_is_not_saved_into(
     tmp_path: Path, link: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    kept = Checkpoints(behind_a_link(tmp_path, link), ALONE, None)
+    checkpoints = Checkpoints(behind_a_link(tmp_path, link), ALONE, None)
     before = sorted((tmp_path / "elsewhere").rglob("*"))
-    kept.save(8, None)
-    kept.close()
+    checkpoints.save(8, None)
+    checkpoints.close()
     assert sorted((tmp_path / "elsewhere").rglob("*")) == before
     assert f"part of spec.checkpoint.path, {Path(link).name}, is a link" in capfd.readouterr().err
 
@@ -228,10 +228,10 @@ def test_a_file_that_is_a_link_is_replaced_itself(tmp_path: Path, name: str) -> 
 def test_without_an_agent_only_this_runs_are_pruned(tmp_path: Path) -> None:
     plan = RankPlan("1.0.1", (), False, CheckpointConfig(str(tmp_path), keep=1), Resume.NEVER, None, "j", "u")
     commit(tmp_path, 1)
-    kept = Checkpoints(plan, ALONE, None)
+    checkpoints = Checkpoints(plan, ALONE, None)
     for step in (1, 2):
-        kept.save(step, None)
-    kept.close()
+        checkpoints.save(step, None)
+    checkpoints.close()
     left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("**/step-*"))
     assert left == ["run-u/step-2", "step-1"]
 
@@ -258,14 +258,14 @@ def test_a_file_is_waited_for_while_it_is_read(tmp_path: Path) -> None:
 def test_leftovers_of_another_job_are_replaced(tmp_path: Path) -> None:
     commit(tmp_path)
     write(tmp_path)
-    assert "never committed" in seen(tmp_path, CheckpointRef(7, EPOCH)).fault
+    assert "never committed" in seen(tmp_path, CheckpointRef(7, WORLD_ID)).fault
     assert not seen(tmp_path, commit(tmp_path)).fault
 
 
 def test_a_save_waits_for_the_one_before(tmp_path: Path) -> None:
     """Else the second copy would overwrite what is being written."""
     shards: Shards = {}
-    writer = ShardWriter(tmp_path, EPOCH, ALONE, shards.__setitem__)
+    writer = ShardWriter(tmp_path, WORLD_ID, ALONE, shards.__setitem__)
     for step in range(20):
         writer.start(step, State({"model.w": torch.full((300_000,), float(step))}), {})
     writer.wait()
@@ -273,7 +273,7 @@ def test_a_save_waits_for_the_one_before(tmp_path: Path) -> None:
     assert writer.stalls > 0
     assert writer.stalled_seconds > 0
     for step in range(20):
-        loaded = weights(tmp_path, CheckpointRef(step, EPOCH), shards[step])
+        loaded = weights(tmp_path, CheckpointRef(step, WORLD_ID), shards[step])
         assert torch.equal(loaded, torch.full((300_000,), float(step)))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.trainer.ranks import RETRY_SECONDS, _server
+from tests.trainer.ranks import TIMEOUT_SECONDS, _server
 
 from ropeteam_trainer.strategies.parameterserver import doublebuffer, flat
 from ropeteam_trainer.strategies.parameterserver.doublebuffer import RECORD_BYTES, DoubleBuffer
@@ -45,7 +45,7 @@ def test_a_process_killed_at_any_moment_leaves_a_whole_state(tmp_path: Path) -> 
         begun = tmp_path / f"begun-{attempt}"  # memory in which another process writes cannot be read
         process = _server.Process(target=count, args=(path, begun))
         process.start()
-        deadline = time.monotonic() + RETRY_SECONDS
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while not begun.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(random.Random(attempt).random() / 100)
@@ -124,7 +124,7 @@ def test_tensors_of_all_widths_lie_where_they_may() -> None:
     assert flat.Layout.from_plain(layout.to_plain()) == layout
 
 
-def test_too_little_memory_is_told_before_anything_is_lost(tmp_path: Path) -> None:
+def test_too_little_memory_is_an_error_before_anything_is_lost(tmp_path: Path) -> None:
     halves = DoubleBuffer(tmp_path / "memory")
     halves.rebuild(numbered(1), b"1")
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))

@@ -8,7 +8,7 @@ from ropeteam_trainer.contract.local import PAGE_SIZE, Beat, read_beat, write_be
 from ropeteam_trainer.rank.agentlink import HeartbeatWriter
 
 
-def test_no_beat_takes_back_that_the_script_has_ended(tmp_path: Path) -> None:
+def test_no_heartbeat_reverts_the_end_of_the_script(tmp_path: Path) -> None:
     """A worker leaves its parameter servers afterwards, which is a phase: it would be taken for hung."""
     path = tmp_path / "page"
     path.write_bytes(bytes(PAGE_SIZE))

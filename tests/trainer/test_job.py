@@ -69,13 +69,13 @@ def test_without_anything_configured_nothing_happens(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["saved", None])
-def test_restore_in_a_job_without_checkpoints_says_which_field_to_set(
+def test_restore_in_a_job_without_checkpoints_names_the_field_to_set(
     tmp_path: Path, folder: str | None, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with linked(tmp_path, tmp_path / folder if folder else None) as (_, one):
         one.restore(model=nn.Linear(1, 1))
-    told = capfd.readouterr().err.count("nothing: set spec.checkpoint in the manifest\n")
-    assert told == (0 if folder else 1)
+    count = capfd.readouterr().err.count("nothing: set spec.checkpoint in the manifest\n")
+    assert count == (0 if folder else 1)
 
 
 def test_objects_of_many_kinds_come_back(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_objects_of_many_kinds_come_back(tmp_path: Path) -> None:
     assert torch.equal(other.weight, weights)
 
 
-def test_only_so_many_checkpoints_are_kept(tmp_path: Path) -> None:
+def test_only_so_many_checkpoints_are_retained(tmp_path: Path) -> None:
     saving = alone(tmp_path)
     saving.restore(model=nn.Linear(1, 1))
     for _ in range(5):
@@ -139,30 +139,30 @@ def test_the_link_sends_the_last_loss_when_it_closes(tmp_path: Path) -> None:
     agent = FakeAgent(tmp_path, 1, None, Epoch(1, 0, 1))
     link = agentlink.connect({config.RANK_SOCKET: str(tmp_path / "socket.0")}, 0)
     assert link is not None
-    agent.wait(lambda: agent.heard[0])
+    agent.wait(lambda: agent.messages[0])
     for step in range(100):
         link.offer_loss(torch.tensor(step / 8))
     link.offer_loss(float("nan"))
     link.close()
-    agent.wait(lambda: "nan" in agent.said(0, "loss"))
-    assert len(agent.said(0, "loss")) <= 2, "not one message for each step"
+    agent.wait(lambda: "nan" in agent.received(0, "loss"))
+    assert len(agent.received(0, "loss")) <= 2, "not one message for each step"
     agent.close()
 
 
-def test_batches_say_how_many_steps_there_will_be_also_after_a_restore(tmp_path: Path) -> None:
+def test_batches_report_the_number_of_steps_also_after_a_restore(tmp_path: Path) -> None:
     with linked(tmp_path) as (agent, first):
         first.step = 4
         first._feed.restore({"epoch": 1, "offset": 2, "samples": 5, "seed": 0})
         for _ in first.batches(list(range(5)), global_batch=2, epochs=3):
             first.report()
         assert first.step == 9
-        agent.wait(lambda: agent.said(0, "total_steps") == [9])
+        agent.wait(lambda: agent.received(0, "total_steps") == [9])
 
 
-def test_a_script_that_counts_on_more_steps_than_64_bits_hold_is_heard_all_the_same(tmp_path: Path) -> None:
+def test_a_total_of_more_steps_than_64_bits_hold_is_received(tmp_path: Path) -> None:
     with linked(tmp_path) as (agent, endless):
         endless.report(total_steps=10**30)
-        agent.wait(lambda: agent.said(0, "total_steps") == [sys.maxsize])
+        agent.wait(lambda: agent.received(0, "total_steps") == [sys.maxsize])
 
 
 def test_the_trace_has_a_line_for_each_report(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_the_trace_has_a_line_for_each_report(tmp_path: Path) -> None:
     ]
 
 
-def test_the_package_is_light_and_names_what_it_lacks() -> None:
+def test_the_package_is_light_and_names_a_missing_dependency() -> None:
     assert ropeteam_trainer.init is joining.init
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = ropeteam_trainer.nothing

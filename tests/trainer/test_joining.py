@@ -40,13 +40,13 @@ def test_a_secret_in_the_environment_is_taken_and_not_handed_on(environ: pytest.
     assert codec.decode(RankPlan, os.environ[config.RANK_PLAN]) == a_plan("")
 
 
-def test_without_one_the_agent_is_asked(environ: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked: list[FromRank] = []
+def test_without_one_it_is_requested_from_the_agent(environ: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    requests: list[FromRank] = []
 
     def answer() -> None:
         connection, _ = listener.accept()
         with connection, connection.makefile("rb") as lines:
-            asked.append(codec.decode(FromRank, lines.readline()))
+            requests.append(codec.decode(FromRank, lines.readline()))
             connection.sendall(codec.encode(ToRank(secret="c0ffee")) + b"\n")
 
     with socket.socket(socket.AF_UNIX) as listener:
@@ -57,4 +57,4 @@ def test_without_one_the_agent_is_asked(environ: pytest.MonkeyPatch, tmp_path: P
         environ.setenv(config.RANK_PLAN, codec.encode(a_plan("")).decode())
         _, plan, _ = joining.join("cpu", 60, None, None)
     assert plan.secret == "c0ffee"
-    assert asked == [FromRank(wants_secret=True)]
+    assert requests == [FromRank(wants_secret=True)]

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from tests.trainer.ranks import Crew
+from tests.trainer.ranks import RankGroup
 
 SIZES = (1, 2, 3, 4)
 
@@ -16,12 +16,12 @@ def test_every_layout_goes_on_from_every_other(tmp_path: Path) -> None:
     trained: dict[str, list[float]] = {}
     went_on: dict[str, list[float]] = {}
     with ExitStack() as worlds:
-        crews = [worlds.enter_context(Crew(tmp_path / str(size), size)) for size in SIZES]
-        for crew in crews:
-            crew.start("layouts.py", str(tmp_path / "saved"))
-        for crew in crews:
-            ended = crew.wait(seconds=600)  # 81 restores of ten processes
-            assert ended.codes == [0] * crew.world, "\n".join(ended.output)
+        groups = [worlds.enter_context(RankGroup(tmp_path / str(size), size)) for size in SIZES]
+        for group in groups:
+            group.start("layouts.py", str(tmp_path / "saved"))
+        for group in groups:
+            ended = group.wait(seconds=600)  # 81 restores of ten processes
+            assert ended.codes == [0] * group.world, "\n".join(ended.output)
             trained |= ended.result["trained"]
             went_on |= ended.result["went_on"]
     expected = trained["alone"]
@@ -32,7 +32,7 @@ def test_every_layout_goes_on_from_every_other(tmp_path: Path) -> None:
 
 def test_a_disk_that_fails_on_one_rank_costs_that_checkpoint_on_all_and_no_more(tmp_path: Path) -> None:
     """Rank 0's or rank 1's file, rank 0's metadata, the folder: and the next save is in step again."""
-    ended = Crew(tmp_path, 2).run("disk_faults.py", str(tmp_path / "saved"))
+    ended = RankGroup(tmp_path, 2).run("disk_faults.py", str(tmp_path / "saved"))
     assert ended.codes == [0, 0], ended.output
     for rank, written in enumerate(ended.result["written"]):
         own = {f"__{rank}_0.distcp", f"rank-{rank}.pt"} | ({"state.pt", ".metadata"} if rank == 0 else set())

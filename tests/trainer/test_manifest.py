@@ -36,9 +36,9 @@ def test_a_reference_survives_as_text(ref: CheckpointRef) -> None:
 
 
 @given(ref=refs)
-def test_the_names_of_its_folders_tell_which_one_it_is(ref: CheckpointRef) -> None:
-    step, epoch = folder(ref).split("/")
-    found = ref_at("uid", step, epoch)
+def test_the_names_of_its_folders_identify_a_checkpoint(ref: CheckpointRef) -> None:
+    step, world = folder(ref).split("/")
+    found = ref_at("uid", step, world)
     assert found == replace(ref, digest="")
     assert found.run == "uid"
 

@@ -23,17 +23,17 @@ from ropeteam_trainer.checkpoint.format import contents, metadata
 _METADATA = b"ctorch.distributed.checkpoint.metadata\nMetadata\n"
 
 
-def text(word: str) -> bytes:
-    return b"X" + struct.pack("<I", len(word)) + word.encode()
+def text(value: str) -> bytes:
+    return b"X" + struct.pack("<I", len(value)) + value.encode()
 
 
 def test_nothing_of_torch_is_looked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """To ask torch for `_dynamo` is to import 900 modules."""
-    asked: list[str] = []
-    monkeypatch.setattr(torch, "__getattr__", asked.append)
+    requested: list[str] = []
+    monkeypatch.setattr(torch, "__getattr__", requested.append)
     with pytest.raises(ValueError, match="it names torch"):
         metadata.parse(b"\x80\x02ctorch\nan_attribute\n.")
-    assert asked == []
+    assert requested == []
 
 
 def test_what_a_pickle_writes_into_a_class_is_gone_with_it() -> None:

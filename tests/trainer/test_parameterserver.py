@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tests.trainer import traces
-from tests.trainer.ranks import Crew, Ended, FakeAgent
+from tests.trainer.ranks import Ended, FakeAgent, RankGroup
 
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import CheckpointConfig
@@ -34,7 +34,7 @@ def request(strategy: dict[str, Any], model: str = "gpt", **more: Any) -> dict[s
 
 def trained(path: Path, world: int, asked: dict[str, Any], workers: int) -> list[dict[str, Any]]:
     """What each worker left."""
-    ended = Crew(path, world).run("served.py", json.dumps(asked), str(path))
+    ended = RankGroup(path, world).run("served.py", json.dumps(asked), str(path))
     assert not any(ended.codes), "\n".join(ended.output)
     return left_by(path, workers)
 
@@ -70,7 +70,7 @@ class Served:
         world = workers + servers
         saved = CheckpointConfig(str(path / "saved"), every_steps=4) if checkpoint else None
         self.agent = FakeAgent(path, world, saved, Epoch(1, 0, 1))
-        self.crew = Crew(path, world)
+        self.crew = RankGroup(path, world)
         self.crew.environment[config.MEMORY] = str(path)
         self.places = [reserved() for _ in range(servers)]
         self.plan: dict[str, Any] = {
@@ -91,7 +91,7 @@ class Served:
 
     def reached(self, rank: int, step: int) -> None:
         """Wait until a rank has made so many steps."""
-        self.agent.wait(lambda: self.agent.beat(rank).step >= step)
+        self.agent.wait(lambda: self.agent.heartbeat(rank).step >= step)
 
     def wait(self) -> list[dict[str, Any]]:
         self.ended = self.crew.wait()
@@ -136,7 +136,7 @@ def test_a_killed_server_comes_back_with_every_update(mode: str, tmp_path: Path)
     steps, workers = 60, 2
     asked = request(served(servers=2, mode=mode), "count", steps=steps, slow={"0": 0.01, "1": 0.01})
     asked["waits"] = {"0": (50, "restarted")}
-    with Served(tmp_path / "crew", workers, 2, asked) as crew:
+    with Served(tmp_path / "group", workers, 2, asked) as crew:
         for rank, step in ((workers, 5), (workers + 1, 20), (workers, 35)):  # the chief twice
             crew.reached(0, step)
             crew.crew.restart(rank)
@@ -156,11 +156,11 @@ def test_a_killed_worker_does_not_stop_the_others_and_goes_on_where_it_was(tmp_p
         served(mode="Asynchronous"), "count", steps=steps, slow=dict.fromkeys(("0", "1", "2"), 0.01)
     )
     asked["waits"] = {"1": (10, "killed")}
-    with Served(tmp_path / "crew", workers, 1, asked) as crew:
+    with Served(tmp_path / "group", workers, 1, asked) as crew:
         crew.reached(1, 5)
         crew.crew.kill_one(1)
         (crew.path / "killed").touch()
-        stopped = crew.agent.beat(1).step
+        stopped = crew.agent.heartbeat(1).step
         for rank in (0, 2):
             crew.reached(rank, stopped + 20)
         crew.crew.restart(1)
@@ -173,49 +173,49 @@ def test_a_killed_worker_does_not_stop_the_others_and_goes_on_where_it_was(tmp_p
 def test_a_chief_that_saves_shows_that_it_lives(tmp_path: Path) -> None:
     """Its workers wait and are not judged, so one that freezes as it saves must be found by its own clock."""
     asked = request(served(), "count", steps=6, holds_save=True)
-    with Served(tmp_path / "crew", 1, 1, asked, checkpoint=True) as crew:
-        saving = tmp_path / "crew" / "saving"
+    with Served(tmp_path / "group", 1, 1, asked, checkpoint=True) as crew:
+        saving = tmp_path / "group" / "saving"
         crew.agent.wait(saving.exists)
-        first = crew.agent.beat(1)
+        first = crew.agent.heartbeat(1)
         assert first.phase == "serve", "the clock looks at it"
-        crew.agent.wait(lambda: crew.agent.beat(1).monotonic_ns > first.monotonic_ns)
+        crew.agent.wait(lambda: crew.agent.heartbeat(1).monotonic_ns > first.monotonic_ns)
         saving.unlink()
         crew.wait()
 
 
 def test_no_worker_is_further_ahead_than_the_bound(tmp_path: Path) -> None:
-    path, bound, steps = tmp_path / "crew", 2, 200
+    path, bound, steps = tmp_path / "group", 2, 200
     asked = request(served(mode="BoundedStaleness", staleness=bound), "count", steps=steps, slow={"0": 0.005})
-    ended = Crew(path, 4).run("served.py", json.dumps(asked), str(path))
+    ended = RankGroup(path, 4).run("served.py", json.dumps(asked), str(path))
     figures = told(ended, 3)
     assert figures["steps"] == 3 * steps
     assert figures["most_ahead"] == bound  # the fast ones came as far as they may, and no further
 
 
 def test_without_a_bound_a_slow_worker_is_left_behind(tmp_path: Path) -> None:
-    path, steps = tmp_path / "crew", 60
+    path, steps = tmp_path / "group", 60
     asked = request(served(mode="Asynchronous"), "count", steps=steps)
     asked["waits"] = {"0": (0, "out-1.pt"), "1": (0, "computed-0")}
-    ended = Crew(path, 3).run("served.py", json.dumps(asked), str(path))
+    ended = RankGroup(path, 3).run("served.py", json.dumps(asked), str(path))
     assert told(ended, 2)["most_ahead"] == steps - 1
 
 
 def test_steps_are_scaled_by_staleness(tmp_path: Path) -> None:
     """Each gradient is -1 and the rate 1: what is missing of the count is what staleness took."""
-    path, steps = tmp_path / "crew", 30
+    path, steps = tmp_path / "group", 30
     asked = request(served(mode="Asynchronous", scale_by_staleness=True), "count", steps=steps)
     # One worker trains while the other waits with its first gradients.
     asked["waits"] = {"0": (0, "out-1.pt"), "1": (0, "computed-0")}
-    ended = Crew(path, 3).run("served.py", json.dumps(asked), str(path))
+    ended = RankGroup(path, 3).run("served.py", json.dumps(asked), str(path))
     assert told(ended, 2)["most_stale"] == steps
     (left,) = left_by(path, 1)  # the other left before its last steps
     assert float(left["weights"]["a"].max()) == pytest.approx(2 * steps - 1 + 1 / steps)
 
 
 def test_backup_workers_take_the_place_of_a_slow_one(tmp_path: Path) -> None:
-    path, steps = tmp_path / "crew", 40
+    path, steps = tmp_path / "group", 40
     asked = request(served(servers=2, backup_workers=1), steps=steps, slow={"1": 1.5})
-    ended = Crew(path, 6).run("served.py", json.dumps(asked), str(path))
+    ended = RankGroup(path, 6).run("served.py", json.dumps(asked), str(path))
     assert not any(ended.codes), ended.output
     figures = told(ended, 4)
     found = left_by(path, 4)
@@ -234,7 +234,7 @@ def test_any_layout_goes_on_from_servers_and_servers_from_any(tmp_path: Path) ->
     text = tmp_path / "fox.txt"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 200)
     recipe, options = char_gpt.__file__, ("--text", str(text), "--epochs", "4", "--global-batch", "12")
-    alone = Crew(tmp_path / "alone", 1)
+    alone = RankGroup(tmp_path / "alone", 1)
     assert alone.run(recipe, *options).codes == [0]
     legs: tuple[tuple[int, int, dict[str, Any]], ...] = (
         (2, 1, served()),
@@ -249,7 +249,7 @@ def test_any_layout_goes_on_from_servers_and_servers_from_any(tmp_path: Path) ->
         path.mkdir()
         checkpoint = CheckpointConfig(str(tmp_path / "saved"), every_steps=4)
         agent = FakeAgent(path, workers + servers, checkpoint, Epoch(1, 0, number))
-        with Crew(path, workers + servers) as crew:
+        with RankGroup(path, workers + servers) as crew:
             crew.trace = tmp_path / "trace"
             strategy = codec.from_plain(Strategy, asked)
             crew.start(recipe, *options, agent=agent, restore=restore, strategy=strategy)
@@ -266,10 +266,10 @@ def test_a_killed_worker_and_a_killed_server_leave_no_trace_in_synchronous_train
     text = tmp_path / "fox.txt"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 200)
     recipe = (char_gpt.__file__, "--text", str(text), "--epochs", "4", "--global-batch", "12")
-    alone = Crew(tmp_path / "alone", 1)
+    alone = RankGroup(tmp_path / "alone", 1)
     finished = alone.run(*recipe)
     done = tmp_path / "done"
-    with Served(tmp_path / "crew", 2, 1, request(served()), ("held.py", "36", str(done), *recipe)) as crew:
+    with Served(tmp_path / "group", 2, 1, request(served()), ("held.py", "36", str(done), *recipe)) as crew:
         for rank, step in ((1, 6), (2, 16), (0, 26)):
             crew.reached(0, step)
             crew.crew.restart(rank)
@@ -285,14 +285,14 @@ def test_a_killed_worker_and_a_killed_server_leave_no_trace_in_synchronous_train
 
 
 def test_servers_that_leave_no_worker_are_refused(tmp_path: Path) -> None:
-    ended = Crew(tmp_path, 2).run("served.py", json.dumps(request(served(servers=2))), str(tmp_path))
+    ended = RankGroup(tmp_path, 2).run("served.py", json.dumps(request(served(servers=2))), str(tmp_path))
     assert ended.codes == [1, 1]
     assert "2 servers leave no worker among 2 ranks" in ended.output[0]
 
 
 def test_another_jobs_worker_is_turned_away(tmp_path: Path) -> None:
     asked = request(served(), "count", waits={"0": (0, "never")})
-    with Served(tmp_path / "crew", 1, 1, asked) as crew:
+    with Served(tmp_path / "group", 1, 1, asked) as crew:
         crew.crew.kill_one(0)
         crew.plan["secret"] = "of another job"
         crew.crew.restart(0, plan=replace(crew.agent.plan(**crew.plan)))

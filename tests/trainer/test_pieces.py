@@ -48,28 +48,28 @@ def test_a_new_rank_is_seeded_by_step_and_number() -> None:
 
 
 def cadence(every_steps: int | None = None, every_seconds: int | None = None) -> tuple[Cadence, list[int]]:
-    asked: list[int] = []
+    broadcasts: list[int] = []
 
     def agree(value: int) -> int:
-        asked.append(value)
+        broadcasts.append(value)
         return value
 
-    return Cadence(CheckpointConfig("/c", every_steps, every_seconds), agree), asked
+    return Cadence(CheckpointConfig("/c", every_steps, every_seconds), agree), broadcasts
 
 
 def test_steps_are_multiples_whatever_the_first_step_is() -> None:
-    by_steps, asked = cadence(every_steps=4)
+    by_steps, broadcasts = cadence(every_steps=4)
     assert [step for step in range(7, 20) if by_steps.due(step)] == [8, 12, 16]
-    assert asked == [], "no collective where none is needed"
+    assert broadcasts == [], "no collective where none is needed"
 
 
 def test_seconds_are_rank_0s() -> None:
-    by_seconds, asked = cadence(every_seconds=0)
+    by_seconds, broadcasts = cadence(every_seconds=0)
     assert all(by_seconds.due(step) for step in range(1, 4))
-    assert asked == [0, 0, 0]
-    for_ever, asked = cadence(every_steps=50, every_seconds=10_000)
+    assert broadcasts == [0, 0, 0]
+    for_ever, broadcasts = cadence(every_steps=50, every_seconds=10_000)
     assert [step for step in range(1, 200) if for_ever.due(step)] == [50, 100, 150]
-    assert len(asked) < 20, "steps of microseconds are not asked about one by one"
+    assert len(broadcasts) < 20, "steps of microseconds are not asked about one by one"
 
 
 def test_epochs_without_an_operator_are_of_term_0(tmp_path: Path) -> None:
@@ -80,13 +80,13 @@ def test_epochs_without_an_operator_are_of_term_0(tmp_path: Path) -> None:
 
 
 def test_nothing_configured_means_never() -> None:
-    never, asked = cadence()
+    never, broadcasts = cadence()
     assert not any(never.due(step) for step in range(10))
-    assert asked == []
+    assert broadcasts == []
 
 
 @given(left=st.floats(-10, 1e4), seconds=st.floats(0, 1e4))
-def test_the_clock_is_asked_in_time(left: float, seconds: float) -> None:
+def test_the_clock_is_checked_in_time(left: float, seconds: float) -> None:
     steps = steps_until_check(left, seconds)
     assert (steps == 0) == (left <= 0)
     assert steps <= 1 or steps * seconds <= min(left, 1.0) * 1.001

@@ -43,7 +43,7 @@ def test_neighbours_are_well_spread() -> None:
 @example(plan=DataPlan(10, 8), worlds=[(7, 1), (3, 1)])
 def test_exactly_once_under_any_worlds_and_restarts(plan: DataPlan, worlds: list[tuple[int, int]]) -> None:
     """Each world takes some steps, of which the last are lost; the next goes on from the checkpoint."""
-    at, kept = Position(), []
+    at, used_ids = Position(), []
     for world, steps in [*worlds, (1, 10_000)]:
         here, taken = at, []
         for _ in range(steps):
@@ -53,13 +53,13 @@ def test_exactly_once_under_any_worlds_and_restarts(plan: DataPlan, worlds: list
             here = plan.after(here)
             taken.append((here, ids))
         saved = taken if world == 1 else taken[: len(taken) // 2]  # the rest is done again
-        kept += [ids for _, ids in saved]
+        used_ids += [ids for _, ids in saved]
         at = saved[-1][0] if saved else at
-    used = [i for ids in kept for i in ids]
+    used = [i for ids in used_ids for i in ids]
     for epoch in range(2):
         one = used[epoch * plan.samples : (epoch + 1) * plan.samples]
         assert sorted(one) == list(range(plan.samples))
-    assert len(kept) == plan.steps(2)
+    assert len(used_ids) == plan.steps(2)
 
 
 @given(plan=plans, epochs=st.integers(0, 3), done=st.integers(0, 60))

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.trainer.planted import CANARY, GOOD, Case, Gadget, checkpoints, plant
+from tests.trainer.planted import CANARY, VALID, Case, Gadget, checkpoints, plant
 from tests.trainer.plantedcontents import MALFORMED, UNCLEAR
 from tests.trainer.plantedfolders import PASSED_OVER
 
@@ -25,18 +25,18 @@ from ropeteam_trainer.checkpoint import agreement
 
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(["tests.trainer.planted"])
-RETRY_SECONDS = 120
+TIMEOUT_SECONDS = 120
 """For a process that hangs."""
 
 
 @pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def valid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with one checkpoint of step 3."""
     directory = tmp_path_factory.mktemp("good")
-    kept, model = checkpoints(directory)
+    saver, model = checkpoints(directory)
     torch.nn.init.constant_(model.weight, 3.0)  # type: ignore[arg-type]
-    kept.save(3, None)
-    kept.close()
+    saver.save(3, None)
+    saver.close()
     return directory
 
 
@@ -45,8 +45,8 @@ def restore(directory: str, answer: str) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
     resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))
     agreement.RETRY_SECONDS = 0.0  # what is planted must not look as if the volume was away
-    kept, model = checkpoints(Path(directory))
-    restored = kept.restore(lambda: None)
+    saver, model = checkpoints(Path(directory))
+    restored = saver.restore(lambda: None)
     weight = model.weight.unique().tolist()  # type: ignore[operator]
     Path(answer).write_text(json.dumps([restored and restored.step, weight]))
 
@@ -54,7 +54,7 @@ def restore(directory: str, answer: str) -> None:
 def run(directory: Path, answer: Path) -> int | None:
     process = _forks.Process(target=restore, args=(str(directory), str(answer)))
     process.start()
-    process.join(RETRY_SECONDS)
+    process.join(TIMEOUT_SECONDS)
     process.kill()
     process.join()
     return process.exitcode
@@ -67,9 +67,9 @@ def restored(directory: Path, answer: Path) -> list[object]:
 
 
 @pytest.mark.parametrize("case", PASSED_OVER + MALFORMED, ids=lambda case: case.name)
-def test_the_job_goes_on_from_the_good_one(case: Case, good: Path, tmp_path: Path) -> None:
+def test_the_job_resumes_from_the_valid_one(case: Case, valid: Path, tmp_path: Path) -> None:
     directory = tmp_path / "saved"
-    shutil.copytree(good, directory)
+    shutil.copytree(valid, directory)
     plant(directory, case)
     assert restored(directory, tmp_path / "answer") == [3, [3.0]]
     assert not (directory / CANARY).exists()
@@ -77,34 +77,34 @@ def test_the_job_goes_on_from_the_good_one(case: Case, good: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("case", UNCLEAR, ids=lambda case: case.name)
 def test_what_another_script_or_image_could_read_is_not_passed_over(
-    case: Case, good: Path, tmp_path: Path
+    case: Case, valid: Path, tmp_path: Path
 ) -> None:
     directory = tmp_path / "saved"
-    shutil.copytree(good, directory)
+    shutil.copytree(valid, directory)
     plant(directory, case)
     assert run(directory, tmp_path / "answer") == 1
     assert not (directory / CANARY).exists()
 
 
 @pytest.mark.parametrize("case", MALFORMED[:1] + MALFORMED[-1:], ids=lambda case: case.name)
-def test_without_a_good_one_a_malformed_one_is_not_replaced_by_nothing(
-    case: Case, good: Path, tmp_path: Path
+def test_without_a_valid_one_a_malformed_one_is_not_replaced_by_nothing(
+    case: Case, valid: Path, tmp_path: Path
 ) -> None:
     directory = tmp_path / "saved"
-    shutil.copytree(good, directory)
+    shutil.copytree(valid, directory)
     plant(directory, case)
-    shutil.rmtree(directory / GOOD)
+    shutil.rmtree(directory / VALID)
     assert run(directory, tmp_path / "answer") == 1
     assert not (tmp_path / "answer").exists()
 
 
-def test_if_nothing_was_wrong_with_it_what_is_planted_would_be_taken(good: Path, tmp_path: Path) -> None:
+def test_if_nothing_was_wrong_with_it_what_is_planted_would_be_taken(valid: Path, tmp_path: Path) -> None:
     directory = tmp_path / "saved"
-    shutil.copytree(good, directory)
+    shutil.copytree(valid, directory)
     plant(directory, Case("a copy", lambda _: None))
     assert restored(directory, tmp_path / "answer") == [1000, [3.0]]
 
 
 def test_a_gadget_that_is_executed_leaves_the_canary(tmp_path: Path) -> None:
-    pickle.loads(pickle.dumps(Gadget(tmp_path / GOOD)))
+    pickle.loads(pickle.dumps(Gadget(tmp_path / VALID)))
     assert (tmp_path / CANARY).exists()

@@ -13,13 +13,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.trainer import traces
-from tests.trainer.ranks import Crew
+from tests.trainer.ranks import RankGroup
 from tests.trainer.test_job import alone
 from torch import nn
 
 from ropeteam_trainer.data.prefetch import prefetched
 
-RETRY_SECONDS = 60
+TIMEOUT_SECONDS = 60
 
 
 def threads() -> list[threading.Thread]:
@@ -31,7 +31,7 @@ class Watched:
 
     def __init__(self, size: int, fails_at: int | None = None) -> None:
         self.size, self.fails_at = size, fails_at
-        self.asked: list[int] = []
+        self.requested: list[int] = []
         self._changed = threading.Condition()
 
     def __len__(self) -> int:
@@ -39,15 +39,15 @@ class Watched:
 
     def __getitem__(self, index: int) -> int:
         with self._changed:
-            self.asked.append(index)
+            self.requested.append(index)
             self._changed.notify_all()
-        if len(self.asked) == self.fails_at:
+        if len(self.requested) == self.fails_at:
             raise LookupError("no such sample")
         return index
 
-    def wait_for(self, asked: int) -> None:
+    def wait_for(self, requested: int) -> None:
         with self._changed:
-            assert self._changed.wait_for(lambda: len(self.asked) >= asked, RETRY_SECONDS)
+            assert self._changed.wait_for(lambda: len(self.requested) >= requested, TIMEOUT_SECONDS)
 
 
 @given(items=st.lists(st.integers(), max_size=20), count=st.integers(1, 5), taken=st.integers(0, 25))
@@ -73,7 +73,7 @@ def test_so_many_are_ready_and_one_is_being_made() -> None:
     ahead = prefetched(source(), 3)
     assert next(ahead) == 0
     for _ in range(5):
-        assert released.acquire(timeout=RETRY_SECONDS)
+        assert released.acquire(timeout=TIMEOUT_SECONDS)
     assert not released.acquire(timeout=0.2), "the sixth waits for room"
     assert made == [0, 1, 2, 3, 4]
     ahead.close()
@@ -116,7 +116,7 @@ def test_the_thread_ends_with_the_loop_and_with_the_job(leave: Callable[[Any, An
     batches = job.batches(data, global_batch=1, prefetch=2)
     leave(batches, job)
     assert threads() == []
-    assert len(data.asked) <= 4
+    assert len(data.requested) <= 4
 
 
 def test_a_checkpoint_holds_the_position_of_the_batch_that_was_taken(tmp_path: Path) -> None:
@@ -135,9 +135,9 @@ def test_a_checkpoint_holds_the_position_of_the_batch_that_was_taken(tmp_path: P
 
 
 def test_real_ranks_do_the_same_with_and_without(tmp_path: Path) -> None:
-    plain, ahead = Crew(tmp_path / "plain", 2), Crew(tmp_path / "ahead", 2)
-    for crew, more in ((plain, ()), (ahead, ("--prefetch", "2"))):
-        ended = crew.run("balance.py", *more)
+    plain, ahead = RankGroup(tmp_path / "plain", 2), RankGroup(tmp_path / "ahead", 2)
+    for group, more in ((plain, ()), (ahead, ("--prefetch", "2"))):
+        ended = group.run("balance.py", *more)
         assert ended.codes == [0, 0], ended.output
     assert traces.losses(plain.trace, 2) == traces.losses(ahead.trace, 2)
     assert traces.samples(plain.trace, 2) == traces.samples(ahead.trace, 2)
@@ -153,18 +153,18 @@ def test_a_batch_with_fewer_samples_than_ranks_is_taken_by_all(tmp_path: Path) -
     """Of 9 samples in batches of 7 two are left for three ranks: one computes on a filler, of weight 0."""
     losses = {}
     for world in (1, 3):
-        crew = Crew(tmp_path / str(world), world)
-        ended = crew.run("balance.py", "--samples", "9", "--global-batch", "7")
+        group = RankGroup(tmp_path / str(world), world)
+        ended = group.run("balance.py", "--samples", "9", "--global-batch", "7")
         assert ended.codes == [0] * world, ended.output
-        found = traces.losses(crew.trace, world).values()
+        found = traces.losses(group.trace, world).values()
         losses[world] = [sum(map(float.fromhex, each)) / world for each in found]
-        assert sorted(traces.samples(crew.trace, world)) == sorted([*range(9)] * 2)
+        assert sorted(traces.samples(group.trace, world)) == sorted([*range(9)] * 2)
     assert [len(line.samples) for line in traces.surviving(tmp_path / "3" / "trace", 3)[2]] == [0, 1, 1]
     assert losses[3] == pytest.approx(losses[1], abs=1e-5)
 
 
-def test_ranks_that_were_given_different_data_are_told_so(tmp_path: Path) -> None:
-    ended = Crew(tmp_path, 2).run("balance.py", "--samples-of-rank-1", "36")
+def test_ranks_with_different_data_get_an_error(tmp_path: Path) -> None:
+    ended = RankGroup(tmp_path, 2).run("balance.py", "--samples-of-rank-1", "36")
     assert ended.codes == [1, 1]
     for output in ended.output:
         assert "samples = 37 on rank 0 and 36 on rank 1. Pass the whole data set on all ranks" in output

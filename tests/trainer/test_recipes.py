@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.trainer.ranks import Crew, FakeAgent
+from tests.trainer.ranks import FakeAgent, RankGroup
 
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.strategy import Strategy
@@ -23,7 +23,7 @@ TEXT = "the quick brown fox jumps over the lazy dog. " * 200
 def test_char_gpt_learns_a_text_of_the_users(tmp_path: Path) -> None:
     (tmp_path / "fox.txt").write_text(TEXT)
     options = ("--text", str(tmp_path / "fox.txt"), "--epochs", "8", "--global-batch", "12")
-    ended = Crew(tmp_path, 2).run(str(RECIPES / "char_gpt.py"), *options)
+    ended = RankGroup(tmp_path, 2).run(str(RECIPES / "char_gpt.py"), *options)
     assert ended.codes == [0, 0], ended.output
     assert ended.result["validation_loss"] < 0.5
     assert ended.result["windows"] == (len(TEXT) // 10 - 1) // char_gpt.CONTEXT
@@ -32,7 +32,7 @@ def test_char_gpt_learns_a_text_of_the_users(tmp_path: Path) -> None:
 
 
 def test_digits_reads_at_least_95_percent(tmp_path: Path) -> None:
-    ended = Crew(tmp_path, 2).run(str(RECIPES / "digits.py"))
+    ended = RankGroup(tmp_path, 2).run(str(RECIPES / "digits.py"))
     assert ended.codes == [0, 0], ended.output
     assert ended.result["accuracy"] >= 0.95
 
@@ -49,7 +49,7 @@ def test_a_batch_of_sixteen_times_the_size_needs_a_rate_that_follows(
     strategy = codec.from_plain(Strategy, SIXTEEN_TIMES | settings)
     options = ["--optimizer", "SGD", "--learning-rate", "0.02", "--epochs", "26", "--seed", "1"]
     agent = FakeAgent(tmp_path, 2, None, Epoch(1, 0, 1))
-    ended = Crew(tmp_path / "crew", 2).run(
+    ended = RankGroup(tmp_path / "group", 2).run(
         str(RECIPES / "digits.py"), *options, agent=agent, strategy=strategy
     )
     agent.close()
@@ -58,7 +58,7 @@ def test_a_batch_of_sixteen_times_the_size_needs_a_rate_that_follows(
     assert accuracy >= 0.965 if reads else accuracy < 0.93
 
 
-def test_the_default_text_is_cut_into_windows_that_cover_it() -> None:
+def test_the_default_text_is_split_into_windows_that_cover_it() -> None:
     text = char_gpt.read_text(None)
     train, validation, symbols = char_gpt.windows_of(text)
     assert len(text) > 400_000

@@ -53,7 +53,7 @@ class Disk:
     def __init__(self, bad: set[int], unreadable: set[int] = frozenset()) -> None:  # type: ignore[assignment]
         self.bad, self.unreadable, self.looked = bad, unreadable, []  # type: ignore[var-annotated]
 
-    def look(self, ref: CheckpointRef) -> Inspection:
+    def inspect(self, ref: CheckpointRef) -> Inspection:
         self.looked.append(ref.step)
         if ref.step in self.unreadable:
             return Inspection(None, "it has no manifest")
@@ -63,7 +63,7 @@ class Disk:
 
 def test_the_first_candidate_that_verifies_wins() -> None:
     disk = Disk(bad={50})
-    choice = choose(plan(CHAIN[4].ref, CHAIN[3].ref), (), disk.look)
+    choice = choose(plan(CHAIN[4].ref, CHAIN[3].ref), (), disk.inspect)
     assert choice.manifest == CHAIN[3]
     assert choice.skipped == ("checkpoint step-50/1.0.1 is not used: state.pt was altered",)
     assert disk.looked == [50, 40]
@@ -71,48 +71,48 @@ def test_the_first_candidate_that_verifies_wins() -> None:
 
 def test_parents_come_after_all_candidates() -> None:
     disk = Disk(bad={50, 40, 30})
-    choice = choose(plan(CHAIN[4].ref, CHAIN[3].ref), (), disk.look)
+    choice = choose(plan(CHAIN[4].ref, CHAIN[3].ref), (), disk.inspect)
     assert choice.manifest == CHAIN[1]
     assert disk.looked == [50, 40, 30, 20]
 
 
 def test_a_granted_checkpoint_that_was_never_written_is_passed_over() -> None:
     granted = CheckpointRef(50, Epoch(1, 0, 1))
-    choice = choose(plan(granted, CHAIN[3].ref), (), Disk(bad=set(), unreadable={50}).look)
+    choice = choose(plan(granted, CHAIN[3].ref), (), Disk(bad=set(), unreadable={50}).inspect)
     assert choice.manifest == CHAIN[3]
 
 
 def test_only_a_granted_checkpoint_and_it_was_never_written_means_a_start_from_nothing() -> None:
     granted = CheckpointRef(10, Epoch(1, 0, 1))
-    choice = choose(plan(granted), (), Disk(bad=set(), unreadable={10}).look)
+    choice = choose(plan(granted), (), Disk(bad=set(), unreadable={10}).inspect)
     assert choice.manifest is None
     assert len(choice.skipped) == 1
 
 
 def test_a_committed_checkpoint_is_never_silently_replaced_by_nothing() -> None:
     with pytest.raises(CheckpointNotFound, match=r"step-50.*step-10.*policy Latest resumes"):
-        choose(plan(CHAIN[4].ref), (), Disk(bad=set(STEPS)).look)
+        choose(plan(CHAIN[4].ref), (), Disk(bad=set(STEPS)).inspect)
 
 
-def test_nor_is_one_that_only_the_journal_tells_of() -> None:
+def test_nor_is_one_that_only_the_journal_names() -> None:
     """Its entry is not signed, so it has no hash. An agent with keys tells of what is committed alone."""
-    told = replace(plan(replace(CHAIN[4].ref, digest="")), keys="/keys")
+    unnamed = replace(plan(replace(CHAIN[4].ref, digest="")), keys="/keys")
     with pytest.raises(CheckpointNotFound, match=r"step-50/1\.0\.1 is not used: state\.pt was altered"):
-        choose(told, (), Disk(bad=set(STEPS)).look)
+        choose(unnamed, (), Disk(bad=set(STEPS)).inspect)
 
 
-def test_what_cannot_be_judged_is_not_passed_over_for_an_older_one() -> None:
-    def look(ref: CheckpointRef) -> Inspection:
-        return Inspection(None, "stale", unsure=True) if ref.step == 40 else Disk(bad={50}).look(ref)
+def test_a_checkpoint_that_cannot_be_validated_is_not_skipped_for_an_older_one() -> None:
+    def inspect(ref: CheckpointRef) -> Inspection:
+        return Inspection(None, "stale", unsure=True) if ref.step == 40 else Disk(bad={50}).inspect(ref)
 
     with pytest.raises(CheckpointUnavailable, match=r"step-40/1\.0\.1 cannot be validated: stale"):
-        choose(plan(CHAIN[4].ref, CHAIN[3].ref, CHAIN[2].ref), (), look)
+        choose(plan(CHAIN[4].ref, CHAIN[3].ref, CHAIN[2].ref), (), inspect)
 
 
 def test_latest_takes_the_newest_in_the_folder_and_skips_what_is_torn() -> None:
     found = [m.ref for m in (CHAIN[1], CHAIN[4], CHAIN[2])]
     assert [ref.step for ref in candidates(plan(known=False), found)] == [50, 30, 20]
-    assert choose(plan(known=False), found, Disk(bad={50, 40}).look).manifest == CHAIN[2]
+    assert choose(plan(known=False), found, Disk(bad={50, 40}).inspect).manifest == CHAIN[2]
 
 
 def test_a_malformed_checkpoint_is_passed_over_for_another_but_not_for_nothing() -> None:
@@ -120,19 +120,19 @@ def test_a_malformed_checkpoint_is_passed_over_for_another_but_not_for_nothing()
     newest = CheckpointRef(50, Epoch(1, 0, 1))
     older = CheckpointRef(40, Epoch(1, 0, 1))
 
-    def look(ref: CheckpointRef) -> Inspection:
+    def inspect(ref: CheckpointRef) -> Inspection:
         return replace(looks[ref.step], manifest=replace(manifest(ref.step)))
 
-    assert choose(plan(known=False), (newest, older), look).manifest == manifest(40)
+    assert choose(plan(known=False), (newest, older), inspect).manifest == manifest(40)
     with pytest.raises(CheckpointNotFound, match=r"no state of ours: it is a list.*delete its folder"):
-        choose(plan(known=False), (newest,), look)
+        choose(plan(known=False), (newest,), inspect)
 
 
 def of_job(name: str, step: int) -> Inspection:
     return Inspection(replace(manifest(step), job=name), ref=CheckpointRef(step, Epoch(1, 0, 1)))
 
 
-def test_latest_takes_no_checkpoint_of_another_job_and_says_how_to_get_it() -> None:
+def test_latest_takes_no_checkpoint_of_another_job_and_names_the_way_to_get_it() -> None:
     looks = {50: of_job("theirs", 50), 40: of_job("job", 40)}
     found = tuple(CheckpointRef(step, Epoch(1, 0, 1)) for step in looks)
     choice = choose(plan(known=False), found, lambda ref: looks[ref.step])
@@ -150,25 +150,27 @@ def test_latest_takes_no_checkpoint_of_another_job_and_says_how_to_get_it() -> N
     ],
     ids=["asked for", "named by status", "of no job", "by no job"],
 )
-def test_another_jobs_checkpoint_is_taken_by_who_asks_for_it(wanted: RankPlan, name: str) -> None:
-    look = of_job(name, 50)
-    assert choose(wanted, (CheckpointRef(50, Epoch(1, 0, 1)),), lambda _: look).manifest == look.manifest
+def test_another_jobs_checkpoint_is_used_on_explicit_request(wanted: RankPlan, name: str) -> None:
+    inspect = of_job(name, 50)
+    assert (
+        choose(wanted, (CheckpointRef(50, Epoch(1, 0, 1)),), lambda _: inspect).manifest == inspect.manifest
+    )
 
 
 def test_latest_in_an_empty_folder_starts_from_nothing() -> None:
-    assert choose(plan(known=False), (), Disk(set()).look).manifest is None
+    assert choose(plan(known=False), (), Disk(set()).inspect).manifest is None
 
 
 def test_never_ignores_what_is_there_but_not_what_this_job_has_committed() -> None:
     found = [m.ref for m in CHAIN]
-    assert choose(plan(known=False, resume=Resume.NEVER), found, Disk(set()).look).manifest is None
+    assert choose(plan(known=False, resume=Resume.NEVER), found, Disk(set()).inspect).manifest is None
     own = plan(CHAIN[2].ref, resume=Resume.NEVER)
-    assert choose(own, found, Disk(set()).look).manifest == CHAIN[2]
+    assert choose(own, found, Disk(set()).inspect).manifest == CHAIN[2]
 
 
 def test_a_step_is_taken_by_number() -> None:
     found = [m.ref for m in CHAIN]
-    chosen = choose(plan(known=False, resume=Resume.STEP, step=30), found, Disk(set()).look)
+    chosen = choose(plan(known=False, resume=Resume.STEP, step=30), found, Disk(set()).inspect)
     assert chosen.manifest == CHAIN[2]
 
 
@@ -187,7 +189,7 @@ def test_a_step_that_is_not_there_is_an_error_with_the_fix(wanted: int | None, f
 def test_a_step_that_is_damaged_is_an_error_never_another_step() -> None:
     found = [m.ref for m in CHAIN]
     with pytest.raises(CheckpointNotFound, match="no checkpoint can be used"):
-        choose(plan(known=False, resume=Resume.STEP, step=30), found, Disk(bad={30}).look)
+        choose(plan(known=False, resume=Resume.STEP, step=30), found, Disk(bad={30}).inspect)
 
 
 def test_the_message_names_the_folder_only_if_there_is_one() -> None:
@@ -203,17 +205,17 @@ def test_what_nobody_vouches_for_leads_to_no_parent() -> None:
     for bad in (set(), {30}):
         disk = Disk(bad=bad)
         with suppress(CheckpointNotFound):
-            choose(keys, found, disk.look)
+            choose(keys, found, disk.inspect)
         assert disk.looked == [30]
     anybody = Disk(bad={30})
-    assert choose(replace(keys, trust=Trust.ANY), found, anybody.look).manifest == CHAIN[1]
+    assert choose(replace(keys, trust=Trust.ANY), found, anybody.inspect).manifest == CHAIN[1]
 
 
 @given(bad=st.sets(st.sampled_from(STEPS)), restore=st.lists(st.sampled_from(CHAIN), min_size=1, max_size=4))
 def test_the_choice_verifies_and_nothing_is_looked_at_twice(bad: set[int], restore: list[Manifest]) -> None:
     disk, distinct = Disk(bad), list(dict.fromkeys(restore))
     try:
-        choice = choose(plan(*(m.ref for m in distinct)), (), disk.look)
+        choice = choose(plan(*(m.ref for m in distinct)), (), disk.inspect)
     except CheckpointNotFound:
         assert set(disk.looked) <= bad
     else:
@@ -239,7 +241,7 @@ def test_latest_within_a_run_is_the_newest_world() -> None:
     assert [ref.step for ref in candidates(plan(known=False), found)] == [55, 60]
 
 
-def test_what_its_own_run_has_committed_a_world_is_told_by_its_journal() -> None:
+def test_a_world_takes_checkpoints_of_its_own_run_from_the_journal() -> None:
     """Without an operator there is no journal: all that is in the folder counts."""
     found = (CheckpointRef(60, Epoch(1, 0, 1), run="uid"), CheckpointRef(50, Epoch(1, 0, 1), run="other"))
     assert [ref.step for ref in candidates(plan(known=False), found)] == [50]

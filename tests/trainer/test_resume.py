@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.trainer import traces
-from tests.trainer.ranks import Crew, FakeAgent
+from tests.trainer.ranks import FakeAgent, RankGroup
 
 from ropeteam_trainer.contract.world import Epoch
 
@@ -23,10 +23,10 @@ def test_a_resumed_run_repeats_every_loss_bit_for_bit(
 ) -> None:
     """Weights, optimizer, scheduler, three random generators, data position and the order of sums."""
     options = ("--epochs", "3", *layout)
-    calm = Crew(tmp_path / "calm", world)
+    calm = RankGroup(tmp_path / "calm", world)
     undisturbed = calm.run("train.py", *options)
     assert undisturbed.codes == [0] * world, undisturbed.output
-    hit = Crew(tmp_path / "hit", world)
+    hit = RankGroup(tmp_path / "hit", world)
     saved = ("--folder", str(tmp_path / "saved"), "--every", "6", *options)
     killed = hit.run("train.py", *saved, "--die", f"9:{world - 1}")
     assert killed.codes[-1] == -9
@@ -60,11 +60,11 @@ def test_what_each_rank_keeps_for_itself_is_resumed_bit_for_bit(tmp_path: Path, 
     """Twelve steps are six, a save, new processes, and six: weights and optimizers of all ranks, too."""
     world, strategy = WITH_MEMORY[technique]
     options = ("--samples", "45", "--strategy", json.dumps(strategy))
-    calm = Crew(tmp_path / "calm", world)
+    calm = RankGroup(tmp_path / "calm", world)
     undisturbed = calm.run("train.py", *options)
     assert undisturbed.codes == [0] * world, undisturbed.output
     assert undisturbed.result["steps"] == 12
-    hit = Crew(tmp_path / "hit", world)
+    hit = RankGroup(tmp_path / "hit", world)
     saved = ("--folder", str(tmp_path / "saved"), "--every", "6", *options)
     assert hit.run("train.py", *saved, "--die", "8:0").codes[0] == -9
     resumed = hit.run("train.py", *saved)
@@ -73,25 +73,26 @@ def test_what_each_rank_keeps_for_itself_is_resumed_bit_for_bit(tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    ("strategy", "said"), [(TOP_K, "TopK's memory"), (locally(every_steps=3), "the local optimizers' state")]
+    ("strategy", "memory"),
+    [(TOP_K, "TopK's memory"), (locally(every_steps=3), "the local optimizers' state")],
 )
-def test_another_number_of_ranks_begins_without_it_and_says_so(
-    tmp_path: Path, strategy: dict[str, Any], said: str
+def test_another_number_of_ranks_begins_without_it_with_a_log_line(
+    tmp_path: Path, strategy: dict[str, Any], memory: str
 ) -> None:
     saved = ("--strategy", json.dumps(strategy), "--folder", str(tmp_path / "saved"), "--every", "3")
-    assert Crew(tmp_path, 2).run("train.py", *saved, "--die", "5:1").codes[1] == -9
-    last = Crew(tmp_path, 3).run("train.py", *saved)
+    assert RankGroup(tmp_path, 2).run("train.py", *saved, "--die", "5:1").codes[1] == -9
+    last = RankGroup(tmp_path, 3).run("train.py", *saved)
     assert last.codes == [0, 0, 0], last.output
     assert last.result["first"] == 3
-    sentence = f"ropeteam: {said} of 2 ranks cannot be used by 3: starts without it"
+    sentence = f"ropeteam: {memory} of 2 ranks cannot be used by 3: starts without it"
     assert [text.count(sentence) for text in last.output] == [1, 0, 0]
 
 
 def test_each_sample_is_used_once_in_each_epoch_under_any_world(tmp_path: Path) -> None:
     saved = ("--folder", str(tmp_path / "saved"), "--every", "2")
     for world, die in ((3, "4:1"), (2, "6:0"), (1, "7:0")):
-        assert -9 in Crew(tmp_path, world).run("train.py", *saved, "--die", die).codes
-    last = Crew(tmp_path, 3).run("train.py", *saved)
+        assert -9 in RankGroup(tmp_path, world).run("train.py", *saved, "--die", die).codes
+    last = RankGroup(tmp_path, 3).run("train.py", *saved)
     assert last.codes == [0, 0, 0], last.output
     used = traces.samples(tmp_path / "trace", 3)
     for epoch in range(EPOCHS):
@@ -101,7 +102,7 @@ def test_each_sample_is_used_once_in_each_epoch_under_any_world(tmp_path: Path) 
 
 
 def test_workers_that_load_ahead_change_nothing(tmp_path: Path) -> None:
-    plain, ahead = Crew(tmp_path / "plain", 2), Crew(tmp_path / "ahead", 2)
+    plain, ahead = RankGroup(tmp_path / "plain", 2), RankGroup(tmp_path / "ahead", 2)
     assert plain.run("train.py").result == ahead.run("train.py", "--workers", "1").result
     assert traces.losses(plain.trace, 2) == traces.losses(ahead.trace, 2)
 
@@ -109,7 +110,7 @@ def test_workers_that_load_ahead_change_nothing(tmp_path: Path) -> None:
 def test_finished_worlds_exit_with_zero(tmp_path: Path) -> None:
     """Finished gloo processes sometimes die of SIGABRT: not ours."""
     for repeat in range(8):
-        ended = Crew(tmp_path / str(repeat), 3).run("train.py", "--epochs", "1")
+        ended = RankGroup(tmp_path / str(repeat), 3).run("train.py", "--epochs", "1")
         assert ended.codes == [0, 0, 0], ended.output
 
 
@@ -117,16 +118,16 @@ def test_finished_worlds_exit_with_zero(tmp_path: Path) -> None:
 def test_a_rank_that_fails_ends_soon_with_its_own_code(tmp_path: Path, how: str, code: int) -> None:
     """The others wait in a collective for it: it must not wait for them, nor disturb them on its way out."""
     agent = FakeAgent(tmp_path, 2, None, Epoch(1, 0, 1))
-    ended = Crew(tmp_path, 2).run("train.py", how, "3:1", agent=agent)
+    ended = RankGroup(tmp_path, 2).run("train.py", how, "3:1", agent=agent)
     agent.close()
     assert ended.codes[1] == code, ended.output
     assert ended.codes[0] != 0
-    assert not agent.beat(1).reached_end
+    assert not agent.heartbeat(1).reached_end
 
 
 def test_other_data_than_the_checkpoint_was_made_with_is_refused(tmp_path: Path) -> None:
     saved = ("--folder", str(tmp_path / "saved"), "--every", "2")
-    Crew(tmp_path, 2).run("train.py", *saved)
-    ended = Crew(tmp_path / "again", 2).run("train.py", *saved, "--samples", "38")
+    RankGroup(tmp_path, 2).run("train.py", *saved)
+    ended = RankGroup(tmp_path / "again", 2).run("train.py", *saved, "--samples", "38")
     assert ended.codes == [1, 1]
     assert "made with samples = 37, but batches() now has 38" in ended.output[0]

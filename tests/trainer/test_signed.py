@@ -76,17 +76,17 @@ def saved(directory: Path, *steps: int, keys: Keys = OURS, run: str = "former") 
 
 
 def forged(
-    directory: Path, step: int, keys: Keys = (), run: str = "former", at: Epoch = AT, **words: Any
+    directory: Path, step: int, keys: Keys = (), run: str = "former", at: Epoch = AT, **changes: Any
 ) -> CheckpointRef:
     """Right hashes, the job's name."""
     ref = CheckpointRef(step, at, run=run)
     made = Manifest(step, at, 4, "job", run, files(directory / folder(ref), "forged"), None)
-    text = replace(made, **words).to_bytes(keys)
+    text = replace(made, **changes).to_bytes(keys)
     (directory / folder(ref) / MANIFEST).write_bytes(text)
     return made.ref_as(text)
 
 
-def choose(directory: Path, *restore: CheckpointRef, keys: Keys = OURS, **words: Any) -> Choice:
+def choose(directory: Path, *restore: CheckpointRef, keys: Keys = OURS, **changes: Any) -> Choice:
     """What rank 0 of a new job, of the same name, goes on from."""
     file = directory / "keys"
     file.write_text(seals.to_text(keys))
@@ -94,7 +94,7 @@ def choose(directory: Path, *restore: CheckpointRef, keys: Keys = OURS, **words:
     plan = RankPlan(
         "1.0.2", texts, bool(texts), config, Resume.LATEST, None, "job", "new", keys=str(file) if keys else ""
     )
-    plan = replace(plan, **words)
+    plan = replace(plan, **changes)
     return Agreement(plan, World(0, 1, torch.device("cpu")), directory, lambda: None).choose()
 
 
@@ -104,13 +104,13 @@ def claimed(directory: Path, *named: CheckpointRef, keys: Keys = OURS) -> Claime
 
 
 @pytest.mark.parametrize("keys", [(), THEIRS], ids=["unsigned", "of another folder"])
-def test_a_new_job_goes_on_from_the_signed_one_and_says_why_not_from_the_newer_one(
+def test_a_new_job_resumes_from_the_signed_one_and_names_the_fault_of_the_newer_one(
     tmp_path: Path, keys: Keys
 ):
-    (good,) = saved(tmp_path, 10)
+    (signed_ref,) = saved(tmp_path, 10)
     forged(tmp_path, 1000, keys)
     choice = choose(tmp_path)
-    assert choice.ref == good
+    assert choice.ref == signed_ref
     assert "checkpoint run-former/step-1000/1.0.1 is not used: not signed" in choice.skipped[0]
     assert "spec.resume.trust Any would accept it" in choice.skipped[0]
 
@@ -124,9 +124,9 @@ def test_a_signed_manifest_that_was_altered_is_not_used(tmp_path: Path):
 
 def test_a_signed_one_elsewhere_is_not_used(tmp_path: Path):
     """Its manifest tells its step, and its epoch."""
-    (good,) = saved(tmp_path, 10)
-    shutil.copytree(tmp_path / folder(good), tmp_path / "run-former/step-1000/1.0.1")
-    assert choose(tmp_path).ref == good
+    (signed_ref,) = saved(tmp_path, 10)
+    shutil.copytree(tmp_path / folder(signed_ref), tmp_path / "run-former/step-1000/1.0.1")
+    assert choose(tmp_path).ref == signed_ref
 
 
 def test_an_older_one_in_the_folder_of_another_run_is_not_used(tmp_path: Path):
@@ -141,17 +141,17 @@ def test_an_older_one_in_the_folder_of_another_run_is_not_used(tmp_path: Path):
 
 def test_what_status_names_by_its_hash_may_lie_in_the_folder_of_another_run(tmp_path: Path):
     """Status of an earlier release names no run: the first copy is as good."""
-    (good,) = saved(tmp_path, 10)
-    shutil.copytree(tmp_path / folder(good), tmp_path / folder(replace(good, run="a-copy")))
-    choice = choose(tmp_path, replace(good, run=""))
+    (signed_ref,) = saved(tmp_path, 10)
+    shutil.copytree(tmp_path / folder(signed_ref), tmp_path / folder(replace(signed_ref, run="a-copy")))
+    choice = choose(tmp_path, replace(signed_ref, run=""))
     assert choice.ref is not None
-    assert (choice.ref, choice.ref.run) == (good, "a-copy")
+    assert (choice.ref, choice.ref.run) == (signed_ref, "a-copy")
 
 
 def test_another_jobs_of_that_volume_and_path_is_not_used(tmp_path: Path):
-    (good,) = saved(tmp_path, 10)
+    (signed_ref,) = saved(tmp_path, 10)
     forged(tmp_path, 1000, OURS, job="another")
-    assert choose(tmp_path).ref == good
+    assert choose(tmp_path).ref == signed_ref
 
 
 _SIGNATURE = b',"signature":"'
@@ -170,20 +170,20 @@ FORGERIES: dict[str, Callable[[bytes, bytes], bytes]] = {
 def test_no_signature_but_its_own_makes_one_the_newest(
     forge: Callable[[bytes, bytes], bytes], tmp_path: Path
 ):
-    (good,) = saved(tmp_path, 10)
+    (signed_ref,) = saved(tmp_path, 10)
     path = tmp_path / folder(forged(tmp_path, LAST, at=Epoch(LAST, LAST, LAST))) / MANIFEST
-    path.write_bytes(forge(path.read_bytes(), (tmp_path / folder(good) / MANIFEST).read_bytes()))
+    path.write_bytes(forge(path.read_bytes(), (tmp_path / folder(signed_ref) / MANIFEST).read_bytes()))
     assert codec.decode(Manifest, path.read_bytes()).step == LAST
     choice = choose(tmp_path)
-    assert choice.ref == good
+    assert choice.ref == signed_ref
     assert "not signed with a key" in choice.skipped[0]
 
 
 def test_unsigned_ones_of_an_earlier_release_are_never_silently_left_for_step_0(tmp_path: Path):
     newest = saved(tmp_path, 10, 20, keys=())[0]
-    with pytest.raises(CheckpointNotFound) as told:
+    with pytest.raises(CheckpointNotFound) as error:
         choose(tmp_path)
-    begin = str(told.value)[:250]  # what a person sees in the job's condition is cut
+    begin = str(error.value)[:250]  # what a person sees in the job's condition is cut
     assert "run-former/step-20/1.0.1 is not signed" in begin
     assert "spec.resume.trust Any" in begin
     assert "spec.resume.policy Never" in begin
@@ -191,7 +191,7 @@ def test_unsigned_ones_of_an_earlier_release_are_never_silently_left_for_step_0(
     assert choose(tmp_path, resume=Resume.NEVER).ref is None
 
 
-def test_a_step_that_is_asked_for_has_to_be_signed_too(tmp_path: Path):
+def test_a_requested_step_has_to_be_signed_too(tmp_path: Path):
     saved(tmp_path, 10, keys=())
     with pytest.raises(CheckpointNotFound, match=r"spec\.resume\.trust Any"):
         choose(tmp_path, resume=Resume.STEP, resume_step=10)
@@ -229,10 +229,10 @@ def named(folder: Path, *keys: str) -> tuple[str, Keys]:
 def test_what_a_named_key_has_signed_is_known_whatever_the_folders_own_keys_are(tmp_path: Path):
     """The claim has another name now, or it is another namespace, cluster or operator."""
     file, keys = named(tmp_path / "secret", "aa" * 32)
-    (good,) = saved(tmp_path, 10, keys=keys + THEIRS)
+    (signed_ref,) = saved(tmp_path, 10, keys=keys + THEIRS)
     config = CheckpointConfig(str(tmp_path), signing=file)
-    assert choose(tmp_path, checkpoint=config).ref == good
-    assert choose(tmp_path, checkpoint=config, keys=()).ref == good
+    assert choose(tmp_path, checkpoint=config).ref == signed_ref
+    assert choose(tmp_path, checkpoint=config, keys=()).ref == signed_ref
     other, _ = named(tmp_path / "other", "bb" * 32)
     for config in (CheckpointConfig(str(tmp_path), signing=other), CheckpointConfig(str(tmp_path))):
         with pytest.raises(CheckpointNotFound, match=r"spec\.checkpoint\.signing"):
@@ -241,9 +241,9 @@ def test_what_a_named_key_has_signed_is_known_whatever_the_folders_own_keys_are(
 
 def test_a_named_key_can_be_changed(tmp_path: Path):
     _, old = named(tmp_path / "secret", "aa" * 32)
-    (good,) = saved(tmp_path, 10, keys=old)
+    (signed_ref,) = saved(tmp_path, 10, keys=old)
     file, both = named(tmp_path / "secret", "bb" * 32, "aa" * 32)
-    assert choose(tmp_path, checkpoint=CheckpointConfig(str(tmp_path), signing=file)).ref == good
+    assert choose(tmp_path, checkpoint=CheckpointConfig(str(tmp_path), signing=file)).ref == signed_ref
     (newer,) = saved(tmp_path, 20, keys=both, run="later")
     file, _ = named(tmp_path / "secret", "bb" * 32)
     assert choose(tmp_path, checkpoint=CheckpointConfig(str(tmp_path), signing=file)).ref == newer
@@ -259,9 +259,9 @@ def test_a_job_that_names_a_secret_without_keys_of_a_folder_takes_nothing_unsign
 
 def test_a_job_that_begins_to_name_a_secret_goes_on_from_what_it_saved_before(tmp_path: Path):
     file, keys = named(tmp_path / "secret", "aa" * 32)
-    (good,) = saved(tmp_path, 10)
-    assert choose(tmp_path, checkpoint=CheckpointConfig(str(tmp_path), signing=file)).ref == good
-    assert claimed(tmp_path, keys=keys + OURS).restore == (good,)
+    (signed_ref,) = saved(tmp_path, 10)
+    assert choose(tmp_path, checkpoint=CheckpointConfig(str(tmp_path), signing=file)).ref == signed_ref
+    assert claimed(tmp_path, keys=keys + OURS).restore == (signed_ref,)
 
 
 @pytest.mark.parametrize("entry", ["secret", "", None])
@@ -269,10 +269,10 @@ def test_a_secret_that_is_spoilt_while_a_job_runs_ends_none_that_status_vouches_
     tmp_path: Path, entry: str | None
 ):
     file, keys = named(tmp_path / "secret", "aa" * 32)
-    (good,) = saved(tmp_path, 10, keys=keys + OURS)
+    (signed_ref,) = saved(tmp_path, 10, keys=keys + OURS)
     Path(file).unlink() if entry is None else Path(file).write_text(entry)
     config = CheckpointConfig(str(tmp_path), signing=file)
-    assert choose(tmp_path, good, checkpoint=config).ref == good
+    assert choose(tmp_path, signed_ref, checkpoint=config).ref == signed_ref
     with pytest.raises(CheckpointUnavailable, match="entry checkpoint-keys"):
         choose(tmp_path, checkpoint=config)
 
@@ -293,7 +293,7 @@ def test_an_entry_that_somebody_wrote_leads_nowhere(tmp_path: Path):
     assert claimed(tmp_path, named).restore == (newest, named)
 
 
-def test_an_entry_that_somebody_rewrote_tells_of_no_past(tmp_path: Path):
+def test_a_rewritten_entry_has_no_ancestors(tmp_path: Path):
     """Else what it names would come into status, by its hash."""
     newest, named = saved(tmp_path, 10, 20)
     planted = forged(tmp_path, 15)
@@ -305,7 +305,7 @@ def test_an_entry_that_somebody_rewrote_tells_of_no_past(tmp_path: Path):
 
 
 @pytest.mark.parametrize("left", [0, 40, -1])
-def test_an_entry_that_was_cut_is_none(tmp_path: Path, left: int):
+def test_a_truncated_entry_is_none(tmp_path: Path, left: int):
     newest, named, _ = saved(tmp_path, 5, 10, 20)
     path = tmp_path / "run-former/journal" / f"{key_of(newest)}.commit"
     path.write_bytes(path.read_bytes()[:left])

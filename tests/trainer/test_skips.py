@@ -61,7 +61,7 @@ def test_a_successor_computes_each_step_on_the_batch_of_that_step(dies: bool, tm
     steps, workers, late = 60, 3, 1
     slow = {"0": 0.02, str(late): 0.1, "2": 0.02}
     asked = request(served(backup_workers=1), "count", steps=steps, slow=slow)
-    path = tmp_path / "crew"
+    path = tmp_path / "group"
     if dies:
         asked["dies"] = {str(late): 4}
         asked["waits"] = dict.fromkeys(("0", "2"), (0, f"computed-{late}"))  # all begin together

@@ -159,7 +159,7 @@ def test_an_optimizer_that_had_not_stepped_forgets_what_it_has(tmp_path: Path) -
     assert not again.state
 
 
-def test_groups_may_be_cut_otherwise_if_their_values_agree(tmp_path: Path) -> None:
+def test_groups_may_be_split_otherwise_if_their_values_agree(tmp_path: Path) -> None:
     model, other = net(), net()
     first, second = model[0].parameters(), model[1].parameters()
     groups = [{"params": [*second], "lr": 0.5}, {"params": [*first], "lr": 0.5}]
@@ -242,7 +242,7 @@ def test_a_modules_own_values_come_back(tmp_path: Path) -> None:
     assert again.seen == 3
 
 
-def test_a_checkpoint_of_the_former_format_is_not_used(tmp_path: Path) -> None:
+def test_a_checkpoint_of_the_previous_format_is_not_used(tmp_path: Path) -> None:
     place = save(tmp_path, model=net())
     manifest = codec.decode(Manifest, (place / MANIFEST).read_bytes())
     old = replace(manifest, files=tuple(f for f in manifest.files if f.name in ("state.pt", "rank-0.pt")))
@@ -333,14 +333,14 @@ def test_the_overlap_of_two_blocks_is_what_both_have(
 ) -> None:
     a, b = a[: len(b)], b[: len(a)]
     whole = torch.arange(10 ** len(a)).reshape([10] * len(a))
-    cut = [whole[tuple(slice(at, at + size) for at, size in block)] for block in (a, b)]
-    both = set(cut[0].flatten().tolist()) & set(cut[1].flatten().tolist())
+    blocks = [whole[tuple(slice(at, at + size) for at, size in block)] for block in (a, b)]
+    both = set(blocks[0].flatten().tolist()) & set(blocks[1].flatten().tolist())
     found = overlap(*(tuple(part) for block in (a, b) for part in zip(*block, strict=True)))
     if found is None:
         assert both == set()
     else:
-        assert torch.equal(cut[0][found[0]], cut[1][found[1]])
-        assert set(cut[0][found[0]].flatten().tolist()) == both
+        assert torch.equal(blocks[0][found[0]], blocks[1][found[1]])
+        assert set(blocks[0][found[0]].flatten().tolist()) == both
 
 
 def test_parts_of_optimizers_are_joined_once() -> None:

@@ -22,7 +22,7 @@ def grid(world: int, **parallelism: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("world", "asked", "made"),
+    ("world", "parallelism", "made"),
     [
         (4, {}, "replicate 4"),
         (1, {}, "1"),
@@ -34,8 +34,8 @@ def grid(world: int, **parallelism: int) -> str:
         (16, {"tensor": 2, "pipeline": 2, "shard": 2}, "pipeline 2 x replicate 2 x shard 2 x tensor 2"),
     ],
 )
-def test_what_is_left_out_is_what_is_left(world: int, asked: dict[str, int], made: str) -> None:
-    assert grid(world, **asked) == made
+def test_what_is_left_out_is_what_is_left(world: int, parallelism: dict[str, int], made: str) -> None:
+    assert grid(world, **parallelism) == made
 
 
 def test_sharding_without_numbers_shards_over_all_ranks() -> None:
@@ -66,7 +66,7 @@ def served(**fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("world", "fields", "told"),
+    ("world", "fields", "message"),
     [
         (3, {"parallelism": {"tensor": 2}}, "tensor 2 x pipeline 1 does not divide 3 ranks; use 4 ranks"),
         (4, {"parallelism": {"shard": 3}}, "shard 3 makes 3 ranks, but this world has 4; use 6 ranks"),
@@ -167,21 +167,21 @@ def served(**fields: Any) -> dict[str, Any]:
     ],
 )
 def test_what_cannot_work_is_refused_with_the_field_and_the_fix(
-    world: int, fields: dict[str, Any], told: str
+    world: int, fields: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(StrategyError, match=told.replace(".", r"\.")):
+    with pytest.raises(StrategyError, match=message.replace(".", r"\.")):
         layout(strategy(**fields), world)
 
 
-def test_everything_that_cannot_work_is_told_at_once() -> None:
+def test_all_that_cannot_work_is_reported_at_once() -> None:
     fields = {"offload": "Parameters", "batch": {"global_samples": 4, "micro_samples": 5}}
-    with pytest.raises(StrategyError) as told:
+    with pytest.raises(StrategyError) as message:
         layout(strategy(**fields), 2)
-    assert [sentence.partition(":")[0] for sentence in told.value.args] == [
+    assert [sentence.partition(":")[0] for sentence in message.value.args] == [
         "strategy.offload",
         "strategy.batch",
     ]
-    assert str(told.value) == "; ".join(told.value.args)
+    assert str(message.value) == "; ".join(message.value.args)
 
 
 def test_a_group_that_fits_no_prime_number_of_ranks_is_all_of_them() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.trainer.ranks import Crew
+from tests.trainer.ranks import RankGroup
 
 Figures = dict[str, Any]
 
@@ -85,8 +85,8 @@ def trained(
     settings = {"optimizer": "AdamW", "steps": 10, "batch": 24, **settings}
     listed = [{"last": settings["batch"], "name": n, "strategy": s, **settings} for n, s in requests.items()]
     (path / "requests").write_text(json.dumps(listed))
-    with Crew(path / "crew", world) as crew:
-        ended = crew.start("techniques.py", str(path / "requests")).wait(seconds=300)
+    with RankGroup(path / "group", world) as group:
+        ended = group.start("techniques.py", str(path / "requests")).wait(seconds=300)
     assert not any(ended.codes), ended.output
     return ended.result
 
@@ -156,14 +156,14 @@ def test_an_average_in_every_step_is_the_step_of_one_process(tmp_path: Path) -> 
         assert found["weight"] <= 1e-5, (name, found)
 
 
-def test_neighbours_average_often_and_all_of_them_seldom(tmp_path: Path) -> None:
+def test_neighbours_average_often_and_all_of_them_rarely(tmp_path: Path) -> None:
     """Groups of two after every second step, all four after every fourth."""
     strategy = json.dumps(locally(every_steps=2, groups_of=2, all_every_steps=4))
-    ended = Crew(tmp_path, 4).run("averaging.py", strategy)
+    ended = RankGroup(tmp_path, 4).run("averaging.py", strategy)
     assert not any(ended.codes), ended.output
     alone, pairs, everybody = [[0], [1], [2], [3]], [[0, 1], [2, 3]], [[0, 1, 2, 3]]
     assert ended.result["alike"] == [alone, pairs, alone, everybody] * 2
-    assert ended.result["together"] == [False, False, False, True] * 2, "only then a checkpoint is saved"
+    assert ended.result["in_sync"] == [False, False, False, True] * 2, "only then a checkpoint is saved"
 
 
 def test_short_types_end_within_a_percent(tmp_path: Path) -> None:

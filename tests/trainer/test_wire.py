@@ -69,7 +69,7 @@ def sent(tmp_path_factory: pytest.TempPathFactory) -> dict[str | int, float]:
 
 
 @pytest.mark.parametrize("technique", GRADIENTS)
-def test_gradients_cost_the_bytes_that_the_formula_says(technique: str, sent: dict[str | int, float]) -> None:
+def test_gradients_cost_the_bytes_of_the_formula(technique: str, sent: dict[str | int, float]) -> None:
     assert sent[technique] == pytest.approx(GRADIENTS[technique][1], rel=0.04)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.trainer import traces
-from tests.trainer.ranks import Crew, FakeAgent
+from tests.trainer.ranks import FakeAgent, RankGroup
 
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.config import CheckpointConfig
@@ -45,7 +45,7 @@ def options(tmp_path: Path) -> tuple[str, ...]:
 def test_each_restart_may_bring_another_strategy_and_another_world(
     tmp_path: Path, options: tuple[str, ...]
 ) -> None:
-    alone = Crew(tmp_path / "alone", 1)
+    alone = RankGroup(tmp_path / "alone", 1)
     assert alone.run(str(RECIPE), *options).codes == [0]
     checkpoint = CheckpointConfig(str(tmp_path / "saved"), every_steps=STEPS_OF_A_LEG)
     restore: tuple[Any, ...] = ()
@@ -53,9 +53,9 @@ def test_each_restart_may_bring_another_strategy_and_another_world(
         path = tmp_path / str(number)
         path.mkdir()
         agent = FakeAgent(path, world, checkpoint, Epoch(1, 0, number))
-        with Crew(path, world) as crew:
-            crew.trace = tmp_path / "trace"
-            crew.start(str(RECIPE), *options, agent=agent, restore=restore, strategy=chosen)
+        with RankGroup(path, world) as group:
+            group.trace = tmp_path / "trace"
+            group.start(str(RECIPE), *options, agent=agent, restore=restore, strategy=chosen)
             restore = (agent.commit(number * STEPS_OF_A_LEG).ref,)
         agent.close()
     expected, found = traces.mean_losses(alone.trace, 1), traces.mean_losses(tmp_path / "trace", 4)
@@ -76,9 +76,9 @@ def test_micro_batches_are_added_in_the_same_order_after_a_restart(
         path.mkdir()
         checkpoint = CheckpointConfig(str(tmp_path / f"saved-{name}"), every_steps=4)
         agent = FakeAgent(path, 3, checkpoint, Epoch(1, 0, number))
-        with Crew(path, 3) as crew:
-            crew.trace = tmp_path / name
-            crew.start(str(RECIPE), *options, agent=agent, restore=restore, strategy=chosen)
+        with RankGroup(path, 3) as group:
+            group.trace = tmp_path / name
+            group.start(str(RECIPE), *options, agent=agent, restore=restore, strategy=chosen)
             made = agent.commit(last).ref
         restore = (made,) if name == "hit" else ()
         agent.close()
@@ -90,7 +90,7 @@ def test_a_strategy_that_the_script_does_not_apply_is_an_error(tmp_path: Path) -
     agent = FakeAgent(tmp_path, 1, None, Epoch(1, 0, 1))
     script = tmp_path / "plain.py"
     script.write_text("import ropeteam_trainer\njob = ropeteam_trainer.init(device='cpu')\njob.report()\n")
-    ended = Crew(tmp_path, 1).run(str(script), agent=agent, strategy=Strategy())
+    ended = RankGroup(tmp_path, 1).run(str(script), agent=agent, strategy=Strategy())
     agent.close()
     assert ended.codes == [1]
     assert "spec.strategy is given, but the script does not apply it: call" in ended.output[0]

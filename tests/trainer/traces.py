@@ -10,7 +10,7 @@ from ropeteam_trainer.contract.world import Epoch
 
 
 @dataclass(frozen=True)
-class Line:
+class Record:
     world: Epoch
     step: int
     epoch: int
@@ -18,17 +18,17 @@ class Line:
     loss: str
 
 
-def lines(trace: Path, rank: int) -> list[Line]:
+def lines(trace: Path, rank: int) -> list[Record]:
     path = trace.with_name(f"{trace.name}.{rank}")
     read = [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
     return [
-        Line(Epoch.parse(r["world"]), r["step"], r["epoch"], tuple(r["samples"]), r["loss"]) for r in read
+        Record(Epoch.parse(r["world"]), r["step"], r["epoch"], tuple(r["samples"]), r["loss"]) for r in read
     ]
 
 
-def surviving(trace: Path, ranks: int) -> dict[int, list[Line]]:
+def surviving(trace: Path, ranks: int) -> dict[int, list[Record]]:
     """For each step, the lines of its last world, in rank order."""
-    steps: dict[int, list[Line]] = {}
+    steps: dict[int, list[Record]] = {}
     for line in (line for rank in range(ranks) for line in lines(trace, rank)):
         known = steps.setdefault(line.step, [])
         if known and known[0].world < line.world:

@@ -56,15 +56,15 @@ def _sent_by_device() -> dict[str, tuple[int, int]]:
 
 
 def main() -> None:
-    from tests.trainer.ranks import Crew
+    from tests.trainer.ranks import RankGroup
 
     folder = Path(sys.argv[1])
     for number, line in enumerate((folder / "worlds").read_text().splitlines()):
         wanted = json.loads(line)
         with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
-            crew = Crew(folder / str(number), wanted["world"])
-            crew.environment[config.MEMORY] = memory  # of parameter servers
-            ended = crew.run(wanted["script"], *wanted["arguments"])
+            group = RankGroup(folder / str(number), wanted["world"])
+            group.environment[config.MEMORY] = memory  # of parameter servers
+            ended = group.run(wanted["script"], *wanted["arguments"])
         if any(ended.codes):
             sys.exit("\n".join(ended.output))
         print(json.dumps(ended.result))

@@ -16,16 +16,16 @@ import time
 from pathlib import Path
 
 
-def obey(command: str) -> None:
-    word, _, rest = command.strip().partition(" ")
-    if word == "raise":
+def execute(command: str) -> None:
+    verb, _, rest = command.strip().partition(" ")
+    if verb == "raise":
         raise ValueError(rest)
-    if word == "exit":
+    if verb == "exit":
         sys.exit(int(rest))
-    if word == "ignore-term":
+    if verb == "ignore-term":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if (
-        word == "orphan"
+        verb == "orphan"
     ):  # outlives its parent, in a session of its own, as a stubborn DataLoader worker would
         subprocess.Popen(["sleep", "1000"], start_new_session=True)
 
@@ -52,7 +52,7 @@ def main() -> None:
                     orders.unlink()
                 if command == "end":
                     break
-                obey(command.removeprefix("always "))
+                execute(command.removeprefix("always "))
             time.sleep(pause)
     print(f"rank {rank} is done")
 

@@ -11,7 +11,7 @@ from transformers.trainer_utils import get_last_checkpoint
 folder, steps = sys.argv[1], int(sys.argv[2])
 
 
-class Say(TrainerCallback):
+class PrintStep(TrainerCallback):
     """What the test reads; and step 30 lasts until the test has looked."""
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -31,7 +31,7 @@ class Say(TrainerCallback):
 config = LlamaConfig(
     vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
 )
-words = torch.randint(32, (1000, 8), generator=torch.Generator().manual_seed(0))
+tokens = torch.randint(32, (1000, 8), generator=torch.Generator().manual_seed(0))
 args = TrainingArguments(
     output_dir=folder,
     max_steps=steps,
@@ -45,7 +45,7 @@ args = TrainingArguments(
 trainer = Trainer(
     model=LlamaForCausalLM(config),
     args=args,
-    train_dataset=[{"input_ids": row, "labels": row} for row in words],
-    callbacks=[Say()],
+    train_dataset=[{"input_ids": row, "labels": row} for row in tokens],
+    callbacks=[PrintStep()],
 )
 trainer.train(resume_from_checkpoint=get_last_checkpoint(folder))

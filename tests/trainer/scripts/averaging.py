@@ -2,7 +2,7 @@
 
     averaging.py STRATEGY
 
-STRATEGY: JSON. Rank 0 prints RESULT {"alike": one list of groups of ranks per step, "together": one flag per
+STRATEGY: JSON. Rank 0 prints RESULT {"alike": one list of groups of ranks per step, "in_sync": one flag per
 step}.
 """
 
@@ -28,7 +28,7 @@ plain = torch.nn.Linear(4, 1)
 model, optimizer = job.wrap(plain, torch.optim.SGD(plain.parameters(), lr=0.1))
 torch.manual_seed(job.rank)
 alike: list[list[list[int]]] = []
-together: list[bool] = []
+in_sync: list[bool] = []
 for _ in range(8):
     loss = model(torch.randn(4, 4)).square().mean()
     optimizer.zero_grad()
@@ -38,6 +38,6 @@ for _ in range(8):
     for rank, weights in enumerate(job._world.gather(plain.weight.detach().numpy().tobytes())):
         groups.setdefault(weights, []).append(rank)
     alike.append(list(groups.values()))
-    together.append(job._wrapped is not None and job._wrapped.in_sync())
+    in_sync.append(job._wrapped is not None and job._wrapped.in_sync())
     job.report(loss=loss)
-result(job, alike=alike, together=together)
+result(job, alike=alike, in_sync=in_sync)

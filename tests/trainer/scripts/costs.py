@@ -48,8 +48,8 @@ class Calls(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "c10d":
-            things = [each for each in args if isinstance(each, torch.ScriptObject)]
-            (group,) = (each for each in things if "ProcessGroup" in str(each._type()))
+            scripted = [each for each in args if isinstance(each, torch.ScriptObject)]
+            (group,) = (each for each in scripted if "ProcessGroup" in str(each._type()))
             self.note(func._opname.strip("_"), largest(args), dist.ProcessGroup.unbox(group).size())
         return func(*args, **(kwargs or {}))
 

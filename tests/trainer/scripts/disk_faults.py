@@ -25,7 +25,7 @@ from ropeteam_trainer.checkpoint.writer import ShardWriter
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
 from ropeteam_trainer.rank.world import World
 
-EPOCH = Epoch(1, 0, 1)
+WORLD_ID = Epoch(1, 0, 1)
 world, root = World.join("cpu", 60), Path(sys.argv[1])
 torch.manual_seed(0)
 model = nn.Linear(501, 64)
@@ -34,7 +34,7 @@ for name in ("one", "two"):  # ranks may disagree on a buffer
     model.register_buffer(name, torch.tensor(float(world.rank)))
 whole = model.weight.full_tensor().detach().clone()  # type: ignore[attr-defined]
 files: dict[int, tuple[ShardFile, ...]] = {}
-writer = ShardWriter(root, EPOCH, world, files.__setitem__)
+writer = ShardWriter(root, WORLD_ID, world, files.__setitem__)
 
 
 @contextmanager
@@ -65,7 +65,7 @@ save(1)
 for failing in (0, 1):
     with small_files(failing):
         save(2 + failing)
-place = root / folder(CheckpointRef(4, EPOCH))
+place = root / folder(CheckpointRef(4, WORLD_ID))
 if world.rank == 0:
     (place / f"{METADATA}.tmp").mkdir(parents=True)  # rank 0 fails when all have written
 dist.barrier()
@@ -76,7 +76,7 @@ dist.barrier()
 save(5)
 save(6)
 
-ref = CheckpointRef(6, EPOCH)
+ref = CheckpointRef(6, WORLD_ID)
 saved = reader.load_metadata(
     root, ref, [file for of_rank in world.gather(files[6], ShardFile) for file in of_rank]
 )

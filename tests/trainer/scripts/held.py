@@ -14,8 +14,8 @@ step, file = int(sys.argv[1]), Path(sys.argv[2])
 real = Job.report
 
 
-def report(self: Job, **words: Any) -> None:
-    real(self, **words)
+def report(self: Job, **keywords: Any) -> None:
+    real(self, **keywords)
     while self.step >= step and not file.exists():
         time.sleep(0.01)
 

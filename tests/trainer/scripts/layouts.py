@@ -66,7 +66,7 @@ class Second(nn.Module):
         return self.head(self.norm(x) * self.scale) * (1 + 0.01 * self.seen)
 
 
-class Whole(nn.Module):
+class FullModel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = First(), Second()
@@ -84,9 +84,9 @@ class Stage(nn.Module):
         self.add_module(name, half)
 
 
-def whole(seed: int) -> Whole:
+def whole(seed: int) -> FullModel:
     torch.manual_seed(seed)
-    return Whole()
+    return FullModel()
 
 
 def groups(model: nn.Module) -> list[dict[str, object]]:
@@ -140,7 +140,7 @@ def data_parallel(model: nn.Module, optimizer: torch.optim.Optimizer | None = No
     return Training(model, optimizer or adam(model), forward_backward)
 
 
-def tensor_parallel(model: Whole) -> Training:
+def tensor_parallel(model: FullModel) -> Training:
     parallelize_module(model, mesh(size), {"first.up": ColwiseParallel(), "first.down": RowwiseParallel()})
 
     def forward_backward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -151,7 +151,7 @@ def tensor_parallel(model: Whole) -> Training:
     return Training(model, adam(model), forward_backward)
 
 
-def pipeline(model: Whole) -> Training:
+def pipeline(model: FullModel) -> Training:
     """By hand: rank 0 has the first half and rank 1 the second."""
     half = model.first if rank == 0 else model.second
     stage = Stage("first" if rank == 0 else "second", half)
@@ -176,18 +176,18 @@ def pipeline(model: Whole) -> Training:
     return Training([stage], adam(stage), forward_backward)
 
 
-def sharded(model: Whole, *shape: int) -> Training:
+def sharded(model: FullModel, *shape: int) -> Training:
     for part in (model.first, model):
         fully_shard(part, mesh=mesh(*shape))
     return data_parallel(model)
 
 
-def zero_1(model: Whole) -> Training:
+def zero_1(model: FullModel) -> Training:
     zero = ZeroRedundancyOptimizer(groups(model), torch.optim.AdamW, lr=1e-2)
     return data_parallel(DistributedDataParallel(model), zero)
 
 
-Build = Callable[[Whole], Training]
+Build = Callable[[FullModel], Training]
 LAYOUTS: dict[int, dict[str, Build]] = {
     1: {"alone": data_parallel},
     2: {

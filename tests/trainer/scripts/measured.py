@@ -109,17 +109,17 @@ def measure(request: Request, world: World, text: torch.Tensor) -> dict[str, Any
     for number in range(request.warm):
         training.step(number)
     reset_peak()
-    meet(world)
+    synchronize(world)
     sent = wire.sent()
-    meet(world)
+    synchronize(world)
     began = time.perf_counter()
     loss = torch.zeros(())
     for number in range(request.warm, request.warm + request.steps):
         loss = training.step(number)
-    meet(world)
+    synchronize(world)
     seconds = time.perf_counter() - began
     sent = wire.sent() - sent
-    meet(world)
+    synchronize(world)
     total = loss.double()
     if world.size > 1:
         dist.all_reduce(total)
@@ -213,7 +213,7 @@ def reset_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def meet(world: World) -> None:
+def synchronize(world: World) -> None:
     if world.size > 1:
         dist.barrier()
 

@@ -46,7 +46,7 @@ def main() -> None:
     strategy = codec.from_plain(Strategy, request.strategy)
     job = ropeteam_trainer.init(device="cpu", strategy=strategy)
     found = measure(job, request, text, path.parent)
-    results = told(job, path.parent, "end", found)
+    results = gathered(job, path.parent, "end", found)
     if job.rank == 0:
         same = {"sent": found["sent"], "seconds": found["seconds"]}
         mean = sum(each["loss"] for each in results) / len(results)
@@ -68,10 +68,10 @@ def measure(job: ropeteam_trainer.Job, request: Request, text: torch.Tensor, fol
     sent, began, loss = 0, 0.0, torch.zeros(())
     for number, _ in enumerate(job.batches(steps, global_batch=job.world_size)):
         if number == request.warm:
-            told(job, folder, "begin", None)
+            gathered(job, folder, "begin", None)
             reset_peak()
             sent = wire.sent()
-            told(job, folder, "counted", None)
+            gathered(job, folder, "counted", None)
             began = time.perf_counter()
         inputs, target = share(request, text, number, grid, job.rank)
         optimizer.zero_grad()
@@ -79,7 +79,7 @@ def measure(job: ropeteam_trainer.Job, request: Request, text: torch.Tensor, fol
         loss.backward()
         optimizer.step()
         job.report(loss=loss)
-    told(job, folder, "done", None)
+    gathered(job, folder, "done", None)
     seconds = time.perf_counter() - began
     sent = wire.sent() - sent
     return {
@@ -95,7 +95,7 @@ def measure(job: ropeteam_trainer.Job, request: Request, text: torch.Tensor, fol
     }
 
 
-def told(job: ropeteam_trainer.Job, folder: Path, where: str, value: Any) -> list[Any]:
+def gathered(job: ropeteam_trainer.Job, folder: Path, where: str, value: Any) -> list[Any]:
     """What all workers say there, once all have come there."""
     draft = folder / f"{where}.{job.rank}.draft"
     draft.write_text(json.dumps(value))

@@ -100,10 +100,10 @@ def whole(world: World, values: dict[str, Any]) -> Tensors:
     theirs: list[Any] = [mine] * world.size
     if world.size > 1:
         dist.all_gather_object(theirs, mine)  # World.gather() is for plain values
-    together: Tensors = {}
+    merged: Tensors = {}
     for each in theirs:
-        together |= each
-    return together
+        merged |= each
+    return merged
 
 
 def compared(alone: Any, split: Any) -> dict[str, Any]:
