@@ -30,7 +30,7 @@ from benchmarks.scale.real import Figures
 
 LOCAL_PODS, REAL_PODS, ONE_PODS = 4, 10, 4096
 BUCKET_PER_SECOND, BUCKET = 20, 20
-"""Of ropeteam/controller/reconcile/statuspace.py."""
+"""Of ropeteam/controller/reconcile/progresslimit.py."""
 
 
 def main() -> None:

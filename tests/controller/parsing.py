@@ -15,9 +15,9 @@ class Parsed:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.bytes, self.walks = 0, 0
-        self._real = boundedjson.shallow
+        self._real = boundedjson.truncate_depth
         patch.setattr(boundedjson, "orjson", self)
-        patch.setattr(boundedjson, "shallow", self._shallow)
+        patch.setattr(boundedjson, "truncate_depth", self._shallow)
 
     JSONDecodeError = orjson.JSONDecodeError
 

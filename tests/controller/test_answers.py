@@ -79,7 +79,7 @@ async def served(answer: Answer, reads: bool = True) -> AsyncIterator[tuple[int,
 
 async def told(answer: Answer, slots: int = 1, reads: bool = True, auth: RequestAuth = BEARER) -> JobReport:
     async with served(answer, reads) as (port, _), Coordinators(port) as coordinators:
-        return await coordinators.tell("127.0.0.1", auth, desired(slots))
+        return await coordinators.send_desired("127.0.0.1", auth, desired(slots))
 
 
 def at_once(text: bytes) -> Answer:
@@ -148,7 +148,7 @@ async def test_an_answer_that_leads_elsewhere_is_not_followed() -> None:
 async def test_it_is_asked_not_to_compress_and_to_close() -> None:
     async with served(at_once(response(b"{}"))) as (port, requests), Coordinators(port) as coordinators:
         with pytest.raises(Unreachable):
-            await coordinators.tell("127.0.0.1", BEARER, desired())
+            await coordinators.send_desired("127.0.0.1", BEARER, desired())
     head = requests[0].lower()
     assert b"accept-encoding: identity\r\n" in head
     assert b"connection: close\r\n" in head

@@ -15,13 +15,13 @@ from ropeteam.controller.client import apiclient
 from ropeteam.controller.client.access import Access, AccessError, load
 from ropeteam.controller.client.apiclient import (
     AlreadyGone,
-    AlreadyOurs,
     ApiClient,
     ApiError,
     Conflict,
     NoSuchKind,
     NotFound,
     ObjectRef,
+    OwnedObjectExists,
     QuotaExceeded,
 )
 from ropeteam.controller.settings import SettingsError, load_keys, read
@@ -80,7 +80,7 @@ async def test_a_name_that_is_taken_by_our_own_object_is_a_wish_fulfilled(
     api: Scripted, client: ApiClient
 ) -> None:
     api.answers += [(409, {"message": "exists"}), (200, pod("job"))]
-    with pytest.raises(AlreadyOurs):
+    with pytest.raises(OwnedObjectExists):
         await client.create(pod("job"))
 
 
@@ -92,7 +92,7 @@ async def test_a_name_that_is_taken_by_a_stranger_is_a_conflict(api: Scripted, c
 
 async def test_secrets_are_never_read(api: Scripted, client: ApiClient) -> None:
     api.answers.append((409, {"message": "exists"}))
-    with pytest.raises(AlreadyOurs):
+    with pytest.raises(OwnedObjectExists):
         await client.create({**pod("job"), "kind": "Secret"})
     assert api.requests == ["POST /api/v1/namespaces/default/secrets"]
 

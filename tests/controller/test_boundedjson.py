@@ -40,7 +40,7 @@ def without_what_is_deeper(value: Any, levels: int) -> Any:
 
 @given(VALUES, st.integers(1, 6))
 def test_shallow_takes_away_what_is_deeper_and_nothing_else(value: Any, levels: int) -> None:
-    short = orjson.loads(boundedjson.shallow(orjson.dumps(value), levels))
+    short = orjson.loads(boundedjson.truncate_depth(orjson.dumps(value), levels))
     assert short == without_what_is_deeper(value, levels)
     assert boundedjson.is_deeper(value, levels) == (short != value)
 
@@ -67,21 +67,21 @@ def test_a_thing_is_read_without_what_is_too_large(spec: Any, status: Any, most:
     expected = object_ | {"spec": size if size > most else spec}
     if watched:
         line = b'{"type":"ADDED","object":' + text + b"}"
-        assert boundedjson.thing(line, most, b"}}") == {"type": "ADDED", "object": expected}
+        assert boundedjson.parse_object(line, most, b"}}") == {"type": "ADDED", "object": expected}
     else:
-        assert boundedjson.thing(text, most) == expected
+        assert boundedjson.parse_object(text, most) == expected
 
 
 def test_what_somebody_else_has_written_is_read_whole() -> None:
     text = b'{"spec":{"metadata":{},"spec":{"a":1}}, "metadata":{"name":"n","managedFields":[]}}'
-    assert boundedjson.thing(text, 0) == orjson.loads(text)
+    assert boundedjson.parse_object(text, 0) == orjson.loads(text)
     with pytest.raises(orjson.JSONDecodeError):
-        boundedjson.thing(b'{"metadata":{},"spec":{', 0)
+        boundedjson.parse_object(b'{"metadata":{},"spec":{', 0)
 
 
 def test_a_character_that_a_server_escapes_counts_as_one() -> None:
     text = b'{"metadata":{},"spec":{"command":"' + rb"\u003c" * 100 + b'"}}'
-    assert boundedjson.thing(text, len(orjson.dumps({"command": "<" * 100})))["spec"] == {
+    assert boundedjson.parse_object(text, len(orjson.dumps({"command": "<" * 100})))["spec"] == {
         "command": "<" * 100
     }
 

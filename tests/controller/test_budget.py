@@ -21,7 +21,7 @@ from ropeteam.controller.cache.caches import Caches, make_caches
 from ropeteam.controller.cache.informer import Key
 from ropeteam.controller.client.apiclient import ApiClient, Object
 from ropeteam.controller.reconcile import reconciler
-from ropeteam.controller.reconcile.failing import REASON, TOLD_AFTER
+from ropeteam.controller.reconcile.failing import REASON, REPORT_AFTER_FAILURES
 from ropeteam.local.cluster import LocalCluster
 
 LARGE = 250 << 10
@@ -193,7 +193,7 @@ async def test_that_its_rounds_fail_is_told(cluster: LocalCluster, monkeypatch: 
         await operator.client.create(job())
         await operator.caches.jobs.parts[0].list()
         monkeypatch.setattr(reconciler, "decide", odd)
-        for _ in range(TOLD_AFTER):
+        for _ in range(REPORT_AFTER_FAILURES):
             with pytest.raises(ValueError, match="odd"):
                 await operator.reconciler(DEFAULT)
         assert condition(await status(operator.client), "Stalled")["reason"] == REASON

@@ -99,9 +99,9 @@ def is_renewed(leader: Elector, other: Elector, since: float) -> bool:
 async def test_one_leads_and_the_other_waits_until_it_is_given_back(cluster):
     clock = Clock()
     async with candidate(cluster, "a", clock) as a, candidate(cluster, "b", clock) as b:
-        await a.win()
-        keeping = asyncio.create_task(a.keep())
-        waiting = asyncio.create_task(b.win())
+        await a.acquire()
+        keeping = asyncio.create_task(a.renew())
+        waiting = asyncio.create_task(b.acquire())
         for _ in range(3):  # longer than a lease lasts
             clock.ahead += LONG.duration / 2
             await until(partial(is_renewed, a, b, clock()))
@@ -122,9 +122,9 @@ async def test_who_stands_by_sees_how_far_the_clock_of_the_leader_is_ahead(clust
         return utc_now() + timedelta(hours=1)
 
     async with candidate(cluster, "a", clock, an_hour_ahead) as a, candidate(cluster, "b", clock) as b:
-        await a.win()
-        keeping = asyncio.create_task(a.keep())
-        waiting = asyncio.create_task(b.win())
+        await a.acquire()
+        keeping = asyncio.create_task(a.renew())
+        waiting = asyncio.create_task(b.acquire())
         await until(lambda: b.ahead() != 0.0)
         keeping.cancel()
         while not waiting.done():  # what the leader wrote last may still be on its way
@@ -137,16 +137,16 @@ async def test_who_stands_by_sees_how_far_the_clock_of_the_leader_is_ahead(clust
 async def test_a_leader_that_dies_is_followed(cluster):
     some = partial(candidate, cluster, clock=Clock(), timing=SHORT)
     async with some("a") as a, some("b") as b:
-        await a.win()
-        await b.win()
+        await a.acquire()
+        await b.acquire()
         assert await holder(cluster) == "b"
 
 
 async def test_a_leader_that_was_frozen_may_not_write_before_it_knows(cluster):
     mine, theirs = Clock(), Clock()
     async with candidate(cluster, "a", mine) as a, candidate(cluster, "b", theirs) as b:
-        await a.win()
-        winning = asyncio.create_task(b.win())
+        await a.acquire()
+        winning = asyncio.create_task(b.acquire())
         await until(lambda: b._observed.record)
         theirs.ahead = LONG.duration
         await winning  # a renews nothing, as if stopped
@@ -158,10 +158,10 @@ async def test_a_leader_that_was_frozen_may_not_write_before_it_knows(cluster):
                 await client.create(job())
             voice = SignedAuth(Keys(b"token", "uid", 1))
             with pytest.raises(Fenced, match="no longer the leader"):
-                await told.tell("127.0.0.1", voice, Desired(1, 1, 1, {}))
+                await told.send_desired("127.0.0.1", voice, Desired(1, 1, 1, {}))
             assert await client.items(ObjectRef("TrainingJob", "default")) == []
         with pytest.raises(LeadershipLost, match="b leads now"):
-            await a.keep()
+            await a.renew()
         await a.release()
         assert await holder(cluster) == "b"
 
@@ -171,17 +171,17 @@ async def test_a_leader_without_an_api_server_stops_before_the_lease_ends(tmp_pa
         LocalCluster(tmp_path / "home") as cluster,
         candidate(cluster, "a", Clock(), timing=SHORT) as a,
     ):
-        await a.win()
+        await a.acquire()
         await cluster.__aexit__(None, None, None)
         with pytest.raises(LeadershipLost, match="could not be renewed"):
-            await a.keep()
+            await a.renew()
         assert not a.may_write()
 
 
 async def test_two_that_start_together_do_not_both_lead(cluster):
     clock = Clock()
     async with candidate(cluster, "a", clock) as a, candidate(cluster, "b", clock) as b:
-        first = [asyncio.create_task(each.win()) for each in (a, b)]
+        first = [asyncio.create_task(each.acquire()) for each in (a, b)]
         await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         assert a.may_write() is not b.may_write()
         for task in first:

@@ -14,7 +14,7 @@ from ropeteam.controller.assembly import Operator
 from ropeteam.controller.cache.informer import Key
 from ropeteam.controller.client.apiclient import ApiError, Conflict, Object, ObjectRef
 from ropeteam.controller.reconcile import failing, reconciler
-from ropeteam.controller.reconcile.failing import REASON, TOLD_AFTER
+from ropeteam.controller.reconcile.failing import REASON, REPORT_AFTER_FAILURES
 from ropeteam.local.cluster import LocalCluster
 
 KEY = Key("default", "job")
@@ -57,7 +57,7 @@ async def test_after_some_failures_for_one_reason_the_job_is_stalled_until_it_ca
 ) -> None:
     with monkeypatch.context() as broken:
         broken.setattr(reconciler, "decide", raising(ValueError("odd: \udce9")))
-        await fail(still, TOLD_AFTER - 1)
+        await fail(still, REPORT_AFTER_FAILURES - 1)
         assert (await stalled(still))["status"] == "False"
         await fail(still, 1)
         told = await stalled(still)
@@ -99,9 +99,9 @@ async def test_after_an_hour_pods_that_certainly_do_not_train_go(
     if over:
         await finish(still)
     monkeypatch.setattr(reconciler, "decide", raising(ValueError("odd")))
-    await fail(still, TOLD_AFTER)
+    await fail(still, REPORT_AFTER_FAILURES)
     assert len(await pods(still)) == 3
-    monkeypatch.setattr(failing, "FREED_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr(failing, "DELETE_IDLE_AFTER_SECONDS", 0.0)
     await fail(still, 1)
     workers = [] if over else ["job-0-1", "job-1-1"]
     assert await pods(still) == [*workers, "job-coordinator-1"]
@@ -110,16 +110,16 @@ async def test_after_an_hour_pods_that_certainly_do_not_train_go(
 async def test_what_is_too_odd_to_be_observed_keeps_its_pods(
     still: Operator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(failing, "FREED_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr(failing, "DELETE_IDLE_AFTER_SECONDS", 0.0)
     monkeypatch.setattr(type(still.reconciler.observer), "observe", raising(ValueError("odd")))
-    await fail(still, TOLD_AFTER)
+    await fail(still, REPORT_AFTER_FAILURES)
     assert [line for line in caplog.messages if "cannot delete its idle pods: odd" in line]
 
 
 async def test_failures_for_several_reasons_are_not_one(
     still: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for error in [ValueError("odd"), KeyError("odd")] * TOLD_AFTER:
+    for error in [ValueError("odd"), KeyError("odd")] * REPORT_AFTER_FAILURES:
         monkeypatch.setattr(reconciler, "decide", raising(error))
         await fail(still, 1)
     assert await events(still) == []
@@ -132,7 +132,7 @@ async def test_what_passes_by_itself_is_not_told(
     still: Operator, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     monkeypatch.setattr(reconciler, "decide", raising(error))
-    await fail(still, 2 * TOLD_AFTER)
+    await fail(still, 2 * REPORT_AFTER_FAILURES)
     assert await events(still) == []
 
 
@@ -145,7 +145,7 @@ async def test_a_status_that_the_server_refuses_is_told_in_an_event(
     monkeypatch.setattr(still.client, "replace", refuse)
     await still.client.merge(JOB, {"spec": {"suspend": True}})
     await still.caches.jobs.parts[0].list()  # something to write about
-    await fail(still, TOLD_AFTER)
+    await fail(still, REPORT_AFTER_FAILURES)
     (told,) = await events(still)
     assert "status.incidents[0].rank: odd. The operator continues when the API server" in told
     assert (await stalled(still))["status"] == "False"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.controller.waiting import until
 
-from ropeteam.controller.queue.fairqueue import Turns
+from ropeteam.controller.queue.fairqueue import FairQueue
 from ropeteam.controller.queue.workqueue import WorkQueue, serve
 
 
@@ -17,11 +17,11 @@ def group(key: str) -> str:
     return key[0]
 
 
-async def taken(turns: Turns[str]) -> str:
+async def taken(turns: FairQueue[str]) -> str:
     return await asyncio.wait_for(turns.take(), 30)
 
 
-async def nothing_to_take(turns: Turns[str]) -> bool:
+async def nothing_to_take(turns: FairQueue[str]) -> bool:
     task = asyncio.create_task(turns.take())
     for _ in range(20):
         await asyncio.sleep(0)
@@ -32,7 +32,7 @@ async def nothing_to_take(turns: Turns[str]) -> bool:
 
 
 async def test_groups_take_turns() -> None:
-    turns = Turns[str](100, group)
+    turns = FairQueue[str](100, group)
     for key in ("a1", "a2", "a3", "b1", "c1", "b2"):
         turns.add(key)
     assert [await taken(turns) for _ in range(6)] == ["a1", "b1", "c1", "a2", "b2", "a3"]
@@ -40,7 +40,7 @@ async def test_groups_take_turns() -> None:
 
 
 async def test_a_new_group_finds_a_place_whatever_the_others_hold() -> None:
-    turns = Turns[str](8, group)
+    turns = FairQueue[str](8, group)
     for name in "abcd":
         for number in range(20):
             turns.add(f"{name}{number}")
@@ -57,7 +57,7 @@ async def test_a_new_group_finds_a_place_whatever_the_others_hold() -> None:
 
 
 async def test_one_group_alone_leaves_half_of_the_places_and_goes_on_when_it_gives_one_back() -> None:
-    turns = Turns[str](8, group)
+    turns = FairQueue[str](8, group)
     for number in range(20):
         turns.add(f"a{number}")
     out = [await taken(turns) for _ in range(4)]
@@ -67,7 +67,7 @@ async def test_one_group_alone_leaves_half_of_the_places_and_goes_on_when_it_giv
 
 
 async def test_who_waits_is_woken_when_another_group_gives_back() -> None:
-    turns = Turns[str](4, group)
+    turns = FairQueue[str](4, group)
     for key in ("a1", "a2", "a3"):
         turns.add(key)
     out = [await taken(turns) for _ in range(2)]

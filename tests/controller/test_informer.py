@@ -27,7 +27,7 @@ class Watched:
         def key(o: Object) -> Key:
             return Key("default", o["metadata"]["name"])
 
-        lens = WatchSpec[Object]("Pod", "", key, lambda o: o["spec"], gone=self.gone.append)
+        lens = WatchSpec[Object]("Pod", "", key, lambda o: o["spec"], on_delete=self.gone.append)
         self.informer = Informer(client, lens, self.bells.append)
 
     @property

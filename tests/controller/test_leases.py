@@ -25,18 +25,18 @@ def seconds(leases: Leases, now: float) -> list[tuple[int, float]]:
 
 def test_what_was_heard_last_is_said_back_to_that_coordinator_only():
     leases = Leases(5.0)
-    assert leases.said_back(DESIRED) == DESIRED
-    leases.heard(REPORT, 6.0)
-    said = leases.said_back(DESIRED)
+    assert leases.with_acknowledgement(DESIRED) == DESIRED
+    leases.record(REPORT, 6.0)
+    said = leases.with_acknowledgement(DESIRED)
     assert (said.acknowledged_boot, said.acknowledged_sent) == (3, 77.5)
     other = replace(DESIRED, term=2)
-    assert leases.said_back(other) == other
+    assert leases.with_acknowledgement(other) == other
 
 
 def test_it_counts_from_its_own_beginning_and_from_what_it_hears():
     leases = Leases(5.0)
     assert seconds(leases, 9.0) == [(1, 4.0), (2, 4.0)]
-    leases.heard(REPORT, 7.0)
-    leases.heard(replace(REPORT, term=2), 8.0)
+    leases.record(REPORT, 7.0)
+    leases.record(replace(REPORT, term=2), 8.0)
     assert seconds(leases, 9.0) == [(1, 2.0), (2, 1.0)]
     assert Leases(5.0).of(SEEN.status, 9.0) == (), "without a promise there is nothing to count"

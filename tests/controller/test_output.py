@@ -29,7 +29,9 @@ def test_lines_that_nobody_reads_are_dropped_and_counted(
         log.emit(logging.makeLogRecord({"msg": "%d " + "x" * 1000, "args": (number,), "levelname": "INFO"}))
     read = b""
     while b"are read again\n" not in read:
-        log.say("are read again")  # dropped if it comes before those that were read are counted as written
+        log.write_line(
+            "are read again"
+        )  # dropped if it comes before those that were read are counted as written
         if select.select([reader], [], [], 0.05)[0]:
             read += os.read(reader, 1 << 16)
     log.flush()  # nothing is left that its thread would write to a file that has this number next
@@ -43,6 +45,6 @@ def test_lines_that_nobody_reads_are_dropped_and_counted(
 
 def test_a_disk_without_space_is_no_error() -> None:
     log = Output(os.open("/dev/full", os.O_WRONLY))
-    log.say("no space")
+    log.write_line("no space")
     log.flush()
     log.close()

@@ -13,7 +13,7 @@ from tests.controller.scripted import Scripted
 
 from ropeteam.controller.assembly import Operator
 from ropeteam.controller.cache.informer import Key
-from ropeteam.controller.client.apiclient import AlreadyOurs, ApiClient, ApiError, Object, ObjectRef
+from ropeteam.controller.client.apiclient import ApiClient, ApiError, Object, ObjectRef, OwnedObjectExists
 from ropeteam.controller.settings import read
 from ropeteam.local.cluster import LocalCluster
 
@@ -87,7 +87,7 @@ async def test_one_that_is_there_is_ours(api: Scripted, client: ApiClient) -> No
     """Its name says so; we may not read it."""
     api.answers = [(409, {"message": "already exists"})]
     meta = {"name": "job-1", "namespace": "default"}
-    with pytest.raises(AlreadyOurs):
+    with pytest.raises(OwnedObjectExists):
         await client.create({"kind": "NetworkPolicy", "metadata": meta})
     assert api.requests == ["POST /apis/networking.k8s.io/v1/namespaces/default/networkpolicies"]
 

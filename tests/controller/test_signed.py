@@ -75,7 +75,7 @@ async def between(
 
         async def tell(generation: int, speaks: RequestAuth = speaks) -> int:
             told = replace(DESIRED, generation=generation)
-            return (await coordinators.tell("127.0.0.1", speaks, told)).observed_generation
+            return (await coordinators.send_desired("127.0.0.1", speaks, told)).observed_generation
 
         yield it, tell
 
@@ -174,7 +174,7 @@ async def voices_of(pods: tuple[PodSeen, ...], uid: str, more: str = "") -> list
     heard = list[RequestAuth]()
 
     class Listening(Coordinators):
-        async def tell(self, address: str, auth: RequestAuth, desired: Desired) -> JobReport:  # noqa: ARG002
+        async def send_desired(self, address: str, auth: RequestAuth, desired: Desired) -> JobReport:  # noqa: ARG002
             heard.append(auth)
             raise Unreachable("it only listens")
 

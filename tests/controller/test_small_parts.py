@@ -13,13 +13,13 @@ from aiohttp import web
 
 from ropeteam.api.status import IncidentStatus, JobStatus, ProgressStatus, RecoveryTimesStatus
 from ropeteam.controller import metrics, probes
-from ropeteam.controller.cache.caches import Caches, Ended
+from ropeteam.controller.cache.caches import Caches, EndedPods
 from ropeteam.controller.cache.informer import Informer, Key, MultiNamespaceInformer, WatchSpec
 from ropeteam.controller.cache.parsing import node, own_key
 from ropeteam.controller.client.coordinator import BearerAuth, Coordinators, Unreachable
 from ropeteam.controller.reconcile.observer import Observer
+from ropeteam.controller.reconcile.progresslimit import ProgressRateLimiter
 from ropeteam.controller.reconcile.reconciler import Reconciler
-from ropeteam.controller.reconcile.statuspace import Pace
 from ropeteam.core.seen.observation import ContainerSeen, PodSeen, Role
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.desired import Desired, JobReport, WorldPhase
@@ -35,7 +35,7 @@ def at_step(step: int, **more: Any) -> JobStatus:
 
 
 def test_progress_alone_is_written_twenty_times_a_second_over_all_jobs() -> None:
-    pace = Pace()
+    pace = ProgressRateLimiter()
     written = [pace.permits(at_step(1), at_step(2), NOW) for _ in range(25)]
     assert sum(written) == 20
     later = NOW + timedelta(seconds=0.1)
@@ -43,7 +43,7 @@ def test_progress_alone_is_written_twenty_times_a_second_over_all_jobs() -> None
 
 
 def test_a_clock_that_is_set_back_takes_no_writes_of_progress_away() -> None:
-    pace, back = Pace(), NOW - timedelta(hours=1)
+    pace, back = ProgressRateLimiter(), NOW - timedelta(hours=1)
     written = [pace.permits(at_step(1), at_step(2), when) for when in (NOW, back)]
     assert written == [True, True]
     for _ in range(30):
@@ -84,7 +84,7 @@ def test_a_look_at_one_node_does_not_touch_the_others() -> None:
 
 
 def test_anything_else_is_written_at_once() -> None:
-    pace = Pace(per_second=0, _tokens=0)
+    pace = ProgressRateLimiter(per_second=0, _tokens=0)
     assert pace.permits(at_step(1), at_step(2, state="Recovering"), NOW)
 
 
@@ -109,7 +109,7 @@ def test_an_incident_is_counted_once_when_it_has_settled() -> None:
 
 def test_jobs_and_rounds_are_counted_when_asked() -> None:
     jobs = [("Running", False), ("Failed", False), ("Running", True)]
-    now = metrics.Now(lambda: jobs, lambda: [2.0, 5.0], lambda: {"Pod": 3.0})
+    now = metrics.ScrapeCollector(lambda: jobs, lambda: [2.0, 5.0], lambda: {"Pod": 3.0})
     families = {each.name: each for each in now.collect()}
     states = {sample.labels["state"]: sample.value for sample in families.pop("ropeteam_jobs").samples}
     assert {state: count for state, count in states.items() if count} == {"Running": 2, "Failed": 1}
@@ -155,8 +155,10 @@ async def test_a_round_that_fails_is_counted_and_timed_as_one_that_ends_well_is(
         return value("controller_runtime_reconcile_total", labels), seconds
 
     before = counted()
-    with pytest.raises(OSError, match="no way"):
-        await Reconciler(cast(Any, None), Broken(), cast(Any, None), Pace())(Key("lab", "mnist"))
+    with pytest.raises(OSError, match="no access to lab/mnist"):
+        await Reconciler(cast(Any, None), Broken(), cast(Any, None), ProgressRateLimiter())(
+            Key("lab", "mnist")
+        )
     assert counted() == tuple((each or 0) + 1 for each in before)
 
 
@@ -189,7 +191,7 @@ async def told(handler: Any) -> JobReport:
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
         async with Coordinators(port=runner.addresses[0][1]) as coordinators:
-            return await coordinators.tell("127.0.0.1", BearerAuth("bearer"), DESIRED)
+            return await coordinators.send_desired("127.0.0.1", BearerAuth("bearer"), DESIRED)
     finally:
         await runner.cleanup()
 
@@ -217,13 +219,13 @@ async def test_an_answer_that_is_no_report_is_no_report(status: int, body: bytes
 async def test_nobody_answers() -> None:
     async with Coordinators(port=1) as coordinators:
         with pytest.raises(Unreachable, match=r"127\.0\.0\.1"):
-            await coordinators.tell("127.0.0.1", BearerAuth("bearer"), DESIRED)
+            await coordinators.send_desired("127.0.0.1", BearerAuth("bearer"), DESIRED)
 
 
 def test_of_pods_that_are_gone_it_is_known_which_were_seen_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Ended, "MOST", 2)
-    ended = Ended()
+    monkeypatch.setattr(EndedPods, "MOST", 2)
+    ended = EndedPods()
     for uid, phase in (("1", "Failed"), ("2", "Running"), ("3", "Succeeded"), ("4", "Failed")):
         container = ContainerSeen(exit_code=1)
-        ended.take(("job", PodSeen(name=uid, uid=uid, role=Role.WORKER, phase=phase, container=container)))
+        ended.record(("job", PodSeen(name=uid, uid=uid, role=Role.WORKER, phase=phase, container=container)))
     assert [uid for uid in "1234" if uid in ended] == ["3", "4"]

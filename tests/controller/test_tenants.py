@@ -125,12 +125,12 @@ def training_job(name: str, version: int, **spec: Any) -> Object:
 async def test_thousands_of_levels_are_listed_and_watched(api: Scripted, client: ApiClient) -> None:
     api.listed, api.version = [training_job("deep", 3, template="DEEP"), training_job("a", 4)], 5
     async with watching(client, "TrainingJob") as (jobs, _):
-        assert {job.fault != "" for job in jobs.of(Key("default", "deep"))} == {True}
-        assert {job.fault for job in jobs.of(Key("default", "a"))} == {""}
+        assert {job.spec_error != "" for job in jobs.of(Key("default", "deep"))} == {True}
+        assert {job.spec_error for job in jobs.of(Key("default", "a"))} == {""}
         api.say("MODIFIED", training_job("a", 6, template="DEEP"))
         api.say("ADDED", training_job("b", 7))
         await until(lambda: Key("default", "b") in jobs.known_keys())
-        assert {job.fault != "" for job in jobs.of(Key("default", "a"))} == {True}
+        assert {job.spec_error != "" for job in jobs.of(Key("default", "a"))} == {True}
         assert jobs.lists == 1
 
 
@@ -145,7 +145,7 @@ async def test_of_a_job_that_is_too_large_only_the_rest_is_parsed(
             api.say("MODIFIED", large)
         await until(lambda: len(bells) == 5)
         (seen,) = jobs.of(Key("default", "large"))
-        assert (seen.state, seen.fault[:18]) == ("Running", "spec: has 439 K")
+        assert (seen.state, seen.spec_error[:18]) == ("Running", "spec: has 439 KiB,")
         jobs.upsert(await client.replace(large, "status", parsing.job_text))
     assert parsed.bytes < 5_000
     assert parsed.walks == 0
@@ -295,7 +295,7 @@ def test_whatever_labels_say_pods_and_services_are_read(labels: dict[str, str]) 
 @pytest.mark.parametrize("spec", ["None", 2**63, [{"workers": 2}]])
 def test_a_spec_that_is_no_map_is_a_fault_of_the_job(spec: Any) -> None:
     seen = parsing.job(training_job("a", 1) | {"spec": spec})
-    assert seen.fault.startswith("spec: is not a map of fields")
+    assert seen.spec_error.startswith("spec: is not a map of fields")
     assert seen.parsed()["spec"] == {}
 
 
@@ -307,10 +307,10 @@ def test_an_address_that_is_none_is_not_known_yet(told: str, taken: str) -> None
 
 
 async def test_who_hears_nothing_of_a_kind_is_not_ready(still: Operator) -> None:
-    loop, asked = asyncio.get_running_loop(), still.blind()
+    loop, asked = asyncio.get_running_loop(), still.stale_caches()
     assert asked == ""
-    assert set(still.silence()) == {"Node", "Pod", "Service", "TrainingJob"}
+    assert set(still.cache_ages()) == {"Node", "Pod", "Service", "TrainingJob"}
     still.caches.pods.parts[0]._received_at = loop.time() - 200
-    assert still.blind() == "no data of Pod for 200 s"
+    assert still.stale_caches() == "no data of Pod for 200 s"
     await still.caches.pods.parts[0].list()
-    assert still.blind() == ""
+    assert still.stale_caches() == ""

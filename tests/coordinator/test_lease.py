@@ -59,7 +59,7 @@ class Game:
 
     def ask(self) -> None:
         if not self.over:
-            self.asked.append(self.leases.said_back(Desired(1, 1, 1, {})))
+            self.asked.append(self.leases.with_acknowledgement(Desired(1, 1, 1, {})))
 
     def arrives(self, which: int) -> None:
         if self.asked:
@@ -72,7 +72,7 @@ class Game:
         if self.answered:
             operator, report = self.answered.pop(which % len(self.answered))
             if operator == self.operators:  # no other process has that socket
-                self.leases.heard(report, self.there)
+                self.leases.record(report, self.there)
 
     def exchange(self) -> None:
         self.ask()

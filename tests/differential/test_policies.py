@@ -16,7 +16,7 @@ from tests.differential.servers import TOKEN, Server, real, why_not
 
 from ropeteam.api.defaults import JobPolicy
 from ropeteam.controller.client.access import Access
-from ropeteam.controller.client.apiclient import AlreadyOurs, ApiClient, ApiError
+from ropeteam.controller.client.apiclient import ApiClient, ApiError, OwnedObjectExists
 from ropeteam.core.objects import policy
 from ropeteam.core.seen.observation import PolicySeen
 from ropeteam.core.seen.view import build_view
@@ -102,7 +102,7 @@ async def test_it_is_taken_as_it_is_and_may_be_created_only(server: Server, oper
     made = await operator.create(mine)
     assert made["spec"] == mine["spec"]
     assert made["metadata"]["ownerReferences"][0]["uid"] == UID
-    with pytest.raises(AlreadyOurs):
+    with pytest.raises(OwnedObjectExists):
         await operator.create(mine)
     with pytest.raises(ApiError, match="cannot get resource"):
         await operator.request("GET", f"{POLICIES}/{made['metadata']['name']}")

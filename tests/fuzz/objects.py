@@ -171,7 +171,7 @@ def stream(content: bytes) -> aiohttp.StreamReader:
 
 
 class Silent:
-    async def tell(self, *_: object) -> None:
+    async def send_desired(self, *_: object) -> None:
         raise Unreachable("10.0.0.1: no answer within 3 s")
 
 
@@ -222,7 +222,7 @@ async def _decided(observer: Observer) -> str:
         if decision.desired:
             codec.encode(decision.desired)
         observer.job_caches.of(JOB, seen.metadata.uid).desired, why = decision.desired, decision.why
-    return "refused" if job.fault or "spec" in why else "decided about"
+    return "refused" if job.spec_error or "spec" in why else "decided about"
 
 
 async def outlined(case: bytes) -> list[str]:

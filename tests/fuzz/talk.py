@@ -258,7 +258,7 @@ async def _answers() -> AsyncIterator[Attempt]:
 
 async def _told(coordinators: Coordinators, speaks: RequestAuth) -> str:
     try:
-        report = await coordinators.tell(
+        report = await coordinators.send_desired(
             "127.0.0.1", speaks, replace(WISH, term=scene().status.coordinator.term)
         )
     except Unreachable as why:

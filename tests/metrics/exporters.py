@@ -35,7 +35,9 @@ class Family:
 def texts() -> dict[str, str]:
     """By exporter."""
     asked = CollectorRegistry()
-    asked.register(operator.Now(lambda: [("Running", False)], lambda: [1.0], lambda: {"Pod": 1.0}))
+    asked.register(
+        operator.ScrapeCollector(lambda: [("Running", False)], lambda: [1.0], lambda: {"Pod": 1.0})
+    )
     operator.count_request("GET", 200)
     report = JobReport(
         "u", 1, 0, WorldPhase.RUNNING, "why", feature_level=2, lineage=(CheckpointRef(1, Epoch(1, 0, 1)),),

@@ -76,6 +76,6 @@ async def _lead(site: Site, process: Process) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(operator.watch(ready))
             await ready.wait()
-            await elector.win()
-            group.create_task(elector.keep())
+            await elector.acquire()
+            group.create_task(elector.renew())
             group.create_task(operator.act())

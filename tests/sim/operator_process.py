@@ -18,7 +18,7 @@ from ropeteam.api.status import JobStatus
 from ropeteam.controller.reconcile.holders import Holders
 from ropeteam.controller.reconcile.jobclock import JobClock
 from ropeteam.controller.reconcile.leases import Leases
-from ropeteam.controller.reconcile.statuspace import Pace
+from ropeteam.controller.reconcile.progresslimit import ProgressRateLimiter
 from ropeteam.core.decide import decide
 from ropeteam.core.decision import Decision
 from ropeteam.core.objects.actions import CreatePolicy, CreateSecret
@@ -79,7 +79,7 @@ class Operator:
             self._own = self._world.kubernetes.view(0.0)
             """What it wrote itself last: its cache is never behind that."""
             self._seen_until = 0.0
-            self._pace = Pace()
+            self._pace = ProgressRateLimiter()
             self._bell = self._sleeps = self._asking = False
             self.crash_after = None
             self._task = self._world.clock.spawn(self._run())
@@ -227,18 +227,18 @@ class Operator:
                 task.wake(0.0)
 
         self._asking = True
-        self._put(self._leases.said_back(self._desired), answered)
+        self._put(self._leases.with_acknowledgement(self._desired), answered)
         yield CALL_TIMEOUT
         self._asking = False
         yield self._called()
         if not answers:
             return None, "no answer within 3 s"
         if isinstance(answers[0], JobReport):
-            self._leases.heard(answers[0], self._world.clock.now)
+            self._leases.record(answers[0], self._world.clock.now)
         if view.status.coordinator.previous:
             self._holders.forget()
         elif isinstance(answers[0], JobReport):
-            self._holders.heard(self._desired, answers[0], self._world.clock.now)
+            self._holders.record(self._desired, answers[0], self._world.clock.now)
         return (answers[0], "") if isinstance(answers[0], JobReport) else (None, str(answers[0]))
 
     def _put(self, desired: Desired, answer: Callable[[JobReport | str], None]) -> None:

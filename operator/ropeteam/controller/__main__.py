@@ -1,6 +1,7 @@
 """`python -m ropeteam.controller --kubeconfig FILE`: the operator as a process.
 
-Exit status: 0 after SIGTERM or SIGINT; 1, with one sentence on stderr, when it cannot start or may not go on.
+Exit status: 0 after SIGTERM or SIGINT; 1, with one sentence on stderr, when it cannot start or may not
+continue.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ropeteam.controller.election import LeadershipLost
 from ropeteam.controller.output import Output
 from ropeteam.controller.settings import SettingsError, read
 
-SELDOM = (50_000, 20, 100)
+GC_THRESHOLDS = (50_000, 20, 100)
 """Thresholds of the garbage collector: objects of a reconcile are mostly freed without it, and the search for
 cycles among all objects of the informers took a twelfth of a processor while a thousand jobs start."""
 
@@ -28,7 +29,7 @@ def main() -> int:
     settings = read(sys.argv[1:], os.environ)
     output = Output(sys.stderr.fileno())
     logging.basicConfig(level=settings.log_level, handlers=[output])
-    gc.set_threshold(*SELDOM)
+    gc.set_threshold(*GC_THRESHOLDS)
     if settings.wait_for_stdin and not sys.stdin.readline():
         return 0  # the process that started us is gone
     try:
@@ -41,7 +42,7 @@ def main() -> int:
         aiohttp.ClientError,
         OSError,
     ) as error:
-        output.say(f"ropeteam operator: {error}")
+        output.write_line(f"ropeteam operator: {error}")
         return 1
     return 0
 

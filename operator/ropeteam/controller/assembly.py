@@ -31,8 +31,8 @@ from ropeteam.controller.queue.workqueue import WorkQueue, serve
 from ropeteam.controller.reconcile.agentsecret import AgentSecret, packed
 from ropeteam.controller.reconcile.executor import Executor
 from ropeteam.controller.reconcile.observer import JobCaches, Observer
+from ropeteam.controller.reconcile.progresslimit import ProgressRateLimiter
 from ropeteam.controller.reconcile.reconciler import Reconciler
-from ropeteam.controller.reconcile.statuspace import Pace
 from ropeteam.controller.settings import OperatorKeys, Settings, load_keys
 from ropeteam_trainer.system.clocks import boot_seconds
 
@@ -98,17 +98,19 @@ class Operator:
         """State of each job, and whether it is stalled."""
         return [(job.state, job.stalled) for job in self.caches.jobs.values()]
 
-    def silence(self) -> dict[str, float]:
+    def cache_ages(self) -> dict[str, float]:
         """Age of the caches by kind: seconds since the last list or line (also a bookmark) of a watch."""
         kinds = {informer.kind for informer in self.caches.all}
         return {
-            kind: max(each.silent_seconds() for each in self.caches.all if each.kind == kind)
+            kind: max(each.age_seconds() for each in self.caches.all if each.kind == kind)
             for kind in sorted(kinds)
         }
 
-    def blind(self) -> str:
+    def stale_caches(self) -> str:
         """The kinds whose caches have been out of date for too long, as a sentence; "": none."""
-        stale = {kind: seconds for kind, seconds in self.silence().items() if seconds > _STALE_CACHE_SECONDS}
+        stale = {
+            kind: seconds for kind, seconds in self.cache_ages().items() if seconds > _STALE_CACHE_SECONDS
+        }
         return "; ".join(f"no data of {kind} for {seconds:.0f} s" for kind, seconds in stale.items())
 
 
@@ -141,7 +143,9 @@ def connected(
     observer = Observer(
         caches, JobCaches(), client, coordinators, keys, defaults, *clocks, settings.deletion_proves_end
     )
-    reconciler = Reconciler(client, observer, Executor(client, caches, keys, agent, clocks.own), Pace())
+    reconciler = Reconciler(
+        client, observer, Executor(client, caches, keys, agent, clocks.own), ProgressRateLimiter()
+    )
     return Operator(client, caches, queue, reconciler)
 
 
@@ -177,20 +181,24 @@ async def _serve(settings: Settings, operator: Operator, elector: Elector | None
     ready, ended, queue = asyncio.Event(), asyncio.Event(), operator.queue
 
     def unready() -> str:
-        return operator.blind() if ready.is_set() else "still listing"
+        return operator.stale_caches() if ready.is_set() else "still listing"
 
     handlers.end_by_signal(ended)
-    metrics.WORKERS.set(settings.max_concurrent_reconciles)
-    metrics.REGISTRY.register(metrics.Now(operator.states, queue.running_seconds, operator.silence))
+    metrics.MAX_CONCURRENT_RECONCILES.set(settings.max_concurrent_reconciles)
+    metrics.REGISTRY.register(
+        metrics.ScrapeCollector(operator.states, queue.running_seconds, operator.cache_ages)
+    )
     async with (
         probes.served(settings.probe_address, unready, queue.longest_running_seconds) as address,
         asyncio.TaskGroup() as group,
     ):
         settings.publish_address(address)
         tasks = [group.create_task(operator.watch(ready))]
-        if await _unless(ended, ready.wait()) and (elector is None or await _unless(ended, elector.win())):
+        if await _unless(ended, ready.wait()) and (
+            elector is None or await _unless(ended, elector.acquire())
+        ):
             metrics.LEADER.set(1)
-            tasks += [group.create_task(elector.keep())] if elector else []
+            tasks += [group.create_task(elector.renew())] if elector else []
             tasks.append(group.create_task(operator.act()))
             await asyncio.sleep(0)  # they start: at its end kopf cancels every task younger than itself
             load = partial(access.load, settings.kubeconfig)

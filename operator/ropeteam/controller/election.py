@@ -21,13 +21,13 @@ from datetime import UTC, datetime
 import aiohttp
 
 from ropeteam.controller.client.apiclient import (
-    AlreadyOurs,
     ApiClient,
     ApiError,
     Conflict,
     NotFound,
     Object,
     ObjectRef,
+    OwnedObjectExists,
 )
 from ropeteam_trainer.system.clocks import boot_seconds
 
@@ -55,7 +55,7 @@ class Timing:
         return self.duration * 2 / 15
 
     @property
-    def look(self) -> float:
+    def poll(self) -> float:
         """Poll interval of standby operators, short so that a released lease is taken at once."""
         return self.duration / 30
 
@@ -105,7 +105,7 @@ class Elector:
     def may_write(self) -> bool:
         return self._clock() < self._deadline
 
-    async def win(self) -> None:
+    async def acquire(self) -> None:
         """Wait until this process leads."""
         logged = ""
         while not await self._acquire_or_renew():
@@ -113,10 +113,10 @@ class Elector:
             if holder != logged:
                 log.info("standby: the leader is %s", holder or "not known yet")
                 logged = holder
-            await self._pause(self._timing.look)
+            await self._pause(self._timing.poll)
         log.info("leading as %s", self.me)
 
-    async def keep(self) -> None:
+    async def renew(self) -> None:
         """Renew until that fails for too long. Raises LeadershipLost; never returns."""
         while True:
             await self._pause(self._timing.retry)
@@ -134,7 +134,7 @@ class Elector:
             return
         try:
             await self._put({**self._observed.record, "holderIdentity": "", "leaseDurationSeconds": 1})
-        except (*_API_ERRORS, AlreadyOurs) as error:
+        except (*_API_ERRORS, OwnedObjectExists) as error:
             log.warning("the lease was not released: %s", error)
 
     async def _acquire_or_renew(self) -> bool:
@@ -146,7 +146,7 @@ class Elector:
                 if not may_take(self._observed, self.me, self._clock()):
                     return False
                 await self._put(self._record())
-        except (Conflict, AlreadyOurs):
+        except (Conflict, OwnedObjectExists):
             return False  # another candidate wrote: the next attempt reads its name
         except _API_ERRORS as error:
             log.warning("the lease could not be read or written: %s: %s", type(error).__name__, error)

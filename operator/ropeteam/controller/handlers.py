@@ -1,8 +1,8 @@
 """Everything that kopf is used for: watch TrainingJobs and enqueue those that changed.
 
 No kopf state is kept on objects, kopf retries nothing, and no connection error of kopf ends the process: the
-waits between its attempts never run out, refused credentials are loaded anew, and if kopf stops all the same,
-it is started again.
+waits between its attempts never run out, refused credentials are loaded again, and if kopf stops all the
+same, it is started again.
 Limits: an event of kopf means only "reconcile this job"; the state of the job comes from our own informer.
 """
 

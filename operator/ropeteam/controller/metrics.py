@@ -80,7 +80,7 @@ RECONCILE_SECONDS = Histogram(
     buckets=_FAST,
     registry=REGISTRY,
 ).labels(**_CONTROLLER)
-WORKERS = Gauge(
+MAX_CONCURRENT_RECONCILES = Gauge(
     "controller_runtime_max_concurrent_reconciles",
     "Maximum number of concurrent reconciles.",
     list(_CONTROLLER),
@@ -141,7 +141,7 @@ def _create_series() -> None:
 _create_series()
 
 
-def count_round(result: str, seconds: float) -> None:
+def count_reconcile(result: str, seconds: float) -> None:
     """Count a reconcile. `result`: one of controller-runtime's four values."""
     RECONCILES.labels(result=result, **_CONTROLLER).inc()
     RECONCILE_SECONDS.observe(seconds)
@@ -153,7 +153,7 @@ def count_request(method: str, status: int) -> None:
 
 
 def count_final(before: JobStatus, after: JobStatus) -> None:
-    """Count the incidents that `after`, which has just been saved, settles."""
+    """Count the incidents that `after`, which has just been saved, makes final."""
     known = {incident.id for incident in before.incidents if incident.final}
     for incident in after.incidents:
         if incident.final and incident.id not in known:
@@ -168,10 +168,10 @@ def _count(incident: IncidentStatus) -> None:
             RECOVERY.labels(stage=stage).observe(milliseconds / 1000)
 
 
-class Now(Collector):
-    """Metrics computed at each scrape. `jobs`: state of each job, and whether it is stalled; `rounds`:
-    seconds since the start of each running reconcile; `cache_ages`: seconds without data from the API server,
-    by kind."""
+class ScrapeCollector(Collector):
+    """Metrics computed at each scrape. `jobs`: state of each job, and whether it is stalled;
+    `running_seconds`: since the start of each running reconcile; `cache_ages`: seconds without data from the
+    API server, by kind."""
 
     def __init__(
         self,

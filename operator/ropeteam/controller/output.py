@@ -36,9 +36,9 @@ class Output(logging.Handler):
         threading.Thread(target=self._write_all, name="output", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.say(self.format(record))
+        self.write_line(self.format(record))
 
-    def say(self, line: str) -> None:
+    def write_line(self, line: str) -> None:
         """Write a line that is no record of the log."""
         if self._taken - self._written >= MOST_LINES:
             self._dropped += 1

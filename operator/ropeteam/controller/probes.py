@@ -27,22 +27,22 @@ _MAX_CONNECTIONS = 64
 class _Connection(web.RequestHandler):
     """One connection. aiohttp alone limits neither their number nor their time."""
 
-    __slots__ = ("_address", "_strangers", "_until")
+    __slots__ = ("_address", "_unauthenticated", "_until")
 
     def __init__(self, server: web.Server, admission: Strangers) -> None:
         super().__init__(server, loop=asyncio.get_running_loop(), access_log=None)  # type: ignore[arg-type]
-        self._strangers = admission
+        self._unauthenticated = admission
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         # uvloop looks the name up only now; for a connection that was reset meanwhile there is none
         self._address: str = (transport.get_extra_info("peername") or ("",))[0]
         self._until = self._loop.call_later(HEAD_SECONDS, self._abort)
-        self._strangers.take(self._address, self._abort)
+        self._unauthenticated.take(self._address, self._abort)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._until.cancel()
-        self._strangers.free(self._address, self._abort)
+        self._unauthenticated.free(self._address, self._abort)
         super().connection_lost(exc)
 
     def handle_error(

@@ -19,12 +19,12 @@ from ropeteam.cli.errors import BadInput
 from ropeteam.cli.manifest import manifestyaml, usage
 from ropeteam.controller.client.apiclient import (
     CLUSTER_WIDE,
-    AlreadyOurs,
     ApiClient,
     ApiError,
     Conflict,
     Object,
     ObjectRef,
+    OwnedObjectExists,
 )
 
 WORKDIR = "ropeteam.dev/workdir"
@@ -144,7 +144,7 @@ def lacks_image(job: Object) -> bool:
 
 async def make_namespace(client: ApiClient, name: str) -> None:
     """Create a namespace on a local cluster, which starts with `default` alone."""
-    with suppress(AlreadyOurs, Conflict):
+    with suppress(OwnedObjectExists, Conflict):
         await client.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
 
 
@@ -164,7 +164,7 @@ async def apply(client: ApiClient, manifest: Manifest, workdir: Path | None) -> 
 async def _apply_one(client: ApiClient, document: Object) -> None:
     try:
         await client.create(document)
-    except (AlreadyOurs, Conflict):
+    except (OwnedObjectExists, Conflict):
         await client.merge(ObjectRef.of(document), document)
 
 

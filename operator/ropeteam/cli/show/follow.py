@@ -73,7 +73,7 @@ class Follower:
         headers = auth.headers("GET /status", b"", self._client.chance)
         async with self._client.open(ref.path, headers=headers, whatever=True) as answer:
             body, signature = await answer.read(), answer.headers.get(signing.HEADER, "")
-            genuine = auth.believes(headers, answer.status, signature, body)
+            genuine = auth.is_authentic(headers, answer.status, signature, body)
             return body if genuine and answer.status == 200 else b""
 
     async def _auth(self, uid: str, term: int) -> RequestAuth:

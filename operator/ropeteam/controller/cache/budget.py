@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 
 from ropeteam.controller.cache.informer import Key
-from ropeteam.controller.cache.parsing import JobSeen
+from ropeteam.controller.cache.parsing import CachedJob
 
 MOST_BYTES = 128 << 20
 """For all namespaces: a quarter of the memory that our chart gives the operator."""
@@ -24,7 +24,7 @@ class Budget:
     def __init__(self) -> None:
         self.held = Counter[str]()
 
-    def keep(self, key: Key, job: JobSeen) -> JobSeen:
+    def reduce(self, key: Key, job: CachedJob) -> CachedJob:
         """The job as it is to be cached: with its text, or without."""
         size = len(job.text)
         if self.held[key.namespace] + size > MOST_BYTES - self.held.total() - size:
@@ -32,7 +32,7 @@ class Budget:
         self.held[key.namespace] += size
         return job
 
-    def let_go(self, key: Key, job: JobSeen) -> None:
+    def release(self, key: Key, job: CachedJob) -> None:
         self.held[key.namespace] -= len(job.text)
         if not self.held[key.namespace]:
             del self.held[key.namespace]

@@ -19,7 +19,7 @@ from ropeteam.core.seen.observation import PodSeen, ServiceSeen
 T = TypeVar("T")
 
 
-class Ended:
+class EndedPods:
     """UIDs of deleted pods whose end the kubelet had reported: the last `MOST`. Events may come so quickly
     that no reconcile observed the pod between its end and its deletion. Limits: no pods that were deleted
     while there was no watch, or before this process."""
@@ -29,7 +29,7 @@ class Ended:
     def __init__(self) -> None:
         self._uids: dict[str, None] = {}
 
-    def take(self, seen: tuple[str, PodSeen]) -> None:
+    def record(self, seen: tuple[str, PodSeen]) -> None:
         _, pod = seen
         if has_ended(pod):
             self._uids[pod.uid] = None
@@ -45,18 +45,18 @@ class Caches:
     """The informers. Pods and Services come with the UID of their job."""
 
     client: ApiClient
-    jobs: MultiNamespaceInformer[parsing.JobSeen]
+    jobs: MultiNamespaceInformer[parsing.CachedJob]
     pods: MultiNamespaceInformer[tuple[str, PodSeen]]
     services: MultiNamespaceInformer[tuple[str, ServiceSeen]]
-    nodes: MultiNamespaceInformer[parsing.NodeSeen]
+    nodes: MultiNamespaceInformer[parsing.CachedNode]
     """Empty without cluster-wide permissions."""
-    ended: Ended = field(default_factory=Ended)
+    ended: EndedPods = field(default_factory=EndedPods)
 
     @property
     def all(self) -> tuple[Informer[Any], ...]:
         return (*self.jobs.parts, *self.pods.parts, *self.services.parts, *self.nodes.parts)
 
-    async def job(self, key: Key) -> parsing.JobSeen | None:
+    async def job(self, key: Key) -> parsing.CachedJob | None:
         """The job with its text. None: there is no such job. Raises ApiError, connection errors."""
         job = next(iter(self.jobs.of(key)), None)
         if job is None or job.text:
@@ -67,7 +67,7 @@ class Caches:
             return None
 
     def node_is_lost(self, name: str) -> bool:
-        """Whether the node is NotReady or gone. Without any node we may lack permission: it is unknown."""
+        """Whether the node is NotReady or gone. Without any node permission may be missing: it is unknown."""
         if not name or not self.nodes.knows_any():
             return False
         return not any(node.ready for node in self.nodes.of(Key("", name)))
@@ -100,13 +100,15 @@ def make_caches(
 
     nodes = WatchSpec("Node", "", parsing.own_key, parsing.node)
     budget = Budget()
-    jobs = WatchSpec(KIND, "", parsing.own_key, parsing.job, parsing.job_event, budget.keep, budget.let_go)
-    ended = Ended()
+    jobs = WatchSpec(KIND, "", parsing.own_key, parsing.job, parsing.job_event, budget.reduce, budget.release)
+    ended = EndedPods()
     caches = Caches(
         client=client,
         ended=ended,
         jobs=informers(jobs),
-        pods=informers(WatchSpec("Pod", parsing.MANAGED, parsing.job_key, parsing.pod, gone=ended.take)),
+        pods=informers(
+            WatchSpec("Pod", parsing.MANAGED, parsing.job_key, parsing.pod, on_delete=ended.record)
+        ),
         services=informers(WatchSpec("Service", parsing.MANAGED, parsing.job_key, parsing.service)),
         nodes=MultiNamespaceInformer((Informer(client, nodes, enqueue_jobs_on),) if with_nodes else ()),
     )

@@ -1,10 +1,10 @@
-"""A cache of objects of the API server: list, watch, and list again when the watch cannot go on.
+"""A cache of objects of the API server: list, watch, and list again when the watch ends.
 
 Five guarantees that kopf's watching does not give:
   - a list after a gap is compared with what was known, so that deletions during the gap are noticed;
   - any error in the stream leads to a new list, never to the end of the process;
   - an object that cannot be read affects no other: it is skipped, logged and counted;
-  - the objects of a page of a list are reduced (`WatchSpec.keep`) before the next page is requested;
+  - the objects of a page of a list are reduced (`WatchSpec.reduce`) before the next page is requested;
   - our own writes are in the cache at once (`upsert`), and an older version never replaces them.
 Limits: a cache, not the truth: irreversible requests carry a UID or a resourceVersion.
 """
@@ -53,7 +53,7 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class WatchSpec(Generic[T]):
-    """Which objects to cache, and which part of them."""
+    """The objects to cache, and the part of them."""
 
     kind: str
     labels: str
@@ -64,11 +64,11 @@ class WatchSpec(Generic[T]):
     """The value to cache. Two equal values are no change."""
     parse: Callable[[bytes], Object] = boundedjson.loads
     """Parse a line of a watch. Raises orjson.JSONDecodeError."""
-    keep: Callable[[Key, T], T] = lambda _, value: value
+    reduce: Callable[[Key, T], T] = lambda _, value: value
     """Reduce a value to the memory that is free."""
-    let_go: Callable[[Key, T], None] = lambda *_: None
-    """Called when a value that `keep` returned leaves the cache."""
-    gone: Callable[[T], None] = lambda _: None
+    on_evict: Callable[[Key, T], None] = lambda *_: None
+    """Called when a value that `reduce` returned leaves the cache."""
+    on_delete: Callable[[T], None] = lambda _: None
     """Called with the last value of a deleted object, which may not have been cached before."""
 
 
@@ -118,14 +118,14 @@ class Informer(Generic[T]):
     def kind(self) -> str:
         return self._spec.kind
 
-    def silent_seconds(self) -> float:
+    def age_seconds(self) -> float:
         """Seconds since the last list, or the last line of a watch: the age of this cache."""
         return 0.0 if self._received_at is None else asyncio.get_running_loop().time() - self._received_at
 
-    def upsert(self, thing: Object) -> None:
+    def upsert(self, obj: Object) -> None:
         """Cache the API server's answer to our own write. Ignored if the watch has had a newer version."""
-        if int(thing["metadata"]["resourceVersion"]) > int(self._version or 0):
-            self._apply(thing)
+        if int(obj["metadata"]["resourceVersion"]) > int(self._version or 0):
+            self._apply(obj)
 
     def remove_object(self, uid: str) -> None:
         self._drop(uid)
@@ -205,41 +205,41 @@ class Informer(Generic[T]):
         self._received_at = asyncio.get_running_loop().time()
 
     def _apply_event(self, event: Object) -> bool:
-        """Apply one event of a watch. False: the watch cannot go on (any ERROR, not only 410)."""
-        kind, thing = event["type"], event["object"]
+        """Apply one event of a watch. False: the watch is of no more use (any ERROR, not only 410)."""
+        kind, obj = event["type"], event["object"]
         if kind == "ERROR":
-            log.debug("watch of %s: %s", self._spec.kind, thing.get("message"))
+            log.debug("watch of %s: %s", self._spec.kind, obj.get("message"))
             return False
-        self._version = thing["metadata"]["resourceVersion"]
+        self._version = obj["metadata"]["resourceVersion"]
         if kind == "DELETED":
-            self._apply_deletion(thing)
+            self._apply_deletion(obj)
         elif kind != "BOOKMARK":
-            self._apply(thing)
+            self._apply(obj)
         return True
 
-    def _apply_deletion(self, thing: Object) -> None:
-        entry, uid = self._entry(thing), thing["metadata"]["uid"]
+    def _apply_deletion(self, obj: Object) -> None:
+        entry, uid = self._entry(obj), obj["metadata"]["uid"]
         if entry is not None:
-            self._spec.gone(entry.value)
+            self._spec.on_delete(entry.value)
         if entry is not None and uid not in self._entries:  # we have deleted it ourselves
             self._on_change(entry.key)
         self._drop(uid)
 
-    def _apply(self, thing: Object) -> None:
-        entry = self._entry(thing)
+    def _apply(self, obj: Object) -> None:
+        entry = self._entry(obj)
         if entry is None:
-            self._drop(thing["metadata"]["uid"])
+            self._drop(obj["metadata"]["uid"])
         else:
             self._put(entry)
 
-    def _entry(self, thing: Object) -> Entry[T] | None:
+    def _entry(self, obj: Object) -> Entry[T] | None:
         """The entry of an object. None: it is not cached."""
-        meta = thing["metadata"]
+        meta = obj["metadata"]
         try:
-            key = self._spec.key(thing)
+            key = self._spec.key(obj)
             if key is None:
                 return None
-            return Entry(key, meta["uid"], int(meta["resourceVersion"]), self._spec.read(thing))
+            return Entry(key, meta["uid"], int(meta["resourceVersion"]), self._spec.read(obj))
         except Exception as error:  # whatever a tenant has written
             self._pass_over(meta, error)
             return None
@@ -258,8 +258,8 @@ class Informer(Generic[T]):
         if old is not None and old.key != entry.key:
             self._drop(entry.uid)
         elif old is not None:
-            self._spec.let_go(old.key, old.value)
-        entry = replace(entry, value=self._spec.keep(entry.key, entry.value))
+            self._spec.on_evict(old.key, old.value)
+        entry = replace(entry, value=self._spec.reduce(entry.key, entry.value))
         self._entries[entry.uid] = entry
         self._by_key.setdefault(entry.key, {})[entry.uid] = entry
         if old is None or old.value != entry.value:
@@ -269,7 +269,7 @@ class Informer(Generic[T]):
         entry = self._entries.pop(uid, None)
         if entry is None:
             return
-        self._spec.let_go(entry.key, entry.value)
+        self._spec.on_evict(entry.key, entry.value)
         siblings = self._by_key[entry.key]
         del siblings[uid]
         if not siblings:
@@ -295,10 +295,10 @@ class MultiNamespaceInformer(Generic[T]):
     def knows_any(self) -> bool:
         return any(part.knows_any() for part in self.parts)
 
-    def upsert(self, thing: Object) -> None:
+    def upsert(self, obj: Object) -> None:
         for part in self.parts:
-            if part.namespace in ("", thing["metadata"].get("namespace")):
-                part.upsert(thing)
+            if part.namespace in ("", obj["metadata"].get("namespace")):
+                part.upsert(obj)
 
     def remove_object(self, uid: str) -> None:
         for part in self.parts:

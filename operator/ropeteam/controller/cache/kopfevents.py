@@ -20,7 +20,7 @@ from ropeteam.controller.cache.informer import LARGEST_OBJECT
 from ropeteam.controller.cache.parsing import READ
 from ropeteam.controller.client import boundedjson
 
-_KEPT_FIELDS = ("apiVersion", "kind", "code", "reason", "message")
+_STATUS_FIELDS = ("apiVersion", "kind", "code", "reason", "message")
 
 
 class Response(aiohttp.ClientResponse):
@@ -52,15 +52,15 @@ class _Outlined:
         """The events of a watch, reduced."""
         with suppress(boundedjson.TooLarge):  # the watch ends, and kopf opens another
             async for line in boundedjson.lines(self._stream, LARGEST_OBJECT):
-                event = boundedjson.thing(line, most=0, ends=b"}}")
+                event = boundedjson.parse_object(line, most=0, ends=b"}}")
                 yield orjson.dumps({"type": event["type"], "object": _outline(event["object"])}) + b"\n"
 
 
-def _outline(thing: dict[str, Any]) -> dict[str, Any]:
+def _outline(obj: dict[str, Any]) -> dict[str, Any]:
     """Of a job its kind and identity; of a Status, which ends a watch, its code, reason and message."""
-    meta = _scalar_fields(thing.get("metadata") or {}, READ)
-    return _scalar_fields(thing, _KEPT_FIELDS) | {"spec": {}, "status": {}, "metadata": meta}
+    meta = _scalar_fields(obj.get("metadata") or {}, READ)
+    return _scalar_fields(obj, _STATUS_FIELDS) | {"spec": {}, "status": {}, "metadata": meta}
 
 
-def _scalar_fields(thing: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
-    return {key: thing[key] for key in keys if isinstance(thing.get(key), str | int)}
+def _scalar_fields(obj: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
+    return {key: obj[key] for key in keys if isinstance(obj.get(key), str | int)}

@@ -50,22 +50,22 @@ _MOST_BYTES = 1 << 30
 _DEEPEST_SPEC = 100
 
 
-def own_key(thing: Object) -> Key:
-    meta = thing["metadata"]
+def own_key(obj: Object) -> Key:
+    meta = obj["metadata"]
     return Key(meta.get("namespace", ""), meta["name"])
 
 
-def job_key(thing: Object) -> Key | None:
+def job_key(obj: Object) -> Key | None:
     """The job that a pod or Service belongs to: the job owns it, and its labels agree."""
-    owner = _owner(thing)
-    labels = (label(thing, "job"), label(thing, "job-uid"))
+    owner = _owner(obj)
+    labels = (label(obj, "job"), label(obj, "job-uid"))
     if not owner or labels != (owner.get("name"), owner.get("uid")):
         return None
-    return Key(thing["metadata"]["namespace"], owner["name"])
+    return Key(obj["metadata"]["namespace"], owner["name"])
 
 
-def _owner(thing: Object) -> Object:
-    owners = thing["metadata"].get("ownerReferences") or ()
+def _owner(obj: Object) -> Object:
+    owners = obj["metadata"].get("ownerReferences") or ()
     return next((each for each in owners if _is_a_job(each)), {})
 
 
@@ -74,11 +74,11 @@ def _is_a_job(owner: Object) -> bool:
     return (group, owner.get("kind"), owner.get("controller")) == (GROUP, KIND, True)
 
 
-def label(thing: Object, name: str) -> str:
-    return str((thing["metadata"].get("labels") or {}).get(LABEL + name, ""))
+def label(obj: Object, name: str) -> str:
+    return str((obj["metadata"].get("labels") or {}).get(LABEL + name, ""))
 
 
-class JobSeen(NamedTuple):
+class CachedJob(NamedTuple):
     """A TrainingJob as it is cached: as text, because parsed it can be ten times as large."""
 
     text: bytes
@@ -87,7 +87,7 @@ class JobSeen(NamedTuple):
     """resourceVersion, so that a changed job without a text differs as well."""
     state: str
     stalled: bool
-    fault: str
+    spec_error: str
     """The reason why its spec was left out."""
 
     def parsed(self) -> Object:
@@ -96,32 +96,32 @@ class JobSeen(NamedTuple):
 
 def job_event(line: bytes) -> Object:
     """Parse an event of a watch of jobs, for `job`. Raises orjson.JSONDecodeError."""
-    return dict(boundedjson.thing(line, _LARGEST_SPEC, b"}}"))
+    return dict(boundedjson.parse_object(line, _LARGEST_SPEC, b"}}"))
 
 
 def job_text(text: bytes) -> Object:
     """Parse the API server's answer with one job, for `job`. Raises orjson.JSONDecodeError."""
-    return dict(boundedjson.thing(text, _LARGEST_SPEC))
+    return dict(boundedjson.parse_object(text, _LARGEST_SPEC))
 
 
-def job(thing: Object) -> JobSeen:
+def job(obj: Object) -> CachedJob:
     """The job to cache: the fields of metadata that we read, and the spec, if within limits."""
-    meta = {name: thing["metadata"][name] for name in READ if name in thing["metadata"]}
-    note = (thing["metadata"].get("annotations") or {}).get(ENDED, "")
-    meta["annotations"] = _unserved_requests(thing["metadata"].get("annotations"))
+    meta = {name: obj["metadata"][name] for name in READ if name in obj["metadata"]}
+    note = (obj["metadata"].get("annotations") or {}).get(ENDED, "")
+    meta["annotations"] = _unserved_requests(obj["metadata"].get("annotations"))
     if 0 < len(note) <= _LONGEST_ANNOTATION:
         meta["annotations"][ENDED] = note
-    meta["labels"] = _unserved_requests(thing["metadata"].get("labels"))
-    spec, status = thing.get("spec") or {}, thing.get("status") or {}
+    meta["labels"] = _unserved_requests(obj["metadata"].get("labels"))
+    spec, status = obj.get("spec") or {}, obj.get("status") or {}
     if fault := _spec_error(spec):
         spec = {}
     text = orjson.dumps({**_TYPE_META, "metadata": meta, "spec": spec, "status": status})
-    return JobSeen(
+    return CachedJob(
         text=memoryview(text).tobytes(),  # a copy: what orjson returns holds kilobytes more than it shows
-        version=thing["metadata"]["resourceVersion"],
+        version=obj["metadata"]["resourceVersion"],
         state=status.get("state") or "Pending",
         stalled=_condition(status, ConditionType.STALLED).get("status") == "True",
-        fault=fault,
+        spec_error=fault,
     )
 
 
@@ -154,20 +154,20 @@ def _size(spec: object) -> int | None:
         return None
 
 
-def pod(thing: Object) -> tuple[str, PodSeen]:
-    """The pod, with the UID of its job: a former job of the same name is another job."""
-    meta, status = thing["metadata"], thing.get("status") or {}
-    role_label = label(thing, "role")
+def pod(obj: Object) -> tuple[str, PodSeen]:
+    """The pod, with the UID of its job: a previous job of the same name is another job."""
+    meta, status = obj["metadata"], obj.get("status") or {}
+    role_label = label(obj, "role")
     role = Role(role_label) if role_label in list(Role) else Role.WORKER
     main = "coordinator" if role is Role.COORDINATOR else TRAINER_CONTAINER
-    scheduled, spec = _condition(status, "PodScheduled"), thing.get("spec") or {}
+    scheduled, spec = _condition(status, "PodScheduled"), obj.get("spec") or {}
     seen = PodSeen(
         name=meta["name"],
         uid=meta["uid"],
         role=role,
-        slot=_number(label(thing, "slot"), -1),
-        incarnation=_number(label(thing, "incarnation"), 0),
-        term=_number(label(thing, "term"), 0),
+        slot=_number(label(obj, "slot"), -1),
+        incarnation=_number(label(obj, "incarnation"), 0),
+        term=_number(label(obj, "term"), 0),
         phase=status.get("phase") or "Pending",
         reason=status.get("reason") or _condition(status, "DisruptionTarget").get("reason", ""),
         message=status.get("message") or "",
@@ -186,7 +186,7 @@ def pod(thing: Object) -> tuple[str, PodSeen]:
         contract=_contract(spec) if role is Role.COORDINATOR else VERSION,
         key_id=_key_id(spec),
     )
-    return label(thing, "job-uid"), seen
+    return label(obj, "job-uid"), seen
 
 
 def _contract(spec: Object) -> int:
@@ -208,26 +208,26 @@ def _key_id(spec: Object) -> str:
     return str(secret.get("secretName") or "").rpartition("-")[2]
 
 
-def service(thing: Object) -> tuple[str, ServiceSeen]:
+def service(obj: Object) -> tuple[str, ServiceSeen]:
     """The Service, with the UID of its job."""
-    meta, spec = thing["metadata"], thing["spec"]
+    meta, spec = obj["metadata"], obj["spec"]
     term = _number((spec.get("selector") or {}).get(LABEL + "term"), 0)
     address = spec.get("clusterIP") or ""
     address = address if _ADDRESS.fullmatch(address) else ""
     seen = ServiceSeen(name=meta["name"], uid=meta["uid"], cluster_ip=address, term=term)
-    return label(thing, "job-uid"), seen
+    return label(obj, "job-uid"), seen
 
 
-class NodeSeen(NamedTuple):
+class CachedNode(NamedTuple):
     ready: bool
     out_of_service: bool
     """An administrator has set the taint which guarantees that nothing runs there."""
 
 
-def node(thing: Object) -> NodeSeen:
-    taints = (thing.get("spec") or {}).get("taints") or ()
-    ready = _condition(thing.get("status") or {}, "Ready").get("status") == "True"
-    return NodeSeen(ready, any(taint.get("key") == OUT_OF_SERVICE for taint in taints))
+def node(obj: Object) -> CachedNode:
+    taints = (obj.get("spec") or {}).get("taints") or ()
+    ready = _condition(obj.get("status") or {}, "Ready").get("status") == "True"
+    return CachedNode(ready, any(taint.get("key") == OUT_OF_SERVICE for taint in taints))
 
 
 def _number(text: str | None, default: int) -> int:

@@ -2,8 +2,8 @@
 
 Every request here is idempotent (fixed names, UID preconditions, resourceVersion), so that throttling, server
 errors and broken connections are simply retried. Errors that a retry cannot mend surface as one of a few
-exceptions: `AlreadyOurs` and `AlreadyGone` mean that the requested state is there already, `Conflict` that
-the caller read a stale object.
+exceptions: `OwnedObjectExists` and `AlreadyGone` mean that the requested state is there already, `Conflict`
+that the caller read a stale object.
 Limits: objects are raw dicts; nothing is validated here, the server does that.
 """
 
@@ -83,7 +83,7 @@ class Fenced(Exception):
     """This process may not write any more: another operator may lead."""
 
 
-class AlreadyOurs(Exception):
+class OwnedObjectExists(Exception):
     """The object to create exists, and its owner is the one that we would have set."""
 
 
@@ -111,9 +111,9 @@ class ObjectRef:
         return kind in _API_PATHS
 
     @classmethod
-    def of(cls, thing: Object) -> ObjectRef:
-        meta = thing["metadata"]
-        return cls(thing["kind"], meta.get("namespace", ""), meta["name"])
+    def of(cls, obj: Object) -> ObjectRef:
+        meta = obj["metadata"]
+        return cls(obj["kind"], meta.get("namespace", ""), meta["name"])
 
 
 def _connect(access: Access) -> aiohttp.ClientSession:
@@ -170,15 +170,15 @@ class ApiClient:
         answer = await self.request("GET", ref.path, params={"labelSelector": labels} if labels else {})
         return list(answer["items"])
 
-    async def create(self, thing: Object, *, dry_run: bool = False) -> Object:
-        """Create an object. Raises AlreadyOurs, or Conflict if an object of another owner has the name."""
-        ref = ObjectRef.of(thing)
+    async def create(self, obj: Object, *, dry_run: bool = False) -> Object:
+        """Create it. Raises OwnedObjectExists; Conflict, if an object of another owner has the name."""
+        ref = ObjectRef.of(obj)
         params = {"dryRun": "All"} if dry_run else {}
         try:
-            return await self.request("POST", _collection(ref), body=thing, params=params)
+            return await self.request("POST", _collection(ref), body=obj, params=params)
         except Conflict:
-            if ref.kind in _UNREADABLE_KINDS or _owner(thing) == _owner(await self.get(ref)):
-                raise AlreadyOurs from None
+            if ref.kind in _UNREADABLE_KINDS or _owner(obj) == _owner(await self.get(ref)):
+                raise OwnedObjectExists from None
             raise
 
     async def delete(self, ref: ObjectRef, *, uid: str, grace_seconds: int | None = None) -> Object:
@@ -193,12 +193,12 @@ class ApiClient:
             raise AlreadyGone from None
 
     async def replace(
-        self, thing: Object, subresource: str = "", parse: Callable[[bytes], Object] | None = None
+        self, obj: Object, subresource: str = "", parse: Callable[[bytes], Object] | None = None
     ) -> Object:
         """Replace an object. Raises Conflict if `metadata.resourceVersion` is not the latest, NotFound."""
-        ref = ObjectRef.of(thing)
+        ref = ObjectRef.of(obj)
         path = ObjectRef(ref.kind, ref.namespace, ref.name, subresource).path
-        return await self.request("PUT", path, body=thing, parse=parse)
+        return await self.request("PUT", path, body=obj, parse=parse)
 
     async def merge(self, ref: ObjectRef, patch: Object) -> Object:
         """Send a JSON merge patch. Raises Conflict, NotFound."""
@@ -295,9 +295,9 @@ def _collection(ref: ObjectRef) -> str:
     return ObjectRef(ref.kind, ref.namespace).path
 
 
-def _owner(thing: Object) -> tuple[str, bool]:
+def _owner(obj: Object) -> tuple[str, bool]:
     """UID of the first owner, and whether it controls the object."""
-    owners = thing["metadata"].get("ownerReferences") or [{}]
+    owners = obj["metadata"].get("ownerReferences") or [{}]
     return str(owners[0].get("uid", "")), bool(owners[0].get("controller"))
 
 

@@ -27,10 +27,10 @@ def loads(text: bytes) -> Any:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
-        return orjson.loads(shallow(text, _DEEPEST_PARSED))
+        return orjson.loads(truncate_depth(text, _DEEPEST_PARSED))
 
 
-def thing(text: bytes, most: int, ends: bytes = b"}") -> Any:
+def parse_object(text: bytes, most: int, ends: bytes = b"}") -> Any:
     """Parse an object that an API server has written, without its managedFields; a spec of more than `most`
     bytes is replaced by its size. `ends`: the braces that close the object, and the one around it. Raises
     orjson.JSONDecodeError.
@@ -70,20 +70,20 @@ def _is_json(text: bytes) -> bool:
     return True
 
 
-def shallow(text: bytes, levels: int) -> bytes:
-    """The same JSON with null in place of values that are nested deeper than `levels`."""
-    kept, level, begin = list[bytes](), 0, 0
+def truncate_depth(text: bytes, levels: int) -> bytes:
+    """JSON with null in place of values that are nested deeper than `levels`."""
+    parts, level, begin = list[bytes](), 0, 0
     for found in _BRACES_AND_STRINGS.finditer(text):
         token = found[0]
         if token in (b"{", b"["):
             level += 1
             if level == levels + 1:
-                kept += text[begin : found.start()], b"null"
+                parts += text[begin : found.start()], b"null"
         elif token in (b"}", b"]"):
             if level == levels + 1:
                 begin = found.end()
             level -= 1
-    return b"".join((*kept, text[begin:]))
+    return b"".join((*parts, text[begin:]))
 
 
 def is_deeper(value: object, levels: int) -> bool:

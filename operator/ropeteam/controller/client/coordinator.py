@@ -49,7 +49,7 @@ class RequestAuth(Protocol):
         """The headers that authenticate a request."""
         ...
 
-    def believes(self, headers: dict[str, str], status: int, signature: str, body: bytes) -> bool:
+    def is_authentic(self, headers: dict[str, str], status: int, signature: str, body: bytes) -> bool:
         """Whether this is the coordinator's answer to the request with these headers."""
         ...
 
@@ -61,7 +61,7 @@ class SignedAuth:
     def headers(self, what: str, body: bytes, chance: Random) -> dict[str, str]:
         return {signing.HEADER: self._caller.sign(what, body, chance.randbytes(signing.NONCE_SIZE))}
 
-    def believes(self, headers: dict[str, str], status: int, signature: str, body: bytes) -> bool:
+    def is_authentic(self, headers: dict[str, str], status: int, signature: str, body: bytes) -> bool:
         return self._caller.believes(headers[signing.HEADER], status, signature, body)
 
 
@@ -74,7 +74,7 @@ class BearerAuth:
     def headers(self, what: str, body: bytes, chance: Random) -> dict[str, str]:  # noqa: ARG002
         return self._headers
 
-    def believes(self, headers: dict[str, str], status: int, signature: str, body: bytes) -> bool:  # noqa: ARG002
+    def is_authentic(self, headers: dict[str, str], status: int, signature: str, body: bytes) -> bool:  # noqa: ARG002
         return True
 
 
@@ -111,7 +111,7 @@ class Coordinators:
     async def __aexit__(self, *_: object) -> None:
         await self._session.close()
 
-    async def tell(self, address: str, auth: RequestAuth, desired: Desired) -> JobReport:
+    async def send_desired(self, address: str, auth: RequestAuth, desired: Desired) -> JobReport:
         """Send the desired state; returns the report. Raises Unreachable, Fenced."""
         try:
             report = codec.decode(JobReport, await self._put(address, auth, desired))
@@ -155,7 +155,7 @@ class Coordinators:
             content = await _read(answer.content, most if status == 200 else _REFUSAL_BYTES)
         if status == 200 and len(content) > most:
             raise Unreachable(f"its answer has more than {most} bytes")
-        if not auth.believes(proof, status, signature, content):
+        if not auth.is_authentic(proof, status, signature, content):
             raise Unreachable(f"its answer is not signed with this job's token: {_quoted(status, content)}")
         return status, content
 

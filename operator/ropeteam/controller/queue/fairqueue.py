@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 Key = TypeVar("Key", bound=Hashable)
 
 
-class Turns(Generic[Key]):
+class FairQueue(Generic[Key]):
     """Keys in round-robin order of their groups. `capacity`: how many keys may be taken at the same time."""
 
     def __init__(self, capacity: int, group: Callable[[Key], Hashable]) -> None:
@@ -33,7 +33,7 @@ class Turns(Generic[Key]):
         self._wakeups.put_nowait(None)
 
     async def take(self) -> Key:
-        """The next key; the caller owes `give_back`."""
+        """The next key; the caller has to call `give_back`."""
         while True:
             await self._wakeups.get()
             group = next((group for group in self._due if self._has_capacity(group)), None)

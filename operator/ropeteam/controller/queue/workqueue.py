@@ -1,4 +1,4 @@
-"""Which job to reconcile next: client-go's rate-limiting work queue, in asyncio.
+"""The order in which jobs are reconciled: client-go's rate-limiting work queue, in asyncio.
 
 A key that is added twice is handled once; one key is never handled twice at the same time; a change that
 comes while it is being handled leads to exactly one more reconcile. Groups of keys have fair shares
@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
 from ropeteam.controller import metrics
-from ropeteam.controller.queue.fairqueue import Turns
+from ropeteam.controller.queue.fairqueue import FairQueue
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -34,7 +34,7 @@ class WorkQueue(Generic[Key]):
 
     def __init__(self, workers: int, group: Callable[[Key], Hashable] = lambda key: key) -> None:
         self.workers = workers
-        self._ready = Turns[Key](workers, group)
+        self._ready = FairQueue[Key](workers, group)
         self._added_at: dict[Key, float] = {}
         """When each key was added: it is queued, or to be queued again when its running reconcile ends."""
         self._running: dict[Key, float] = {}
@@ -80,7 +80,7 @@ class WorkQueue(Generic[Key]):
         self._failures.pop(key, None)
 
     async def get(self) -> Key:
-        """The next key; the caller owes `done`."""
+        """The next key; the caller has to call `done`."""
         key = await self._ready.take()
         if (cooldown := self._cooling.pop(key, None)) is not None:
             cooldown.cancel()

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from ropeteam.controller.client.apiclient import REFUSALS, AlreadyOurs, ApiClient, ApiError
+from ropeteam.controller.client.apiclient import REFUSALS, ApiClient, ApiError, OwnedObjectExists
 from ropeteam.core.seen import names
 
 _RECHECK_SECONDS = 60.0
@@ -52,7 +52,7 @@ class AgentSecret:
             if clock() - self._known_at.get(namespace, float("-inf")) < _RECHECK_SECONDS:
                 return
             try:
-                with suppress(AlreadyOurs):
+                with suppress(OwnedObjectExists):
                     await client.create(self._manifest(namespace))
             except ApiError as error:
                 # An exceeded quota refuses also the create of an object that exists.

@@ -13,7 +13,7 @@ from datetime import datetime
 import aiohttp
 
 from ropeteam.api.job import API_VERSION, KIND, Metadata
-from ropeteam.controller.client.apiclient import AlreadyOurs, ApiClient, ApiError, Conflict, Object
+from ropeteam.controller.client.apiclient import ApiClient, ApiError, Conflict, Object, OwnedObjectExists
 from ropeteam.core.decision import Announcement
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 async def announce(client: ApiClient, job: Metadata, announcement: Announcement, now: datetime) -> None:
     try:
         await client.create(_event(job, announcement, now))
-    except (AlreadyOurs, Conflict):
+    except (OwnedObjectExists, Conflict):
         pass
     except (ApiError, aiohttp.ClientError, TimeoutError) as error:
         log.warning("%s/%s: event %s not sent: %s", job.namespace, job.name, announcement.reason, error)

@@ -17,12 +17,12 @@ from ropeteam.controller.cache.caches import Caches
 from ropeteam.controller.client.apiclient import (
     REFUSALS,
     AlreadyGone,
-    AlreadyOurs,
     ApiClient,
     ApiError,
     NotFound,
     Object,
     ObjectRef,
+    OwnedObjectExists,
 )
 from ropeteam.controller.reconcile.agentsecret import AgentSecret
 from ropeteam.controller.reconcile.observer import JobCache
@@ -57,12 +57,12 @@ class Executor:
         """Carry out one action; idempotent. Raises ApiError."""
         match action:
             case CreatePod(manifest):
-                with suppress(AlreadyOurs):
+                with suppress(OwnedObjectExists):
                     self.caches.pods.upsert(await self.client.create(manifest))
             case DeletePod(name, uid, grace_seconds):
                 await self._delete(ObjectRef("Pod", job.namespace, name), uid, grace_seconds)
             case CreateService(manifest):
-                with suppress(AlreadyOurs):
+                with suppress(OwnedObjectExists):
                     self.caches.services.upsert(await self.client.create(manifest))
             case PointService(name, uid, selector):
                 patch = {"metadata": {"uid": uid}, "spec": {"selector": selector}}
@@ -84,7 +84,7 @@ class Executor:
 
     async def _create_secret(self, action: CreateSecret, namespace: str, cache: JobCache) -> None:
         try:
-            with suppress(AlreadyOurs):
+            with suppress(OwnedObjectExists):
                 await self.client.create(secret(action, namespace, self.keys))
         except ApiError as error:
             # An exceeded quota refuses also the create of an object that exists.
@@ -94,7 +94,7 @@ class Executor:
 
     async def _create_policy(self, manifest: Object, cache: JobCache) -> None:
         try:
-            with suppress(AlreadyOurs):
+            with suppress(OwnedObjectExists):
                 await self.client.create(manifest)
         except ApiError as error:
             if error.status not in REFUSALS:

@@ -4,8 +4,8 @@ A decision that cannot be made, or a status that the API server refuses, is othe
 only, which the job's owner does not see. Transient errors, such as an API server that is away or a job that
 changed meanwhile, are not reported, nor are actions that fail: they have their own events.
 After an hour pods that certainly do not train are deleted (`core/questions/idle.py`). Limits: all others
-stay, for a world trains on without the operator. Counted anew after a restart of the operator, which then has
-no report of the coordinator either; a successful reconcile ends the condition.
+stay, for a world continues without the operator. Counted from zero after a restart of the operator, which
+then has no report of the coordinator either; a successful reconcile ends the condition.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from ropeteam.controller.reconcile.events import announce
 from ropeteam.core.decision import Announcement
 from ropeteam.core.status.conditions import ConditionFact, with_facts
 
-TOLD_AFTER = 5
-FREED_AFTER_SECONDS = 3600.0
+REPORT_AFTER_FAILURES = 5
+DELETE_IDLE_AFTER_SECONDS = 3600.0
 REASON = "ReconcileError"
 _LONGEST_ERROR = 500
 _RETRYABLE = (Conflict, NotFound, Fenced, OSError, TimeoutError, aiohttp.ClientError)
@@ -43,9 +43,9 @@ class Failing:
     _failures: dict[Key, tuple[tuple[type[Exception], int], int, float]] = field(default_factory=dict)
     """Type and HTTP status of the error, number of failures in a row, and since when."""
 
-    def again(self, key: Key, error: Exception, now: float) -> bool:
-        """Count a failure. Returns whether to report it: `TOLD_AFTER` failed in a row for this reason.
-        `now`: by the clock of this process.
+    def record(self, key: Key, error: Exception, now: float) -> bool:
+        """Count a failure. Returns whether to report it: `REPORT_AFTER_FAILURES` failed in a row for this
+        reason. `now`: by the clock of this process.
         """
         transient = isinstance(error, ApiError) and (error.status >= 500 or error.status in (401, 429))
         if transient or isinstance(error, _RETRYABLE):
@@ -56,18 +56,22 @@ class Failing:
         if known != reason:
             count, since = 0, now
         self._failures[key] = reason, count + 1, since
-        return count + 1 >= TOLD_AFTER
+        return count + 1 >= REPORT_AFTER_FAILURES
 
-    def frees(self, key: Key, now: float) -> bool:
+    def may_delete_idle(self, key: Key, now: float) -> bool:
         """Whether the job has failed for so long that its idle pods are to be deleted."""
         known = self._failures.get(key)
-        return known is not None and known[1] >= TOLD_AFTER and now - known[2] >= FREED_AFTER_SECONDS
+        return (
+            known is not None
+            and known[1] >= REPORT_AFTER_FAILURES
+            and now - known[2] >= DELETE_IDLE_AFTER_SECONDS
+        )
 
     def forget(self, key: Key) -> None:
         self._failures.pop(key, None)
 
 
-async def tell(caches: Caches, key: Key, error: Exception, now: datetime) -> None:
+async def report(caches: Caches, key: Key, error: Exception, now: datetime) -> None:
     """Report the failure on the job, best effort. Never raises: the same fault may break this too."""
     message = _message(key, error)
     for step in (_set_stalled, _announce):
@@ -81,9 +85,9 @@ async def tell(caches: Caches, key: Key, error: Exception, now: datetime) -> Non
 def _message(key: Key, error: Exception) -> str:
     detail = f"{type(error).__name__}: {error}"[:_LONGEST_ERROR].encode(errors="replace").decode()
     intro = (
-        f"{TOLD_AFTER} reconciles of this job failed in a row, and the operator takes no decision about it "
-        "until one succeeds. Pods that train continue; pods that certainly do not are deleted after an hour. "
-        f"{detail}."
+        f"{REPORT_AFTER_FAILURES} reconciles of this job failed in a row, and the operator takes no decision "
+        "about it until one succeeds. Pods that train continue; pods that certainly do not are "
+        f"deleted after an hour. {detail}."
     )
     where = f"-n {key.namespace} {key.name}"
     if isinstance(error, ApiError):

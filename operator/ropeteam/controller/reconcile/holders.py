@@ -2,7 +2,7 @@
 
 A fence that is counted by the wall clock of status ends early when that clock steps, or when an operator with
 another clock takes over; and until a coordinator has received that a pod was replaced, it renews the lease of
-that pod. Limits: counted anew after a restart of the operator.
+that pod. Limits: counted from zero after a restart of the operator.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Holders:
     since: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def forget(self) -> None:
-        """Start anew: another coordinator may answer too."""
+        """Start from zero: another coordinator may answer too."""
         self.who, self.since = (0, 0), {}
 
-    def heard(self, desired: Desired, report: JobReport, now: float) -> None:
+    def record(self, desired: Desired, report: JobReport, now: float) -> None:
         """Record the report that answers `desired`."""
         if self.who != (report.term, report.boot):
             self.who, self.began, self.since = (report.term, report.boot), now, {}
@@ -44,7 +44,7 @@ class Holders:
         return now - self.began if self.who != (0, 0) else 0.0
 
     def of(self, status: JobStatus, now: float) -> tuple[HeldSlot, ...]:
-        """The holders of slots whose former pod may still write."""
+        """The holders of slots whose previous pod may still write."""
         waiting = (str(slot.slot) for slot in status.slots if not slot.previous_pod_fenced)
         found = ((slot, *self.since[slot]) for slot in waiting if slot in self.since)
         return tuple(

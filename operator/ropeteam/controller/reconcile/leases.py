@@ -3,7 +3,7 @@
 A coordinator with a lease counts from when it sent the newest report that an operator acknowledges to it.
 That was before the operator received it; so an operator that counts from that receipt, or from its own start
 for reports to an operator before it, knows when the lease has expired, however late messages arrive.
-Limits: of one job. Counted anew after a restart of the operator, and by the next leader.
+Limits: of one job. Counted from zero after a restart of the operator, and by the next leader.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class Leases:
     at: dict[int, float] = field(default_factory=dict)
     """When the newest report of each term was received."""
 
-    def said_back(self, desired: Desired) -> Desired:
+    def with_acknowledgement(self, desired: Desired) -> Desired:
         """`desired` with an acknowledgement of the last report of that coordinator."""
         if self.newest is None or self.newest[0] != desired.term:
             return desired
         _, boot, sent = self.newest
         return replace(desired, acknowledged_boot=boot, acknowledged_sent=sent)
 
-    def heard(self, report: JobReport, now: float) -> None:
+    def record(self, report: JobReport, now: float) -> None:
         self.newest = report.term, report.boot, report.sent
         self.at[report.term] = now
 

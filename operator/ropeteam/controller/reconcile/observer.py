@@ -21,10 +21,10 @@ from ropeteam.controller.cache.caches import Caches
 from ropeteam.controller.cache.informer import Key
 from ropeteam.controller.client.apiclient import (
     REFUSALS,
-    AlreadyOurs,
     ApiClient,
     ApiError,
     Object,
+    OwnedObjectExists,
     QuotaExceeded,
 )
 from ropeteam.controller.client.coordinator import Coordinators, RequestAuth, Unreachable, auth_for
@@ -126,7 +126,7 @@ class Observer:
             job_time=cache.clock.time(status, now, self.own_clock(), self.ahead()),
             metadata=metadata,
             spec=raw["spec"],
-            spec_error=job.fault,
+            spec_error=job.spec_error,
             status=status,
             pods=pods,
             service=service,
@@ -152,9 +152,9 @@ class Observer:
         return tuple(ended)
 
     def _ended_pods(self, status: JobStatus) -> tuple[str, ...]:
-        former = [each.pod_uid for each in status.coordinator.previous]
-        former += [slot.previous_pod_uid for slot in status.slots]
-        return tuple(uid for uid in former if uid in self.caches.ended)
+        previous = [each.pod_uid for each in status.coordinator.previous]
+        previous += [slot.previous_pod_uid for slot in status.slots]
+        return tuple(uid for uid in previous if uid in self.caches.ended)
 
     def _service(self, key: Key, job_uid: str) -> ServiceSeen | None:
         """The job's Service, by name: we create no other."""
@@ -182,14 +182,16 @@ class Observer:
         contracts = (pod.contract for pod in pods if pod.uid == status.coordinator.pod_uid)
         auth = cache.auth(keys, next(contracts, contract.VERSION))
         try:
-            report = await self.coordinators.tell(address, auth, cache.leases.said_back(cache.desired))
+            report = await self.coordinators.send_desired(
+                address, auth, cache.leases.with_acknowledgement(cache.desired)
+            )
         except Unreachable as error:
             return None, f"{error}{'' if not key_id or self.keys.accepts(key_id) else _LOCKED_OUT}"
-        cache.leases.heard(report, self.own_clock())
+        cache.leases.record(report, self.own_clock())
         if status.coordinator.previous:
             cache.holders.forget()
         else:
-            cache.holders.heard(cache.desired, report, self.own_clock())
+            cache.holders.record(cache.desired, report, self.own_clock())
         return report, ""
 
     async def _refusal(self, cache: JobCache, observed: Observation) -> Refusal | None:
@@ -222,7 +224,7 @@ class Observer:
         """One dry run. Raises QuotaExceeded, ApiError for transient errors."""
         try:
             await self.client.create(pod, dry_run=True)
-        except AlreadyOurs:
+        except OwnedObjectExists:
             pass
         except QuotaExceeded:
             raise

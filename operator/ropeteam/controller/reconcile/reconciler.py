@@ -22,7 +22,7 @@ from ropeteam.controller.reconcile.events import announce
 from ropeteam.controller.reconcile.executor import Executor
 from ropeteam.controller.reconcile.failing import Failing
 from ropeteam.controller.reconcile.observer import JobCache, Observer
-from ropeteam.controller.reconcile.statuspace import Pace
+from ropeteam.controller.reconcile.progresslimit import ProgressRateLimiter
 from ropeteam.core.decide import decide
 from ropeteam.core.decision import Announcement, Decision
 from ropeteam.core.objects.actions import Action
@@ -48,7 +48,7 @@ class Reconciler:
     client: ApiClient
     observer: Observer
     executor: Executor
-    pace: Pace
+    progress_limiter: ProgressRateLimiter
     failures: Failing = field(default_factory=Failing)
 
     async def __call__(self, key: Key) -> float | None:
@@ -63,13 +63,13 @@ class Reconciler:
             return delay
         except Exception as error:
             now = self.observer.own_clock()
-            if self.failures.again(key, error, now):
-                await failing.tell(self.observer.caches, key, error, self.observer.clock())
-            if self.failures.frees(key, now):
+            if self.failures.record(key, error, now):
+                await failing.report(self.observer.caches, key, error, self.observer.clock())
+            if self.failures.may_delete_idle(key, now):
                 await self._delete_idle_pods(key)
             raise
         finally:
-            metrics.count_round(result, clock() - began)
+            metrics.count_reconcile(result, clock() - began)
 
     async def _reconcile(self, key: Key) -> float | None:
         observed = await self.observer.observe(key)
@@ -82,7 +82,7 @@ class Reconciler:
         cache = self.observer.job_caches.of(key, observed.metadata.uid)
         _log_reason(key, cache, decision)
         changed = decision.status != observed.status
-        if changed and not self.pace.permits(observed.status, decision.status, observed.now):
+        if changed and not self.progress_limiter.permits(observed.status, decision.status, observed.now):
             return _PACED_SECONDS
         if changed:
             await self._save(observed, decision)

@@ -16,7 +16,7 @@ def only_progress(old: JobStatus, new: JobStatus) -> bool:
 
 
 @dataclass
-class Pace:
+class ProgressRateLimiter:
     """A token bucket over all jobs."""
 
     per_second: float = 20.0
