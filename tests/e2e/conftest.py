@@ -14,7 +14,7 @@ from tests.e2e.harness import JOBS, Cluster
 
 SCRIPTS = Path(__file__).parent / "scripts"
 PROGRAMS = Path(__file__).parents[1] / "programs" / "scripts"
-"""Those of the campaign (tests/programs), which runs all their ways."""
+"""Programs of the campaign (tests/programs), which runs each of them in all its ways."""
 _numbers = itertools.count(1)
 
 

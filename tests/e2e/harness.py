@@ -45,7 +45,7 @@ def files(folder: Path) -> list[Path]:
 
 
 class Refused(Exception):
-    """The API server said no."""
+    """A refusal of the API server."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(f"{code}: {text}")

@@ -37,7 +37,7 @@ def wait_steps(folder: Path, ranks: int = 2, count: int = 5, world_number: int =
 
 
 def order(folder: Path, rank: int, command: str) -> None:
-    """Tell a ticking rank what to do; written whole, so that it never reads half of it."""
+    """Send a command to a ticking rank. The file is renamed into place: a rank never reads half of it."""
     draft = folder / f".do-{rank}"
     draft.write_text(command)
     draft.rename(folder / f"do-{rank}")

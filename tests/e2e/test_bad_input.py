@@ -1,4 +1,4 @@
-"""What cannot work ends within seconds in a sentence that says what, where, and what to change."""
+"""A job that cannot work ends within seconds, with a message that names the fault, its field and the fix."""
 
 from __future__ import annotations
 

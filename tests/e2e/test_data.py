@@ -1,4 +1,4 @@
-"""What a manifest says of data: a cache of shards, parts that follow speed, batches loaded ahead."""
+"""Settings for data in a manifest: a cache of shards, parts that follow speed, batches loaded ahead."""
 
 from __future__ import annotations
 

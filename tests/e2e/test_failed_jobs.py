@@ -21,7 +21,7 @@ here = pathlib.Path(__file__).parent
 while len(list(here.glob('begun-*'))) < 2:
     time.sleep(0.02)
 """
-"""Each waits for the other: who is ended before it prints leaves no log."""
+"""Each waits for the other: a rank that is ended before it prints leaves no log."""
 WAITS = "time.sleep(0 if second else 3600)\n"
 NO_RETRY: dict[str, Any] = {"recovery": {"maxFailures": 0}}
 
@@ -32,9 +32,9 @@ class Kind(NamedTuple):
     spec: dict[str, Any] = NO_RETRY
     command: tuple[str, ...] = ("python", "{script}")
     begins: bool = True
-    """Its ranks start, and their lines are in the logs."""
+    """Whether its ranks start and their lines are in the logs."""
     later: dict[str, Any] | None = None
-    """What its spec becomes once they have."""
+    """Change of its spec once they have."""
 
 
 def recovery(**fields: Any) -> dict[str, Any]:

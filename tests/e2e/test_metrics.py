@@ -21,7 +21,7 @@ SERVED = {"sync": {"type": "ParameterServer", "parameterServer": {"mode": "Async
 
 
 def discovered(pod: dict[str, Any], port: int) -> dict[str, Any]:
-    """What Prometheus' discovery would say of a port of this pod."""
+    """Labels that Prometheus' discovery gives to a port of this pod."""
     ports = [each for c in pod["spec"]["containers"] for each in c.get("ports", ())]
     (declared,) = [each for each in ports if each["containerPort"] == port]
     labels = {"namespace": "default", "pod_container_port_name": declared["name"]}
@@ -42,7 +42,7 @@ def discovery(file: Path, targets: list[dict[str, Any]]) -> dict[str, Any]:
 
 @pytest.fixture
 def prometheus(tmp_path: Path) -> Iterator[Prometheus]:
-    """It is told of its targets by `scrape_all`."""
+    """Prometheus; `scrape_all` sets its targets."""
     operator = {"job_name": "operator", "scrape_interval": "1s", "scrape_timeout": "1s"}
     pods = discovery(tmp_path / "pods.json", [])
     scrapes = [operator | discovery(tmp_path / "operator.json", [])]
@@ -56,7 +56,7 @@ def operator_address(cluster: Cluster) -> str:
 
 
 def scrape_all(cluster: Cluster, names: list[str], prometheus: Prometheus, folder: Path) -> None:
-    """Tell Prometheus of the operator and the jobs' pods, and wait until it has read each target."""
+    """Add the operator and the jobs' pods to Prometheus' targets, and wait until it has read each target."""
     pods = [(role, pod) for name in names for role in ENDPOINTS for pod in cluster.pods(name, role)]
     found = [discovered(pod, ENDPOINTS[role].number) for role, pod in pods]
     assert {role for role, _ in pods} == ENDPOINTS.keys()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.harness import Cluster
-from tests.e2e.test_made_anew import made_anew
+from tests.e2e.test_recreated_jobs import recreated
 from tests.e2e.test_training import tiny, trace
 
 from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST
@@ -41,12 +41,12 @@ def test_a_renamed_volume_is_trusted_by_who_names_the_same_secret_only(
     assert seals.holds(MANIFEST, saved.read_bytes(), seals.read_named(str(tmp_path / "key")))
 
     first.rename(renamed)
-    made_anew(cluster, name, tmp_path, 30, checkpoint=signing(renamed, f"{name}-other"))
+    recreated(cluster, name, tmp_path, 30, checkpoint=signing(renamed, f"{name}-other"))
     condition = cluster.wait_condition(name, "Failed")
     assert condition["reason"] == "CheckpointNotFound"
     assert "spec.checkpoint.signing" in condition["message"]
 
-    made_anew(cluster, name, tmp_path, 30, checkpoint=signing(renamed, f"{name}-mine"))
+    recreated(cluster, name, tmp_path, 30, checkpoint=signing(renamed, f"{name}-mine"))
     cluster.wait_condition(name, "Complete")
     assert [line["step"] for line in trace(tmp_path, 0)] == list(range(1, 31))
 

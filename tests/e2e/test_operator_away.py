@@ -1,4 +1,5 @@
-"""The operator is away for a while: training goes on, and what `status` names is there when it comes back."""
+"""The operator is away for a while: training continues, and the checkpoints that `status` names are there
+when it comes back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pods, agents, the coordinator and the operator die: training goes on, and status says what it was."""
+"""Pods, agents, the coordinator and the operator die: training continues, and status has the cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A rank dies in every way a process can: the gang goes on in place, or the job says whose fault it is."""
+"""A rank dies in every way a process can: the gang restarts in place, or the job's status names the rank and
+the cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operator's key is changed: what runs goes on with its own, what comes later gets the new one."""
+"""The operator's key is changed: running jobs keep their own, new jobs get the new one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.harness import Cluster, files, wait_for
-from tests.e2e.test_made_anew import made_anew
+from tests.e2e.test_recreated_jobs import recreated
 from tests.e2e.test_training import slowly, tiny, trace, wait_step
 
 from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST
@@ -28,7 +28,7 @@ def change_key(cluster: Cluster) -> None:
 
 
 def secrets_of(cluster: Cluster, name: str) -> set[str]:
-    """Which its pods mount."""
+    """Secret that the job's pods mount."""
     volumes = [volume for pod in cluster.pods(name, None) for volume in pod["spec"]["volumes"]]
     return {each["secret"]["secretName"] for each in volumes if each["name"] == "ropeteam-token"}
 
@@ -60,7 +60,7 @@ def test_a_running_job_and_its_checkpoints_outlive_a_change_of_the_key(
     cluster.wait_condition(name, "Complete")
     assert max(line["step"] for line in trace(tmp_path, 0)) == 60
 
-    made_anew(cluster, name, tmp_path, 2000)
+    recreated(cluster, name, tmp_path, 2000)
     wait_step(tmp_path, 61, world_number=1)
     (new,) = secrets_of(cluster, name)
     assert new.rpartition("-")[2] != old.rpartition("-")[2]

@@ -1,4 +1,4 @@
-"""A job with parameter servers: whoever dies comes back alone, the processes of the others live on.
+"""A job with parameter servers: a process that dies is replaced alone, the other processes stay.
 
 The script here counts steps and serves nobody: whose processes end is the control plane's doing alone.
 """

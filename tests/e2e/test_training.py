@@ -58,7 +58,8 @@ def wait_step(folder: Path, step: int, rank: int = 0, world_number: int = 1) -> 
 
 @contextmanager
 def slowly(folder: Path) -> Iterator[None]:
-    """What is done meanwhile comes in mid-run, however long it takes: a step takes half a second."""
+    """Slow down training, so that an action in this block comes before its end: a step takes half a
+    second."""
     (folder / "slow").touch()
     yield
     (folder / "slow").unlink()

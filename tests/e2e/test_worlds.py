@@ -1,6 +1,6 @@
 """One world, or a clear word: a handful of the ways of tests/programs/own.toml, by real processes.
 
-Limit: they prove what is told and how a job ends, not how soon; the campaign measures that.
+Limit: they prove what is reported and how a job ends, not how soon; the campaign measures that.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from tests.e2e.harness import Cluster, wait_for
 
 
 def trained(cluster: Cluster, name: str) -> list[str]:
-    """The last word of each pod's script. torchrun may say after it that the store has gone with another."""
+    """Last line of each pod's script. torchrun may print after it that the store has gone with another."""
     logs = [cluster.logs(pod["metadata"]["name"]).splitlines() for pod in cluster.pods(name)]
     printed = [[line.partition("] ")[2] for line in lines] for lines in logs]
     return [next((text for text in reversed(each) if text.startswith("trained ")), "") for each in printed]

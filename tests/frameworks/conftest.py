@@ -38,7 +38,7 @@ COMPOSER_NEEDS = (
     *("mosaicml-cli", "pillow", "tqdm", "setuptools<81"),
 )
 OURS = ("numpy", "psutil", "pydantic", "torch")
-"""What the project's environment has already."""
+"""Packages that the project's environment has already."""
 FIRST_START = "from deepspeed.ops.op_builder.all_ops import ALL_OPS; ALL_OPS['deepspeed_shm_comm'].load()"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ropeteam"
 
@@ -86,8 +86,8 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def with_our_python(variables: dict[str, str], programs: Path, place: Path) -> dict[str, str]:
-    """These variables, with copies of the Python programs first on PATH: the cached ones name the Python
-    that installed them, in an environment that may be gone by now.
+    """Environment with these variables, and copies of the Python programs first on PATH: the cached ones name
+    the Python that installed them, in an environment that may be gone by now.
     """
     for program in programs.iterdir():
         first, _, rest = program.read_bytes().partition(b"\n")
@@ -99,7 +99,7 @@ def with_our_python(variables: dict[str, str], programs: Path, place: Path) -> d
 
 
 class Making:
-    """One process at a time makes a folder; others wait. One that was not finished is made anew."""
+    """One process at a time makes a folder; others wait. An unfinished one is made again."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._finished = folder, folder / "finished"

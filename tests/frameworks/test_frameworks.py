@@ -1,4 +1,4 @@
-"""Scripts of other frameworks, by their own commands: a rank is killed, and they go on from their files."""
+"""Scripts of other frameworks, by their own commands: a rank is killed, and they resume from their files."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def script(cluster: Cluster, name: str, rank: str) -> int:
 
 
 class Killed:
-    """A job whose rank 1 is killed once it has saved; all ranks go on from there, in their pods. Its script
+    """A job whose rank 1 is killed once it has saved; all ranks resume from there, in their pods. Its script
     waits at some step for the file `seen`: it may not be through before it is killed."""
 
     def __init__(

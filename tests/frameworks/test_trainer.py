@@ -18,7 +18,7 @@ SCRIPT = (SCRIPTS / "trainer.py").read_text()
 
 @pytest.fixture
 def train(shim, tmp_path, frameworks):
-    """Train two steps; the process, and what its page tells in the end."""
+    """Train two steps. Result: the process, and the last heartbeat in its page."""
 
     def run(before: str = "", after: str = ""):
         page = Page(tmp_path / "page")

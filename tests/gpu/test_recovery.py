@@ -1,4 +1,4 @@
-"""A killed rank on a GPU comes back by fork, finds the memory free, and goes on bit for bit."""
+"""A killed rank on a GPU comes back by fork, finds the memory free, and resumes bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command means, as a table."""
+"""Meaning of commands, as a table."""
 
 from __future__ import annotations
 

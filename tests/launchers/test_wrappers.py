@@ -1,4 +1,4 @@
-"""What may stand in front of a launcher: programs that pass on, and lines of a shell."""
+"""Commands in front of a launcher: programs that start another one, and lines of a shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks of the tests import, imported once: by the server that they are forked from.
+"""Imports of ranks in tests, done once: by the server that they are forked from.
 
 As in the agent's zygote, what lives now is kept out of garbage collections, which would copy its pages into
 each rank.

@@ -1,4 +1,4 @@
-"""What somebody has written into the files of a checkpoint, whose manifest has the right hashes."""
+"""Planted contents of checkpoint files, whose manifest has the right hashes."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def pointing(**fields: Any) -> Callable[[Path], None]:
     return changed(change)
 
 
-def gadget(*words: str) -> Callable[[Path], bytes]:
+def gadget(*arguments: str) -> Callable[[Path], bytes]:
     """A pickle in text. `{}`: what is to be run."""
-    return lambda place: "".join(words).replace("{}", Gadget(place).command).encode()
+    return lambda place: "".join(arguments).replace("{}", Gadget(place).command).encode()
 
 
 def laid_out(place: Path, about: Metadata, make: Make) -> None:
-    """What `make` makes instead of each block, and `.metadata` to match."""
+    """Replace each block by what `make` returns, with a matching `.metadata`."""
     about.storage_data = {}
     with (place / TENSORS).open("wb") as file:
         for name, tensor in about.state_dict_metadata.items():
@@ -106,7 +106,7 @@ def split_blocks(
 
 
 def about_weight(**fields: Any) -> Callable[[Path], None]:
-    """What `.metadata` tells of it."""
+    """Change the entry of the weight in `.metadata`."""
 
     def change(about: Metadata) -> None:
         for name, value in fields.items():
@@ -129,7 +129,7 @@ def named(name: Any) -> Callable[[Path], None]:
 
 
 def shaped(*sizes: int) -> Callable[[Path], None]:
-    """Of the blocks that `.metadata` tells of."""
+    """Change the blocks that `.metadata` lists."""
 
     def change(about: Metadata) -> None:
         for tensor in about.state_dict_metadata.values():
@@ -144,8 +144,10 @@ def with_state(**fields: Any) -> Callable[[Path], None]:
 
     def act(place: Path) -> None:
         tree = torch.load(place / STATE, weights_only=True)
-        kept = {name: value for name, value in tree.items() if name not in fields}
-        torch.save(kept | {name: value for name, value in fields.items() if value is not None}, place / STATE)
+        remaining = {name: value for name, value in tree.items() if name not in fields}
+        torch.save(
+            remaining | {name: value for name, value in fields.items() if value is not None}, place / STATE
+        )
 
     return act
 
@@ -195,8 +197,8 @@ def behind_the_old_format(place: Path) -> bytes:
 class Calls:
     """To be pickled as a call of what torch allows."""
 
-    def __init__(self, function: Callable[..., Any], *words: Any) -> None:
-        self._call = function, words
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self._call = function, arguments
 
     def __reduce__(self) -> Any:
         return self._call
@@ -218,8 +220,8 @@ def generators(**states: Any) -> Callable[[Path], None]:
     return saved(RANK, lambda _: {"rng": ours | states, "own": {}})
 
 
-def _text(word: str) -> bytes:
-    return b"X" + struct.pack("<I", len(word)) + word.encode()
+def _text(text: str) -> bytes:
+    return b"X" + struct.pack("<I", len(text)) + text.encode()
 
 
 def _fields(**values: bytes) -> bytes:
@@ -227,12 +229,12 @@ def _fields(**values: bytes) -> bytes:
 
 
 def endless() -> bytes:
-    """A pickle that makes the class of what it tells of an iterator, whose items are of that class, and have
-    all that a block has."""
+    """Pickle in which the class of a block is an iterator too, whose items are of that class, and have all
+    that a block has."""
     module = b"ctorch.distributed.checkpoint.metadata\n"
     kind, itself = module + b"ChunkStorageMetadata\n", module + b"_MEM_FORMAT_ENCODING\n"
     methods = {"__iter__": itself, "__next__": kind}
-    words = {"offsets": b")", "sizes": b")", "fqn": _text(WEIGHT), "offset": b")"}
+    arguments = {"offsets": b")", "sizes": b")", "fqn": _text(WEIGHT), "offset": b")"}
     info = _fields(relative_path=_text(TENSORS), offset=b"K\0", length=b"K\1")
     properties = module + b"TensorProperties\n)\x81ctorch\nfloat32\n\x85b"
     tensor = _fields(size=b")", properties=properties, chunks=kind + b")\x81")
@@ -241,7 +243,7 @@ def endless() -> bytes:
         storage_data=b"}" + made + made + info + b"bs",
         state_dict_metadata=b"}" + _text(WEIGHT) + made + tensor + b"bs",
     )
-    return b"\x80\x02" + kind + b"N" + _fields(**methods, **words) + b"\x86b0" + made + root + b"b."
+    return b"\x80\x02" + kind + b"N" + _fields(**methods, **arguments) + b"\x86b0" + made + root + b"b."
 
 
 def growing(level: bytes) -> bytes:
@@ -262,9 +264,9 @@ def sets_in_sets() -> bytes:
 
 def of_another_model(place: Path) -> None:
     """A state of ours, of a script that has been changed since."""
-    kept, _ = checkpoints(place / "elsewhere", torch.nn.Linear(5, 2))
-    kept.save(3, None)
-    kept.close()
+    saver, _ = checkpoints(place / "elsewhere", torch.nn.Linear(5, 2))
+    saver.save(3, None)
+    saver.close()
     for file in (place / "elsewhere" / "step-3").glob("*/*"):
         if file.name != MANIFEST:
             file.rename(place / file.name)
@@ -313,7 +315,7 @@ MALFORMED = (
     Case("tensors: a half", halved(TENSORS)),
     Case("a method written into a class", written(METADATA, endless())),
     Case(
-        "a word written into a dtype", written(METADATA, b"\x80\x02ctorch\nfloat32\nN" + _FIELD + b"\x86b.")
+        "a value written into a dtype", written(METADATA, b"\x80\x02ctorch\nfloat32\nN" + _FIELD + b"\x86b.")
     ),
     Case("a frame of 2^62 bytes", written(METADATA, b"\x80\x04\x95\0\0\0\0\0\0\0\x40N.")),
     Case("tuples twice in tuples", written(METADATA, growing(b"h\0h\0\x86q\x000"))),
@@ -358,7 +360,8 @@ MALFORMED = (
     Case("rank: generators of floats", generators(torch=torch.zeros(3))),
     Case("rank: generators of no NumPy", generators(numpy=3)),
 )
-"""What no script and no torch would read, whatever the hashes say: the job goes on from the good one."""
+"""Contents that no script and no torch would read, with the right hashes: the job resumes from the valid
+one."""
 UNCLEAR = (
     Case("a method of a class", written(METADATA, b"\x80\x04\x8c\x08builtins\x8c\x0bint.__add__\x93.")),
     Case("a name of some torch", written(METADATA, b"\x80\x04\x8c\x05torch\x8c\x09os.system\x93.")),

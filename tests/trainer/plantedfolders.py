@@ -1,4 +1,4 @@
-"""What somebody has made of a checkpoint's folder and manifest: hashes tell, or what is there is none.
+"""Planted folders and manifests of checkpoints: wrong hashes show them, or they are no checkpoint.
 
 Most cases act on the manifest once it is there (`after`); right hashes save none of them.
 """
@@ -112,7 +112,7 @@ def a_fifo_for_a_folder(place: Path) -> None:
 
 
 def only_in(run: str, make: Callable[[Path], None]) -> Callable[[Path], None]:
-    """It is gone from its place, and below the checkpoint folder `make` has made this."""
+    """Move the checkpoint away, and create something else below the checkpoint folder by `make`."""
 
     def act(place: Path) -> None:
         make(place.parent.parent / run)
@@ -212,4 +212,4 @@ PASSED_OVER = (
     Case("a step in digits of another script", called("step-\u0661\u0660\u0660\u0660"), after=True),
     Case("a step with odd letters", called(*_CONTROL), after=True),
 )
-"""What its manifest and their hashes tell: the job goes on from the good one."""
+"""Faults that manifest and hashes show: the job resumes from the valid one."""

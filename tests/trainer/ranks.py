@@ -1,7 +1,7 @@
 """Worlds of real processes for the tests: ranks that fork from a server with torch imported, and their agent.
 
-A Crew is one world: each rank has torchrun's environment, a store that lives in the test's process, and a
-file for its output. FakeAgent gives each rank a page and a socket, as the agent does.
+A RankGroup is one world: each rank has torchrun's environment, a store that lives in the test's process, and
+a file for its output. FakeAgent gives each rank a page and a socket, as the agent does.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Ended:
 
     @property
     def result(self) -> dict[str, Any]:
-        """What rank 0 printed as RESULT."""
+        """JSON that rank 0 printed as RESULT."""
         found = re.search(r"^RESULT (.*)$", self.output[0], re.MULTILINE)
         assert found, self.output[0]
         value: dict[str, Any] = json.loads(found[1])
@@ -88,17 +88,18 @@ class FakeAgent:
             return [v for line in self.messages[rank] if (v := getattr(line, name)) not in (None, ())]
 
     def send(self, message: ToRank) -> None:
-        """To all ranks, once all have come."""
+        """Send to all ranks, once all have connected."""
         self.wait(lambda: len(self._connections) == self.world)
         for connection in self._connections.values():
             connection.sendall(codec.encode(message) + b"\n")
 
     def wait(self, condition: Callable[[], Any]) -> Any:
-        """The first true value of `condition`, looked at whenever a rank says something, and now and then."""
+        """The first true value of `condition`, looked at whenever a rank sends a message, and now and
+        then."""
         deadline = time.monotonic() + TIMEOUT_SECONDS
         with self._changed:
             while not (value := condition()):
-                assert time.monotonic() < deadline, f"heard until now: {self.messages}"
+                assert time.monotonic() < deadline, f"received until now: {self.messages}"
                 self._changed.wait(0.05)
         return value
 
@@ -116,8 +117,8 @@ class FakeAgent:
         return manifest
 
     def drain(self) -> None:
-        """Return once all is heard that ranks have said which have ended: one connection is heard after the
-        other, and the last is ours."""
+        """Return once all messages of ended ranks are received: connections are read one after the other, and
+        the last one is ours."""
         for rank in range(self.world):
             with socket.socket(socket.AF_UNIX) as last:
                 last.settimeout(TIMEOUT_SECONDS)
@@ -164,7 +165,7 @@ class RankGroup:
         self._requests: list[tuple[str, tuple[str, ...], dict[str, str], str]] = []
 
     def start(self, script: str, *argv: str, agent: FakeAgent | None = None, **plan: Any) -> RankGroup:
-        """Start all ranks. With an agent, `plan` is what RankPlan says beyond it."""
+        """Start all ranks. With an agent, `plan` has more fields of RankPlan."""
         self._agent = agent
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         for rank in range(self.world):
@@ -192,7 +193,7 @@ class RankGroup:
         self._processes[rank] = _started(self._requests[rank])
 
     def wait(self, seconds: float = TIMEOUT_SECONDS) -> Ended:
-        """Until all ranks have ended, and their agent has heard what they said."""
+        """Wait until all ranks have ended, and their agent has received all their messages."""
         for process in self._processes:
             process.join(seconds)
         codes = [process.exitcode for process in self._processes]
@@ -239,7 +240,7 @@ def _started(request: tuple[str, tuple[str, ...], dict[str, str], str]) -> ForkS
 
 
 def _be_rank(script: str, argv: tuple[str, ...], environment: dict[str, str], output: str) -> None:
-    """What the agent's shim does: run the script as __main__ and mark its end. Runs in the rank's process."""
+    """Run the script as __main__ and mark its end, as the agent's shim does. Runs in the rank's process."""
     fd = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(fd, 1)
     os.dup2(fd, 2)

@@ -98,11 +98,11 @@ def test_a_drain_loses_no_step(tmp_path: Path, agent: FakeAgent) -> None:
         for rank in range(2):
             assert agent.received(rank, "drained") == [stop_at]
             assert agent.received(rank, "shard_step")[-1] == stop_at
-            said = [(m.shard_step, m.drained) for m in agent.messages[rank] if m.shard_step or m.drained]
-            assert said[-2:] == [(stop_at, None), (None, stop_at)], "the shard is told first"
+            sent = [(m.shard_step, m.drained) for m in agent.messages[rank] if m.shard_step or m.drained]
+            assert sent[-2:] == [(stop_at, None), (None, stop_at)], "the shard is told first"
         agent.wait(
             lambda: all(agent.heartbeat(rank).phase == "paused" for rank in range(2))
-        )  # said before it is
+        )  # reported before it is
         manifest = agent.commit(stop_at)
     after = next_world(tmp_path, agent, 2)
     with RankGroup(tmp_path, 2).start("train.py", *LONG, agent=after, restore=[manifest.ref]):

@@ -1,4 +1,4 @@
-"""Ranks agree on a checkpoint: each verifies its part, a hiccup is waited out, and only proof is believed."""
+"""Ranks agree on a checkpoint: each verifies its part, a hiccup is waited out, and only proof counts."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def garbled(agent: FakeAgent, name: str) -> CheckpointRef:
 
 
 def test_one_that_rank_1_proves_malformed_makes_all_ranks_begin_from_the_one_before(saved: FakeAgent) -> None:
-    """A new job, which nobody has told what to go on from."""
+    """A new job: no status names its checkpoints."""
     garbled(saved, "rank-1.pt")
     saved.lineage.clear()
     ended = again(saved, job_uid="another")

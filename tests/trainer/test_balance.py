@@ -41,7 +41,7 @@ def test_no_other_parts_are_done_sooner(total: int, speeds: tuple[float, ...]) -
 
 @given(total=st.integers(1, 10_000), speeds=worlds)
 def test_the_slowest_could_give_no_sample_away_and_gain(total: int, speeds: tuple[float, ...]) -> None:
-    """The same for sizes where not all parts can be tried."""
+    """Sizes for which not all parts can be tried."""
     assume(total >= len(speeds) and len(set(speeds)) > 1)
     counts = parts(total, speeds)
     movable = [count / each for count, each in zip(counts, speeds, strict=True) if count > 1]

@@ -36,7 +36,7 @@ def one_process(path: Path, *options: str) -> Path:
 
 
 def assert_same_training(trace: Path, world: int, alone: Path) -> None:
-    """The same samples in the same order, and the same mean loss in each step."""
+    """Assert the same samples in the same order, and the same mean loss in each step."""
     assert traces.samples(trace, world) == traces.samples(alone, 1)
     expected = traces.losses(alone, 1)
     found = traces.losses(trace, world)
@@ -110,7 +110,7 @@ class FakeClock:
 
 
 class FakeWorld:
-    """One rank's: it hears what all say."""
+    """World of one rank, which gathers the given speeds."""
 
     def __init__(self, aheads: list[int], speeds: list[tuple[float, ...]]) -> None:
         self.aheads, self.exchanges = aheads, iter(speeds)
@@ -120,7 +120,7 @@ class FakeWorld:
 
 
 def a_balancer(aheads: list[int], exchanges: Any, ahead: int, global_batch: int) -> Balancer:
-    """Of a rank that hears `exchanges`, one speed per rank, and loads `ahead`."""
+    """Balancer of a rank that gathers `exchanges`, one speed per rank, and loads `ahead`."""
     world: Any = FakeWorld(aheads, exchanges)
     clock: Any = FakeClock()
     return Balancer(world, clock, global_batch, ahead)
@@ -132,7 +132,7 @@ def a_balancer(aheads: list[int], exchanges: Any, ahead: int, global_batch: int)
     data=st.data(),
 )
 def test_exactly_once_however_early_each_rank_plans(plan: DataPlan, ranks: list[int], data: Any) -> None:
-    """Each rank runs as many batches ahead as it likes, up to what it said."""
+    """Each rank runs as many batches ahead as it likes, up to its own limit."""
     steps = plan.steps(2)
     speeds = data.draw(
         st.lists(st.tuples(*[st.floats(0.1, 50)] * len(ranks)), min_size=steps + 1, max_size=steps + 1)

@@ -1,4 +1,5 @@
-"""The shard cache among real processes: one fetches, whole or not at all, bounded, whoever is killed."""
+"""The shard cache among real processes: one fetches, whole or not at all, bounded, whichever process is
+killed."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ class Reader:
         self.process.communicate()
 
     def end(self) -> str:
-        """What it said on stderr."""
+        """Text on stderr."""
         return self.process.communicate(timeout=60)[1]
 
 

@@ -55,7 +55,7 @@ def test_a_pipeline_waits_as_long_as_its_schedule_makes_it(schedule: Schedule, r
 
 
 def orders(schedule: Schedule, ranks: int, count: int, stages: int) -> dict[int, list[Action]]:
-    """What each rank computes in which order, as torch has it: kind, stage, micro-batch."""
+    """Computations of each rank in their order, as torch has it: kind, stage, micro-batch."""
     join(0, ranks)
     device, total = torch.device("cpu"), ranks * stages
     made = [PipelineStage(nn.Linear(1, 1), number * ranks, total, device) for number in range(stages)]

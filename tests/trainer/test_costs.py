@@ -1,4 +1,4 @@
-"""What a plan predicts, against ranks that train: bytes that they hold, collectives that they call.
+"""Predictions of a plan, against ranks that train: bytes that they hold, collectives that they call.
 
 A plan's sizes come from a wrap() in a world that talks to nobody; here the same strategy trains over gloo.
 """

@@ -1,4 +1,4 @@
-"""What a peer sends is believed to be a value, and never done."""
+"""Messages of peers are values, and never run."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def agents(tmp_path: Path) -> Iterator[Agents]:
 
 
 def reported_steps(agent: FakeAgent, last: int) -> list[list[int]]:
-    """Steps of the checkpoints that each rank told of, once all have told of the last."""
+    """Steps of the checkpoints that each rank reported, once all have reported the last."""
     agent.wait(lambda: all(last in agent.received(rank, "shard_step") for rank in range(2)))
     return [agent.received(rank, "shard_step") for rank in range(2)]
 

@@ -67,7 +67,7 @@ def test_a_draft_is_not_valid_before_it_is_committed(where: str | None, tmp_path
     draft = halves.draft()
     draft["a"].fill_(5)
     assert float(halves.current["a"][0]) == 1
-    for name, tensor in halves.draft().items():  # begun anew: what was drafted is gone
+    for name, tensor in halves.draft().items():  # begun again: the draft before is gone
         assert torch.equal(tensor, numbered(1)[name])
     change(halves, 2)
     assert float(halves.current["a"][0]) == 2

@@ -1,4 +1,4 @@
-"""What a rank is told when it joins, and what it leaves for those that it starts."""
+"""Plan that a rank receives when it joins, and the environment of processes that it starts."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def wrapped(
 
 
 def moves(made: Wrapped) -> list[torch.Tensor]:
-    """What one step adds to weight and bias."""
+    """Changes of weight and bias by one step."""
     before = [p.detach().clone() for p in made.model.parameters()]
     made.optimizer.step()
     return [p.detach() - old for p, old in zip(made.model.parameters(), before, strict=True)]

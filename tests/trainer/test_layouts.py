@@ -1,4 +1,4 @@
-"""Any layout goes on from what any other has saved."""
+"""Any layout resumes from a checkpoint of any other."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def text(value: str) -> bytes:
 
 
 def test_nothing_of_torch_is_looked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To ask torch for `_dynamo` is to import 900 modules."""
+    """Access to `torch._dynamo` imports 900 modules."""
     requested: list[str] = []
     monkeypatch.setattr(torch, "__getattr__", requested.append)
     with pytest.raises(ValueError, match="it names torch"):
@@ -112,7 +112,7 @@ def test_blocks_that_are_not_the_whole_are_none() -> None:
 
 
 def test_validated_metadata_is_not_validated_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes longer than to read it, and a restart waits for it."""
+    """Validation takes longer than to read it, and a restart waits for it."""
     content = pickle.dumps(Metadata({}, None, {}))
     searched: list[bytes] = []
     monkeypatch.setattr(metadata, "check_sizes", searched.append)

@@ -19,7 +19,7 @@ def test_the_order_is_a_permutation(size: int, key: int) -> None:
 
 
 def test_the_order_never_changes_between_versions() -> None:
-    """A checkpoint of an older version of anything must go on in the same order."""
+    """A checkpoint of an older version of anything must resume in the same order."""
     share = DataPlan(samples=1000, global_batch=6, seed=3).share(Position(2, 12), rank=0, world=1)
     assert share.ids == (445, 935, 584, 806, 241, 731)
 
@@ -42,7 +42,7 @@ def test_neighbours_are_well_spread() -> None:
 @given(plan=plans, worlds=st.lists(st.tuples(st.integers(1, 7), st.integers(0, 5)), max_size=8))
 @example(plan=DataPlan(10, 8), worlds=[(7, 1), (3, 1)])
 def test_exactly_once_under_any_worlds_and_restarts(plan: DataPlan, worlds: list[tuple[int, int]]) -> None:
-    """Each world takes some steps, of which the last are lost; the next goes on from the checkpoint."""
+    """Each world takes some steps, of which the last are lost; the next resumes from the checkpoint."""
     at, used_ids = Position(), []
     for world, steps in [*worlds, (1, 10_000)]:
         here, taken = at, []
@@ -86,7 +86,7 @@ def test_ranks_share_a_batch_fairly_and_weights_make_the_mean_exact(
     assert mean_of_ranks == pytest.approx(sum(whole.ids) / len(whole.ids))
 
 
-@pytest.mark.parametrize(("samples", "batch", "word"), [(0, 4, "empty"), (4, 0, "global_batch")])
-def test_a_plan_that_cannot_be_is_refused(samples: int, batch: int, word: str) -> None:
-    with pytest.raises(ValueError, match=word):
+@pytest.mark.parametrize(("samples", "batch", "text"), [(0, 4, "empty"), (4, 0, "global_batch")])
+def test_a_plan_that_cannot_be_is_refused(samples: int, batch: int, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
         DataPlan(samples, batch)

@@ -1,8 +1,8 @@
-"""Checkpoints that somebody has planted beside a good one: nothing of them is executed, none of them hangs
+"""Checkpoints that somebody has planted beside a valid one: nothing of them is executed, none of them hangs
 anything.
 
-Whoever can write to the folder can give his files a manifest with the right hashes. What is proved to be no
-state of ours is passed over for the good one; what may be one, that this script or image cannot read, ends
+A user who can write to the folder can give files a manifest with the right hashes. What is proved to be no
+state of ours is skipped for the valid one; what may be one, that this script or image cannot read, ends
 the job. Each case is restored by a process of its own, which may use a minute of a processor and 16 GiB.
 """
 

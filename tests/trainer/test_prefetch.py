@@ -27,7 +27,7 @@ def threads() -> list[threading.Thread]:
 
 
 class Watched:
-    """Numbers, and how many of them were asked for."""
+    """Numbers, and a count of the requested ones."""
 
     def __init__(self, size: int, fails_at: int | None = None) -> None:
         self.size, self.fails_at = size, fails_at

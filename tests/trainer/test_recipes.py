@@ -45,7 +45,7 @@ SCALED = {"learning_rate": {"scaling": "Linear", "base_batch": 16, "warmup_steps
 def test_a_batch_of_sixteen_times_the_size_needs_a_rate_that_follows(
     settings: dict[str, Any], reads: bool, tmp_path: Path
 ) -> None:
-    """The rate is good for a batch of 16: that reads 0.97 of the pictures (benchmarks/large_batch.py)."""
+    """The rate fits a batch of 16: that reads 0.97 of the pictures (benchmarks/large_batch.py)."""
     strategy = codec.from_plain(Strategy, SIXTEEN_TIMES | settings)
     options = ["--optimizer", "SGD", "--learning-rate", "0.02", "--epochs", "26", "--seed", "1"]
     agent = FakeAgent(tmp_path, 2, None, Epoch(1, 0, 1))

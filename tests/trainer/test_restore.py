@@ -1,4 +1,4 @@
-"""Which checkpoint a world goes on from."""
+"""Choice of the checkpoint that a world resumes from."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def plan(
 
 
 class Disk:
-    """What looking at each checkpoint of CHAIN gives, and which were looked at."""
+    """Inspection of each checkpoint of CHAIN, and a list of the inspected ones."""
 
     def __init__(self, bad: set[int], unreadable: set[int] = frozenset()) -> None:  # type: ignore[assignment]
         self.bad, self.unreadable, self.looked = bad, unreadable, []  # type: ignore[var-annotated]
@@ -95,7 +95,7 @@ def test_a_committed_checkpoint_is_never_silently_replaced_by_nothing() -> None:
 
 
 def test_nor_is_one_that_only_the_journal_names() -> None:
-    """Its entry is not signed, so it has no hash. An agent with keys tells of what is committed alone."""
+    """An entry without a signature has no hash. An agent with keys names committed checkpoints alone."""
     unnamed = replace(plan(replace(CHAIN[4].ref, digest="")), keys="/keys")
     with pytest.raises(CheckpointNotFound, match=r"step-50/1\.0\.1 is not used: state\.pt was altered"):
         choose(unnamed, (), Disk(bad=set(STEPS)).inspect)
@@ -199,7 +199,7 @@ def test_the_message_names_the_folder_only_if_there_is_one() -> None:
 
 
 def test_what_nobody_vouches_for_leads_to_no_parent() -> None:
-    """Who wrote it would vouch for that one, by its hash."""
+    """The writer of the unsigned one would vouch for that one, by its hash."""
     keys = replace(plan(known=False), keys="file")
     found = (CheckpointRef(30, Epoch(1, 0, 1)),)
     for bad in (set(), {30}):

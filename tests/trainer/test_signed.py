@@ -1,6 +1,6 @@
-"""Checkpoints in a folder that others can write to, too: a job goes on from what somebody vouches for.
+"""Checkpoints in a folder that others can write to, too: a job resumes from a signed one.
 
-What is here was written by the agent's own code, or is what somebody makes of it who has no key.
+Files are written by the agent's own code, or changed as an attacker without a key could.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def forged(
 
 
 def choose(directory: Path, *restore: CheckpointRef, keys: Keys = OURS, **changes: Any) -> Choice:
-    """What rank 0 of a new job, of the same name, goes on from."""
+    """Checkpoint that rank 0 of a new job, of the same name, resumes from."""
     file = directory / "keys"
     file.write_text(seals.to_text(keys))
     config, texts = CheckpointConfig(str(directory)), tuple(map(ref_text, restore))
@@ -123,14 +123,14 @@ def test_a_signed_manifest_that_was_altered_is_not_used(tmp_path: Path):
 
 
 def test_a_signed_one_elsewhere_is_not_used(tmp_path: Path):
-    """Its manifest tells its step, and its epoch."""
+    """A manifest names its step and its world."""
     (signed_ref,) = saved(tmp_path, 10)
     shutil.copytree(tmp_path / folder(signed_ref), tmp_path / "run-former/step-1000/1.0.1")
     assert choose(tmp_path).ref == signed_ref
 
 
 def test_an_older_one_in_the_folder_of_another_run_is_not_used(tmp_path: Path):
-    """Its manifest tells its run, too. Nobody has signed which run is the newest."""
+    """A manifest names its run, too. The order of runs is not signed."""
     newest, older = saved(tmp_path, 10, 20)
     shutil.copytree(tmp_path / folder(older), tmp_path / folder(replace(older, run="planted")))
     (tmp_path / RUNS / "999999999.planted").touch()
@@ -199,14 +199,14 @@ def test_a_requested_step_has_to_be_signed_too(tmp_path: Path):
 
 
 def test_what_status_names_by_its_hash_needs_no_signature(tmp_path: Path):
-    """A job that was saved by pods of an earlier release, and goes on under this one."""
+    """A job that was saved by pods of an earlier release, and resumes under this one."""
     (named,) = saved(tmp_path, 10, keys=())
     assert claimed(tmp_path, named).restore == (named,)
     assert choose(tmp_path, named).ref == named
 
 
 def test_a_job_without_keys_takes_what_it_took_before(tmp_path: Path):
-    """Its Secret is of an earlier release, or there is no operator."""
+    """A job whose Secret is of an earlier release, or without an operator."""
     first, second = reversed(saved(tmp_path, 10, 20))
     assert choose(tmp_path, keys=()).ref == second
     assert choose(tmp_path, keys=(), resume=Resume.STEP, resume_step=10).ref == first
@@ -320,7 +320,7 @@ def test_a_copied_entry_makes_no_other_place_committed(tmp_path: Path):
 
 
 def test_an_entry_that_is_its_own_parent_leads_nowhere(tmp_path: Path):
-    """Where nothing is signed it would be believed."""
+    """Where nothing is signed it would be trusted."""
     (named,) = saved(tmp_path, 10, keys=())
     planted = forged(tmp_path, 1000)
     write_entry(tmp_path, Entry(planted, planted))
@@ -337,7 +337,7 @@ def test_an_entry_of_another_run_is_none_of_ours(tmp_path: Path):
 
 
 def test_a_run_with_unsigned_entries_alone_does_not_begin_anew(tmp_path: Path):
-    """Its status names nothing: a person has to say whether they are good."""
+    """A status that names nothing: a person has to confirm that they are valid."""
     (lost,) = saved(tmp_path, 10, keys=())
     found = claimed(tmp_path).restore
     assert found == (replace(lost, digest=""),)
@@ -355,7 +355,7 @@ def test_entries_are_read_by_who_knows_of_no_signatures(tmp_path: Path):
 
 
 def test_what_status_names_comes_first_whoever_wrote_its_entry(tmp_path: Path):
-    """Pods of an earlier release went on with the run, after a rollback."""
+    """Pods of an earlier release resumed the run, after a rollback."""
     (older,) = saved(tmp_path, 10)
     newer = forged(tmp_path, 20, job="job", parent=older)
     write_entry(tmp_path, Entry(newer, older))

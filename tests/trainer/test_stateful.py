@@ -72,7 +72,7 @@ def net() -> nn.Sequential:
 
 
 def same(one: Any, other: Any) -> bool:
-    """The same tree, to the last bit."""
+    """Whether two trees are equal to the last bit."""
     if isinstance(one, torch.Tensor):
         return torch.equal(one, other) and one.dtype == other.dtype
     if isinstance(one, dict):

@@ -1,4 +1,4 @@
-"""Which grids a strategy makes of a world, and what it refuses."""
+"""Grids that a strategy makes of a world, and refusals."""
 
 from __future__ import annotations
 

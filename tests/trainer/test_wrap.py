@@ -68,7 +68,7 @@ def test_each_restart_may_bring_another_strategy_and_another_world(
 def test_micro_batches_are_added_in_the_same_order_after_a_restart(
     tmp_path: Path, options: tuple[str, ...]
 ) -> None:
-    """DDP orders its sums anew after the first backward pass that communicates."""
+    """DDP orders its sums again after the first backward pass that communicates."""
     chosen = strategy(batch={"micro_samples": 2})
     restore: tuple[Any, ...] = ()
     for number, (name, last) in enumerate((("calm", 8), ("hit", 4), ("hit", 8)), start=1):

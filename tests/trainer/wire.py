@@ -1,6 +1,6 @@
 """Bytes that ranks send each other, counted by the kernel.
 
-    python -m tests.trainer.wire FOLDER    a Crew for each line of FOLDER/worlds, one after the other
+    python -m tests.trainer.wire FOLDER    a RankGroup for each line of FOLDER/worlds, one after the other
 
 A line is JSON: {world, script, arguments}. For each the result of its rank 0 is printed, as a line of JSON.
 

@@ -12,7 +12,7 @@ folder, steps = sys.argv[1], int(sys.argv[2])
 
 
 class PrintStep(TrainerCallback):
-    """What the test reads; and step 30 lasts until the test has looked."""
+    """Print each step for the test; step 30 lasts until the test has looked."""
 
     def on_train_begin(self, args, state, control, **kwargs):
         print("begins after", state.global_step, "of", args.world_size, flush=True)

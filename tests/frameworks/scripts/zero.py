@@ -1,4 +1,4 @@
-"""ZeRO of DeepSpeed, any stage, its own checkpoints. Started by `deepspeed`, which tells --local_rank."""
+"""ZeRO of DeepSpeed, any stage, its own checkpoints. Started by `deepspeed`, which passes --local_rank."""
 
 import argparse
 import time

@@ -4,7 +4,7 @@
 
 PRECISION: fp32, bf16 or fp16 (with a loss scale). A rank alone exchanges by NCCL; several share the first
 GPU, by gloo. BALLAST_PER_CENT: of the GPU's memory is taken and kept, so that a second process of the job
-finds none until the first has given it back. A file named by $TOO_MUCH makes rank 0 ask once for more than
+finds none until the first has given it back. A file named by $TOO_MUCH makes rank 0 allocate once more than
 the GPU has.
 """
 

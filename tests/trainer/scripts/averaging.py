@@ -1,4 +1,4 @@
-"""Local SGD on data that differ from rank to rank: who has the same weights after each step?
+"""Local SGD on data that differ from rank to rank: ranks with the same weights after each step.
 
     averaging.py STRATEGY
 

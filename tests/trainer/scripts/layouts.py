@@ -1,7 +1,7 @@
 """Train one small model in every layout that the world's size allows.
 
 layouts.py FOLDER     each layout trains five steps, and saves after the third; when worlds of the other
-                      sizes have done so too, each goes on from each checkpoint. The result: all losses
+                      sizes have done so too, each resumes from each checkpoint. The result: all losses
 
 The model has what makes layouts differ: sizes that do not divide, a buffer, a parameter that nobody trains,
 and groups of parameters in another order than the model's.

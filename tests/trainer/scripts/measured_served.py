@@ -1,9 +1,9 @@
-"""The same as measured.py with parameter servers: ranks beyond the workers serve, and have no group.
+"""measured.py with parameter servers: ranks beyond the workers serve, and have no group.
 
     measured_served.py REQUEST
 
 What is measured of ranks is that of workers. Bytes that servers send are counted with those of the workers,
-who receive them: `sent` is per worker.
+which receive them: `sent` is per worker.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def measure(job: ropeteam_trainer.Job, request: Request, text: torch.Tensor, fol
 
 
 def gathered(job: ropeteam_trainer.Job, folder: Path, where: str, value: Any) -> list[Any]:
-    """What all workers say there, once all have come there."""
+    """Values of all workers at a barrier."""
     draft = folder / f"{where}.{job.rank}.draft"
     draft.write_text(json.dumps(value))
     draft.rename(folder / f"{where}.{job.rank}")

@@ -1,4 +1,5 @@
-"""A job that is deleted and made anew goes on from what the former one signed, and else as it is told."""
+"""A job that is deleted and created again resumes from what the previous one signed, and else by its resume
+policy."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from ropeteam_trainer.contract import codec
 pytestmark = pytest.mark.timeout(600)
 
 
-def made_anew(cluster: Cluster, name: str, folder: Path, steps: int, **spec: object) -> None:
+def recreated(cluster: Cluster, name: str, folder: Path, steps: int, **spec: object) -> None:
     cluster.call("DELETE", f"/apis/ropeteam.dev/v1alpha1/namespaces/default/trainingjobs/{name}")
     wait_for("the former job gone", lambda: cluster.job(name) is None and not cluster.pods(name, None))
     cluster.create(tiny(name, folder, str(steps), workers=1, **spec))
@@ -30,24 +31,24 @@ def unsigned(path: Path, step: int) -> None:
 def test_it_goes_on_from_what_is_signed(cluster: Cluster, name: str, tmp_path: Path):
     cluster.create(tiny(name, tmp_path, "20", workers=1))
     cluster.wait_condition(name, "Complete")
-    (good,) = (tmp_path / "volume").glob("*/run-*/step-20/*")
-    planted = good.parent.parent / "step-1000" / good.name
-    shutil.copytree(good, planted)
+    (signed,) = (tmp_path / "volume").glob("*/run-*/step-20/*")
+    planted = signed.parent.parent / "step-1000" / signed.name
+    shutil.copytree(signed, planted)
     unsigned(planted / MANIFEST, 1000)
 
-    made_anew(cluster, name, tmp_path, 30)
+    recreated(cluster, name, tmp_path, 30)
     cluster.wait_condition(name, "Complete")
     assert [line["step"] for line in trace(tmp_path, 0)] == list(range(1, 31))
 
     shutil.rmtree(planted)
     for path in (tmp_path / "volume").glob(f"*/run-*/step-*/*/{MANIFEST}"):
         unsigned(path, int(path.parts[-3].removeprefix("step-")))
-    made_anew(cluster, name, tmp_path, 40)
+    recreated(cluster, name, tmp_path, 40)
     condition = cluster.wait_condition(name, "Failed")
     assert condition["reason"] == "CheckpointNotFound"
     assert "step-30/" in condition["message"]
     assert "spec.resume.trust Any" in condition["message"]
 
-    made_anew(cluster, name, tmp_path, 40, resume={"trust": "Any"})
+    recreated(cluster, name, tmp_path, 40, resume={"trust": "Any"})
     cluster.wait_condition(name, "Complete")
     assert [line["step"] for line in trace(tmp_path, 0)] == list(range(1, 41))
