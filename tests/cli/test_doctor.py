@@ -19,7 +19,7 @@ from tests.cli.test_commands import manifest, until
 from ropeteam.cli import doctor
 from ropeteam.local.apiserver import ApiServer
 from ropeteam.local.cluster import LocalCluster, kubeconfig
-from ropeteam.local.resources import ApiError
+from ropeteam.local.resources import StatusError
 
 home, up = test_commands.home, test_commands.up
 
@@ -108,7 +108,7 @@ class _Strict(ApiServer):
     async def _answer(self, request: web.Request, parts: list[str]) -> web.StreamResponse:
         if parts == ["version"] and self.code == 403:
             return web.json_response({"gitVersion": "v1.36.0"})
-        raise ApiError(self.code, self.reason, f"{request.path} is forbidden")
+        raise StatusError(self.code, self.reason, f"{request.path} is forbidden")
 
 
 class _Stranger(_Strict):

@@ -26,7 +26,7 @@ from tests.differential.scenario import Answer, Call, encode, resolve
 from ropeteam.local import resources as r
 from ropeteam.local.api.store import Store
 from ropeteam.local.api.trainingjobs import crd, rules
-from ropeteam.local.api.validation import Options
+from ropeteam.local.api.validation import RequestOptions
 from ropeteam.local.api.verbs import Verbs
 from ropeteam.local.apiserver import ApiServer
 from ropeteam.local.node.kubelet import Kubelet
@@ -181,8 +181,8 @@ async def local(folder: Path) -> AsyncIterator[Server]:
     store.revision = 1_000_000  # numbers that occur nowhere else
     verbs = Verbs(store, Catalog(), {r.from_crd(crd()).name: rules})
     for name in ("default", "kube-system"):
-        verbs.create(r.NAMESPACES, "", {"metadata": {"name": name}}, Options())
-    verbs.create(r.CRDS, "", crd(), Options())
+        verbs.create(r.NAMESPACES, "", {"metadata": {"name": name}}, RequestOptions())
+    verbs.create(r.CRDS, "", crd(), RequestOptions())
     services = Services(store, "127.1")
     verbs.allocate_address = services.allocate_address
     server = ApiServer(verbs, Kubelet(verbs, folder, "127.1"), services, TOKEN)

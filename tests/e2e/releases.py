@@ -64,15 +64,15 @@ def image(tree: Path) -> str:
     return str(tree / "trainer-image")
 
 
-_launch = podspec.launch
+_process_spec = podspec.process_spec
 
 
-def launch(pod: Any, container: Any, *rest: Any) -> podspec.Launch:
-    made = _launch(pod, container, *rest)
+def process_spec(pod: Any, container: Any, *rest: Any) -> podspec.ProcessSpec:
+    made = _process_spec(pod, container, *rest)
     made.environment["PYTHONPATH"] = container["image"]
     return made
 
 
 if __name__ == "__main__":
-    vars(podspec)["launch"] = launch
+    vars(podspec)["process_spec"] = process_spec
     asyncio.run(main(Path(sys.argv[1])))

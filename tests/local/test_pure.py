@@ -14,7 +14,7 @@ from ropeteam.local import resources as r
 from ropeteam.local.api import schema, selectors, tables
 from ropeteam.local.api.patch import json_patch, merge
 from ropeteam.local.node import kubelet, podspec
-from ropeteam.local.resources import ApiError
+from ropeteam.local.resources import StatusError
 
 Object = dict[str, Any]
 
@@ -53,7 +53,7 @@ def test_json_patch(operation: Object, after: Object):
 
 @pytest.mark.parametrize("path", ["/none/x", "/l/7", "/l/x", "/none"])
 def test_a_json_patch_that_does_not_fit_is_refused(path: str):
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(StatusError) as caught:
         json_patch({"l": [1]}, [{"op": "remove", "path": path}])
     assert caught.value.code == 422
 
@@ -78,7 +78,7 @@ def test_selectors(labels: str, fields: str, holds: bool):
 
 @pytest.mark.parametrize(("labels", "fields"), [("a in b", ""), ("", "status.phase")])
 def test_what_is_no_selector_is_refused(labels: str, fields: str):
-    with pytest.raises(ApiError):
+    with pytest.raises(StatusError):
         selectors.parse(labels, fields)
 
 
@@ -219,11 +219,13 @@ def test_programs_of_an_activated_environment_come_before_ours(active: str):
 
 
 def test_a_container_without_a_command_is_told_what_to_do(tmp_path: Path):
-    place = podspec.Place({}, {}, tmp_path)
+    context = podspec.ExecutionContext({}, {}, tmp_path)
     with pytest.raises(podspec.StartError, match="write the command in the manifest"):
-        podspec.launch({}, {"name": "a"}, place, lambda *_: None)
+        podspec.process_spec({}, {"name": "a"}, context, lambda *_: None)
     with pytest.raises(podspec.StartError, match="working directory"):
-        podspec.launch({}, {"name": "a", "command": ["x"], "workingDir": "none"}, place, lambda *_: None)
+        podspec.process_spec(
+            {}, {"name": "a", "command": ["x"], "workingDir": "none"}, context, lambda *_: None
+        )
     env = [{"name": "A", "valueFrom": {"resourceFieldRef": {}}}]
     with pytest.raises(podspec.StartError, match="resourceFieldRef"):
-        podspec.launch({}, {"name": "a", "command": ["x"], "env": env}, place, lambda *_: None)
+        podspec.process_spec({}, {"name": "a", "command": ["x"], "env": env}, context, lambda *_: None)

@@ -15,12 +15,12 @@ from aiohttp import web
 from ropeteam.local import resources as r
 from ropeteam.local.api import decode, discovery, listing, selectors
 from ropeteam.local.api.store import Event, key_of
-from ropeteam.local.api.validation import Options
+from ropeteam.local.api.validation import RequestOptions
 from ropeteam.local.api.verbs import Verbs
 from ropeteam.local.fielderrors import FieldError
 from ropeteam.local.node.kubelet import Kubelet
 from ropeteam.local.node.services import Services
-from ropeteam.local.resources import ApiError, Object, Resource, invalid
+from ropeteam.local.resources import Object, Resource, StatusError, invalid
 
 _OPEN = (["healthz"], ["livez"], ["readyz"], ["version"])
 _RETURNED = (r.PODS, r.SERVICES, r.CLAIMS)
@@ -77,7 +77,7 @@ class ApiServer:
             await self._session.close()
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
-        """Authenticate and answer a request; an ApiError becomes its Status.
+        """Authenticate and answer a request; an StatusError becomes its Status.
 
         The token is a bearer, or the first part of the path: kubectl sends no bearer over plain HTTP.
         """
@@ -87,12 +87,12 @@ class ApiServer:
             if parts and self._is_token(parts[0]):
                 del parts[0]
             elif not self._is_token(bearer) and parts not in _OPEN:
-                raise ApiError(401, "Unauthorized", "Unauthorized")
+                raise StatusError(401, "Unauthorized", "Unauthorized")
             return await self._answer(request, parts)
-        except ApiError as error:
+        except StatusError as error:
             return _json(error.status(), error.code)
         except ValueError as error:
-            return _json(ApiError(400, "BadRequest", f"the request is not valid: {error}").status(), 400)
+            return _json(StatusError(400, "BadRequest", f"the request is not valid: {error}").status(), 400)
 
     def _is_token(self, text: str) -> bool:
         return hmac.compare_digest(text.encode(), self._token.encode())
@@ -117,13 +117,13 @@ class ApiServer:
         if target.subresource not in ("", "status") or (
             target.subresource and not target.resource.has_status
         ):
-            raise r.no_such_place()
+            raise r.path_not_found()
         if request.method == "GET":
             return await self._read(request, target)
         body = await request.read()
         return self._write(request, target, body)
 
-    def _not_served(self, target: Target) -> ApiError:
+    def _not_served(self, target: Target) -> StatusError:
         pod = self.store.get(r.PODS, (target.namespace, target.name))
         uid, address = pod["metadata"]["uid"], pod["status"].get("podIP", "not known yet")
         text = (
@@ -131,7 +131,7 @@ class ApiServer:
             f"machine, with address {address}, where its ports are open. Its processes: "
             f"grep -lsz {uid} /proc/[0-9]*/environ"
         )
-        return ApiError(501, "NotImplemented", text)
+        return StatusError(501, "NotImplemented", text)
 
     def _target(self, parts: list[str]) -> Target:
         match parts:
@@ -140,7 +140,7 @@ class ApiServer:
             case ["apis", group, version, _, *_]:
                 rest = parts[3:]
             case _:
-                raise r.no_such_place()
+                raise r.path_not_found()
         namespace = ""
         if rest[0] == "namespaces" and len(rest) > 2 and rest[2] not in ("status", "finalize"):
             namespace, rest = rest[1], rest[2:]
@@ -193,7 +193,7 @@ class ApiServer:
                     if wants_initial and _is_true(query, "allowWatchBookmarks"):
                         await response.write(_bookmark(resource, revision, initial=True))
                 await self._stream(request, target, test, queue, send, seconds)
-        except ApiError as error:
+        except StatusError as error:
             if error.code != 410:
                 raise
             await response.prepare(request)
@@ -234,7 +234,7 @@ class ApiServer:
         container = query.get("container") or names[0]
         if not query.get("container") and len(names) > 1:
             text = f"a container name must be specified for pod {target.name}, choose one of: {names}"
-            raise ApiError(400, "BadRequest", text)
+            raise StatusError(400, "BadRequest", text)
         previous, follow = _is_true(query, "previous"), _is_true(query, "follow")
         lines = int(query["tailLines"]) if "tailLines" in query else None
         parts = self.kubelet.log(pod, container, previous=previous, follow=follow, tail=lines)
@@ -255,7 +255,9 @@ class ApiServer:
         port = next((p for p in ports if port_name in ("", str(p["port"]), p.get("name"))), None)
         backends = self.services.backends(service, port) if port else []
         if not backends or self._session is None:
-            raise ApiError(503, "ServiceUnavailable", f'no endpoints available for service "{target.name}"')
+            raise StatusError(
+                503, "ServiceUnavailable", f'no endpoints available for service "{target.name}"'
+            )
         host, number, _ = backends[0]
         url = f"http://{host}:{number}/{target.rest}?{request.query_string}".rstrip("?")
         headers = {k: v for k, v in request.headers.items() if k.lower() not in _NOT_FORWARDED}
@@ -264,27 +266,27 @@ class ApiServer:
             async with self._session.request(
                 request.method, url, headers=headers, data=data or None
             ) as answer:
-                kept = {k: v for k, v in answer.headers.items() if k.lower() not in _NOT_FORWARDED}
-                return web.Response(status=answer.status, headers=kept, body=await answer.read())
+                forwarded = {k: v for k, v in answer.headers.items() if k.lower() not in _NOT_FORWARDED}
+                return web.Response(status=answer.status, headers=forwarded, body=await answer.read())
         except aiohttp.ClientError as error:
             text = f"error trying to reach service: {error}"
-            raise ApiError(503, "ServiceUnavailable", text) from None
+            raise StatusError(503, "ServiceUnavailable", text) from None
 
     def _write(self, request: web.Request, target: Target, raw: bytes) -> web.Response:
         query, resource = request.query, target.resource
         validation = query.get("fieldValidation") or "Warn"
-        options = Options("dryRun" in query, validation, target.subresource)
+        options = RequestOptions("dryRun" in query, validation, target.subresource)
         try:
             code, result = self._write_object(request, target, raw, options)
             answer = _json(self._represented(request, resource, result), code)
-        except ApiError as error:
+        except StatusError as error:
             answer = _json(error.status(), error.code)
         for text in options.warnings:
             answer.headers.add("Warning", f'299 - "{text.replace(chr(34), chr(92) + chr(34))}"')
         return answer
 
     def _write_object(
-        self, request: web.Request, target: Target, raw: bytes, options: Options
+        self, request: web.Request, target: Target, raw: bytes, options: RequestOptions
     ) -> tuple[int, Object]:
         query, resource, key = request.query, target.resource, (target.namespace, target.name)
         method, content = request.method, request.headers.get("Content-Type", "").partition(";")[0]
@@ -366,7 +368,7 @@ def _is_true(query: Mapping[str, str], name: str) -> bool:
 
 def _since(version: str) -> int:
     if not version.isdigit():
-        raise ApiError(500, "InternalError", str(decode.no_revision(version)))
+        raise StatusError(500, "InternalError", str(decode.no_revision(version)))
     return int(version)
 
 

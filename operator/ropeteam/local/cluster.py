@@ -23,7 +23,7 @@ from ropeteam.local import resources as r
 from ropeteam.local.api.gc import GarbageCollector
 from ropeteam.local.api.store import Store
 from ropeteam.local.api.trainingjobs import crd, rules
-from ropeteam.local.api.validation import Options
+from ropeteam.local.api.validation import RequestOptions
 from ropeteam.local.api.verbs import Verbs
 from ropeteam.local.apiserver import ApiServer
 from ropeteam.local.node.kubelet import Kubelet
@@ -71,8 +71,8 @@ class LocalCluster:
         self.store = Store()
         verbs = Verbs(self.store, Catalog(), {r.from_crd(crd()).name: rules})
         for name in ("default", "kube-system"):
-            verbs.create(r.NAMESPACES, "", {"metadata": {"name": name}}, Options())
-        verbs.create(r.CRDS, "", crd(), Options())
+            verbs.create(r.NAMESPACES, "", {"metadata": {"name": name}}, RequestOptions())
+        verbs.create(r.CRDS, "", crd(), RequestOptions())
         services = self.services(self.store, network)
         verbs.allocate_address = services.allocate_address
         kubelet = self.kubelet(verbs, self.home, network)

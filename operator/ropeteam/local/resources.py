@@ -11,7 +11,7 @@ from ropeteam.local.fielderrors import FieldError
 Object = dict[str, Any]
 
 
-class ApiError(Exception):
+class StatusError(Exception):
     """An answer that is not a success. `message` is for the user."""
 
     def __init__(self, code: int, reason: str, message: str, **details: Any) -> None:
@@ -32,21 +32,21 @@ class ApiError(Exception):
         }
 
 
-class Undecodable(ApiError):
+class Undecodable(StatusError):
     """400: the body is no object of its kind."""
 
 
-def invalid(kind: str, group: str, name: str, errors: Iterable[FieldError]) -> ApiError:
+def invalid(kind: str, group: str, name: str, errors: Iterable[FieldError]) -> StatusError:
     """A 422 that lists each of `errors` once."""
     errors = list(dict.fromkeys(errors))
     text = str(errors[0]) if len(errors) == 1 else f"[{', '.join(map(str, errors))}]"
     message = f'{kind}{group and f".{group}"} "{name}" is invalid: {text}'
     causes = [error.cause for error in errors]
-    return ApiError(422, "Invalid", message, name=name, group=group, kind=kind, causes=causes)
+    return StatusError(422, "Invalid", message, name=name, group=group, kind=kind, causes=causes)
 
 
-def no_such_place() -> ApiError:
-    return ApiError(404, "NotFound", "the server could not find the requested resource")
+def path_not_found() -> StatusError:
+    return StatusError(404, "NotFound", "the server could not find the requested resource")
 
 
 @dataclass(frozen=True)
@@ -77,15 +77,15 @@ class Resource:
     def qualified_kind(self) -> str:
         return f"{self.kind}.{self.group}" if self.group else self.kind
 
-    def not_found(self, name: str) -> ApiError:
+    def not_found(self, name: str) -> StatusError:
         message = f'{self.name} "{name}" not found'
-        return ApiError(404, "NotFound", message, name=name, group=self.group, kind=self.plural)
+        return StatusError(404, "NotFound", message, name=name, group=self.group, kind=self.plural)
 
-    def conflict(self, name: str, why: str) -> ApiError:
+    def conflict(self, name: str, why: str) -> StatusError:
         message = f'Operation cannot be fulfilled on {self.name} "{name}": {why}'
-        return ApiError(409, "Conflict", message, name=name, group=self.group, kind=self.plural)
+        return StatusError(409, "Conflict", message, name=name, group=self.group, kind=self.plural)
 
-    def invalid(self, name: str, errors: Iterable[FieldError]) -> ApiError:
+    def invalid(self, name: str, errors: Iterable[FieldError]) -> StatusError:
         return invalid(self.kind, self.group, name, errors)
 
     def undecodable(self, why: str) -> Undecodable:
@@ -129,7 +129,7 @@ class Catalog:
     def find(self, group: str, version: str, plural: str) -> Resource:
         found = self._all.get(f"{plural}.{group}" if group else plural)
         if found is None or found.version != version:
-            raise no_such_place()
+            raise path_not_found()
         return found
 
     def of(self, api_version: str, kind: str) -> Resource | None:

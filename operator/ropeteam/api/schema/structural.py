@@ -14,8 +14,8 @@ from pydantic import BaseModel
 Schema = dict[str, Any]
 
 OPEN, INT_OR_STRING = "x-kubernetes-preserve-unknown-fields", "x-kubernetes-int-or-string"
-_NOT_SAID = {"title", "const", "examples"}
-_SAID = {
+_LEFT_OUT = {"title", "const", "examples"}
+_KEYWORDS = {
     *(
         "description",
         "type",
@@ -91,7 +91,7 @@ def _plain(node: Schema, defs: dict[str, Schema], path: str) -> Schema:
         node = {**named, **{key: value for key, value in node.items() if key != "$ref"}}
     if "description" in node:
         node = {**node, "description": " ".join(node["description"].split())}
-    return {key: value for key, value in node.items() if key not in _NOT_SAID}
+    return {key: value for key, value in node.items() if key not in _LEFT_OUT}
 
 
 def _without_none(value: Any) -> Any:
@@ -107,7 +107,7 @@ def _refuse_silence(properties: dict[str, Schema], path: str) -> None:
 
 
 def _refuse_vague(node: Schema, path: str) -> None:
-    unknown = set(node) - _SAID
+    unknown = set(node) - _KEYWORDS
     if unknown:
         raise TypeError(f"{path}: {', '.join(sorted(unknown))} cannot be expressed in a structural schema")
     if INT_OR_STRING in node:
@@ -117,7 +117,7 @@ def _refuse_vague(node: Schema, path: str) -> None:
         raise TypeError(
             f"{path}: type {kind} is not allowed; use text, a whole number, true/false, a list or a map"
         )
-    bounded = kind not in _BOUND or any(word in node for word in _BOUND[kind])
+    bounded = kind not in _BOUND or any(bound in node for bound in _BOUND[kind])
     if not bounded and "properties" not in node and OPEN not in node:
         raise TypeError(f"{path}: no maximum; give it a {_BOUND[kind][0]}")
 

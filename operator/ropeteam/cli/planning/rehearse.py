@@ -23,18 +23,20 @@ from ropeteam_trainer.partition.answer import DryRunResult
 def rehearse(spec: TrainingJobSpec, folder: Path, timeout_seconds: float) -> DryRunResult | str:
     """Run the script for its answer, or the reason why there is none. folder: where relative paths start."""
     try:
-        launch = podspec.launch({}, _container(spec), podspec.Place({}, os.environ, folder), lambda *_: None)
+        script = podspec.process_spec(
+            {}, _container(spec), podspec.ExecutionContext({}, os.environ, folder), lambda *_: None
+        )
     except (podspec.StartError, podspec.NotReady) as error:
         return f"the script was not run: {error}"
     with tempfile.TemporaryDirectory(prefix="ropeteam-plan-") as scratch:
         answer, output_file = Path(scratch, "answer"), Path(scratch, "said")
-        environment = {**launch.environment, **_as_first_rank(spec), config.DRY_RUN_FILE: str(answer)}
+        environment = {**script.environment, **_as_first_rank(spec), config.DRY_RUN_FILE: str(answer)}
         launcher_args = [spec.launcher.value, str(spec.workers), str(spec.processes)]
         ours = [sys.executable, "-m", "ropeteam_trainer.planning", *launcher_args]
         with output_file.open("wb") as output, _kill_descendants():
             process = subprocess.Popen(
-                [*ours, *launch.command],
-                cwd=launch.folder,
+                [*ours, *script.command],
+                cwd=script.folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -14,7 +14,7 @@ import orjson
 import yaml
 
 from ropeteam.local.fielderrors import FieldError
-from ropeteam.local.resources import ApiError, Object, Resource, invalid
+from ropeteam.local.resources import Object, Resource, StatusError, invalid
 
 JSON_PATCH, MERGE = "application/json-patch+json", "application/merge-patch+json"
 APPLY, STRATEGIC = "application/apply-patch+yaml", "application/strategic-merge-patch+json"
@@ -28,9 +28,9 @@ _OPTIONS = {
 }
 
 
-def not_allowed() -> ApiError:
+def not_allowed() -> StatusError:
     text = "the server does not allow this method on the requested resource"
-    return ApiError(405, "MethodNotAllowed", text)
+    return StatusError(405, "MethodNotAllowed", text)
 
 
 def manifest(resource: Resource, content: str, raw: bytes) -> Object:
@@ -40,7 +40,7 @@ def manifest(resource: Resource, content: str, raw: bytes) -> Object:
             "the local cluster takes no protobuf, which `kubectl create KIND` sends; write its manifest and "
             "apply that: add `--dry-run=client -o yaml | kubectl apply -f -`"
         )
-        raise ApiError(415, "UnsupportedMediaType", text)
+        raise StatusError(415, "UnsupportedMediaType", text)
     if content not in _CONTENT_TYPES:
         raise _unknown_format("application/json, application/yaml, application/vnd.kubernetes.protobuf")
     refused = f"the object provided is unrecognized (must be of type {resource.kind})"
@@ -49,12 +49,12 @@ def manifest(resource: Resource, content: str, raw: bytes) -> Object:
         body = yaml.safe_load(raw) if content == "application/yaml" else json.loads(raw)
     except (ValueError, OverflowError, yaml.YAMLError) as error:
         text = f"{refused}: couldn't get version/kind; json parse error: {error} ({shown})"
-        raise ApiError(400, "BadRequest", text) from None
+        raise StatusError(400, "BadRequest", text) from None
     if body is None and not resource.schema:
         body = {}
     if not isinstance(body, dict):
         text = f"{refused}: couldn't get version/kind; json parse error: it is no object ({shown})"
-        raise ApiError(400, "BadRequest", text)
+        raise StatusError(400, "BadRequest", text)
     _check_kind(resource, body, refused, shown)
     return body
 
@@ -63,22 +63,24 @@ def _check_kind(resource: Resource, body: Object, refused: str, shown: str) -> N
     kind, version = body.get("kind"), body.get("apiVersion")
     if resource.schema:
         if not kind:
-            raise ApiError(400, "BadRequest", f"{refused}: Object 'Kind' is missing in '{shown}' ({shown})")
+            raise StatusError(
+                400, "BadRequest", f"{refused}: Object 'Kind' is missing in '{shown}' ({shown})"
+            )
         if (version or resource.api_version) != resource.api_version:
             text = f"the API version in the data ({version}) does not match the expected API version"
-            raise ApiError(400, "BadRequest", f"{text} ({resource.api_version})")
+            raise StatusError(400, "BadRequest", f"{text} ({resource.api_version})")
     elif (kind or resource.kind) != resource.kind or (
         version or resource.api_version
     ) != resource.api_version:
         text = f'{kind} in version "{version}" cannot be handled as a {resource.kind}: it is of another kind'
-        raise ApiError(400, "BadRequest", text)
+        raise StatusError(400, "BadRequest", text)
 
 
 def change(resource: Resource, content: str, query: Mapping[str, str], raw: bytes) -> Any:
     """The patch in a body."""
     known = {JSON_PATCH, MERGE, APPLY} | (set() if resource.schema else {STRATEGIC})
     if content not in known | {STRATEGIC} and not resource.schema:
-        raise ApiError(415, "UnsupportedMediaType", "415: Unsupported Media Type")
+        raise StatusError(415, "UnsupportedMediaType", "415: Unsupported Media Type")
     if content not in known:
         raise _unknown_format(", ".join((JSON_PATCH, MERGE, APPLY)))
     if content == APPLY and not query.get("fieldManager"):
@@ -87,19 +89,19 @@ def change(resource: Resource, content: str, query: Mapping[str, str], raw: byte
     try:
         body = yaml.safe_load(raw) if content == APPLY else json.loads(raw)
     except (ValueError, OverflowError, yaml.YAMLError) as error:
-        raise ApiError(400, "BadRequest", f"error decoding patch: {error}") from None
+        raise StatusError(400, "BadRequest", f"error decoding patch: {error}") from None
     wanted, type_name = (list, "array") if content == JSON_PATCH else (dict, "object")
     if not isinstance(body, wanted):
-        raise ApiError(400, "BadRequest", f"error decoding patch: it is no {type_name}")
+        raise StatusError(400, "BadRequest", f"error decoding patch: it is no {type_name}")
     if isinstance(body, dict) and content == APPLY and not (body.get("kind") and body.get("apiVersion")):
         text = f"invalid object type: {body.get('apiVersion', '/')}, Kind={body.get('kind', '')}"
-        raise ApiError(400, "BadRequest", text)
+        raise StatusError(400, "BadRequest", text)
     return body
 
 
-def _unknown_format(known: str) -> ApiError:
+def _unknown_format(known: str) -> StatusError:
     text = f"the body of the request was in an unknown format - accepted media types include: {known}"
-    return ApiError(415, "UnsupportedMediaType", text)
+    return StatusError(415, "UnsupportedMediaType", text)
 
 
 def delete_options(query: Mapping[str, str], raw: bytes) -> Object:
@@ -108,10 +110,10 @@ def delete_options(query: Mapping[str, str], raw: bytes) -> Object:
         options = orjson.loads(raw) if raw else {}
     except ValueError as error:
         text = f"couldn't get version/kind; json parse error: {error}"
-        raise ApiError(400, "BadRequest", text) from None
+        raise StatusError(400, "BadRequest", text) from None
     if options.get("kind", "DeleteOptions") != "DeleteOptions":
         text = f'no kind "{options["kind"]}" is registered for version "{options.get("apiVersion")}"'
-        raise ApiError(400, "BadRequest", text)
+        raise StatusError(400, "BadRequest", text)
     if not raw:
         if "gracePeriodSeconds" in query:
             options["gracePeriodSeconds"] = number(query["gracePeriodSeconds"])
@@ -150,7 +152,7 @@ def number(text: str) -> int:
         return int(text)
     except ValueError:
         why = f'strconv.ParseInt: parsing "{text}": invalid syntax'
-        raise ApiError(400, "BadRequest", why) from None
+        raise StatusError(400, "BadRequest", why) from None
 
 
 def no_revision(text: str) -> FieldError:
@@ -159,13 +161,13 @@ def no_revision(text: str) -> FieldError:
 
 
 def revision(text: str, newest: int) -> int:
-    """The resourceVersion to read at. Raises ApiError when it is invalid, or newer than the newest."""
+    """The resourceVersion to read at. Raises StatusError when it is invalid, or newer than the newest."""
     if not text.isdigit():
-        raise ApiError(400, "BadRequest", f"invalid resource version: {no_revision(text)}")
+        raise StatusError(400, "BadRequest", f"invalid resource version: {no_revision(text)}")
     if int(text) > newest:
         why = f"Too large resource version: {text}, current: {newest}"
         causes = [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}]
-        raise ApiError(504, "Timeout", f"Timeout: {why}", causes=causes, retryAfterSeconds=1)
+        raise StatusError(504, "Timeout", f"Timeout: {why}", causes=causes, retryAfterSeconds=1)
     return int(text)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ropeteam.local.resources import NAMESPACES, Catalog, Object, Resource, no_such_place
+from ropeteam.local.resources import NAMESPACES, Catalog, Object, Resource, path_not_found
 
 _VERSION = {"major": "1", "minor": "32", "gitVersion": "v1.32.0+ropeteam", "platform": "linux/amd64"}
 _VERBS_OF_A_CRD = ["delete", "deletecollection", "get", "list", "patch", "create", "update", "watch"]
@@ -37,7 +37,7 @@ def document(catalog: Catalog, parts: list[str]) -> Object | None:
 def _group(catalog: Catalog, group: str) -> Object:
     versions = {resource.version: resource.api_version for resource in catalog if resource.group == group}
     if not versions:
-        raise no_such_place()
+        raise path_not_found()
     listed = [{"groupVersion": full, "version": version} for version, full in versions.items()]
     return {"name": group, "versions": listed, "preferredVersion": listed[0]}
 
@@ -45,7 +45,7 @@ def _group(catalog: Catalog, group: str) -> Object:
 def _of(catalog: Catalog, group: str, version: str) -> list[Resource]:
     found = [resource for resource in catalog if (resource.group, resource.version) == (group, version)]
     if not found:
-        raise no_such_place()
+        raise path_not_found()
     return found
 
 

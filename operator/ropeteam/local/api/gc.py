@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from ropeteam.local import resources as r
 from ropeteam.local.api.store import Event, key_of
 from ropeteam.local.api.verbs import Verbs
-from ropeteam.local.resources import ApiError, Object, Resource
+from ropeteam.local.resources import Object, Resource, StatusError
 
 EVENT_SECONDS, EVENT_LIMIT = 3600, 2000
 
@@ -67,7 +67,7 @@ class GarbageCollector:
             self._delete(resource, value)
 
     def _delete(self, resource: Resource, value: Object) -> None:
-        with suppress(ApiError):  # it is gone meanwhile, or another object has its name
+        with suppress(StatusError):  # it is gone meanwhile, or another object has its name
             uid = value["metadata"]["uid"]
             self.verbs.delete(resource, key_of(value), {"preconditions": {"uid": uid}})
 

@@ -13,7 +13,7 @@ import orjson
 
 from ropeteam.local.api import decode, tables
 from ropeteam.local.api.store import key_of
-from ropeteam.local.resources import ApiError, Object, Resource
+from ropeteam.local.resources import Object, Resource, StatusError
 
 _META = "meta.k8s.io/v1"
 
@@ -24,7 +24,7 @@ def listed(resource: Resource, items: list[Object], query: Mapping[str, str], re
     version, token = query.get("resourceVersion", ""), query.get("continue", "")
     if token and version not in ("", "0"):
         text = "specifying resource version is not allowed when using continue"
-        raise ApiError(400, "BadRequest", text)
+        raise StatusError(400, "BadRequest", text)
     if version:
         decode.revision(version, revision)
     meta: Object = {"resourceVersion": str(revision)}
@@ -50,7 +50,7 @@ def _page(token: str) -> Object:
             raise ValueError("it is of another server")
     except (ValueError, binascii.Error) as error:
         text = f"invalid continue token: continue key is not valid: {error}"
-        raise ApiError(400, "BadRequest", text) from None
+        raise StatusError(400, "BadRequest", text) from None
     return page
 
 
@@ -70,7 +70,7 @@ def shaped(accept: str, include: str, resource: Resource, plain: Object) -> Obje
     if "as=Table" in accept:
         if include not in ("", "None", "Metadata", "Object"):
             why = f"Invalid value: \"{include}\": must be 'Metadata', 'Object', 'None', or empty"
-            raise ApiError(
+            raise StatusError(
                 400, "BadRequest", f"Unable to convert to Table as requested: includeObject: {why}"
             )
         return tables.table(resource, items, plain["metadata"], include or "Metadata")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ropeteam.local.resources import ApiError
+from ropeteam.local.resources import StatusError
 
 
 def merge(target: Any, patch: Any, strategic: bool = False) -> Any:
@@ -46,7 +46,7 @@ def json_patch(target: Any, operations: list[dict[str, Any]]) -> Any:
             _apply(document, operation)
         except (KeyError, IndexError, ValueError, TypeError):
             text = "the server rejected our request due to an error in our request"
-            raise ApiError(422, "Invalid", text) from None
+            raise StatusError(422, "Invalid", text) from None
     return document[""]
 
 

@@ -6,10 +6,11 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from ropeteam.api.rule import at
 from ropeteam.local.api.meta import key_errors, value_errors
 from ropeteam.local.api.rules import fields
 from ropeteam.local.fielderrors import FieldError
-from ropeteam.local.resources import ApiError, Object, Resource
+from ropeteam.local.resources import Object, Resource, StatusError
 
 Test = Callable[[Object], bool]
 _SET = re.compile(r"^(?P<key>[^\s!=,()<>]+)\s+(?P<op>in|notin)\s*\((?P<values>[^()]*)\)$")
@@ -20,13 +21,6 @@ _EXISTS = re.compile(r"^(?P<no>!?)\s*(?P<key>[^\s!=,()<>]+)$")
 
 def labels_of(value: Object) -> dict[str, str]:
     return value["metadata"].get("labels") or {}
-
-
-def at(value: Any, path: str) -> Any:
-    """The value at a dotted path, or None."""
-    for part in path.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return value
 
 
 def matches(selector: dict[str, str], value: Object) -> bool:
@@ -60,7 +54,7 @@ def _label(text: str) -> Test:
         key, expected = found["key"], not found["no"]
         _check(key)
         return lambda value: (key in labels_of(value)) == expected
-    raise ApiError(400, "BadRequest", f"unable to parse requirement: {text!r}")
+    raise StatusError(400, "BadRequest", f"unable to parse requirement: {text!r}")
 
 
 def _check(key: str, *values: str) -> None:
@@ -70,7 +64,7 @@ def _check(key: str, *values: str) -> None:
         FieldError.invalid(f"values[0][{key}]", value, why) for value in values for why in value_errors(value)
     ]
     if wrong:
-        raise ApiError(400, "BadRequest", f"unable to parse requirement: {wrong[0]}")
+        raise StatusError(400, "BadRequest", f"unable to parse requirement: {wrong[0]}")
 
 
 def _is_beyond(value: str | None, bound: int, above: bool) -> bool:
@@ -82,13 +76,13 @@ def _is_beyond(value: str | None, bound: int, above: bool) -> bool:
 def _field(text: str, resource: Resource | None) -> Test:
     found = _COMPARE.match(text)
     if not found:
-        raise ApiError(400, "BadRequest", f"invalid selector: {text!r}; can't understand {text!r}")
+        raise StatusError(400, "BadRequest", f"invalid selector: {text!r}; can't understand {text!r}")
     path, wanted, equal = found["key"], found["value"], found["op"] != "!="
     if resource and path not in ("metadata.name", "metadata.namespace", *fields(resource)):
         text = f"field label not supported: {path}"
         if not resource.schema and not fields(resource):
             text = f'"{path}" is not a known field selector: only "metadata.name", "metadata.namespace"'
-        raise ApiError(400, "BadRequest", text)
+        raise StatusError(400, "BadRequest", text)
     path = {"source": "source.component"}.get(path, path)
     return lambda value: (_text(at(value, path), path) == wanted) == equal
 

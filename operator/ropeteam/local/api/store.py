@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from ropeteam.local.resources import ApiError, Object, Resource
+from ropeteam.local.resources import Object, Resource, StatusError
 
 Key = tuple[str, str]
 """Namespace ("" for cluster-scoped objects) and name."""
@@ -63,8 +63,8 @@ class Store:
 
     def list(self, resource: Resource, namespace: str = "") -> list[Object]:
         """Objects of a kind in order of namespace and name."""
-        kept = self._objects.get(resource.name, {})
-        return [kept[key] for key in sorted(kept) if not namespace or key[0] == namespace]
+        stored = self._objects.get(resource.name, {})
+        return [stored[key] for key in sorted(stored) if not namespace or key[0] == namespace]
 
     def put(self, resource: Resource, new: Object) -> Object:
         """Store `new` under its name. The caller has checked the write, and no longer uses the object."""
@@ -96,7 +96,7 @@ class Store:
         """A queue of every event after revision `since`. Raises 410 when that is compacted."""
         if since < self.compacted:
             message = f"too old resource version: {since} ({self.compacted})"
-            raise ApiError(410, "Expired", message)
+            raise StatusError(410, "Expired", message)
         queue: asyncio.Queue[Event] = asyncio.Queue()
         for event in self._history:
             if event.revision > since and event.resource.name == resource.name:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
+from ropeteam.api.rule import at
 from ropeteam.local import resources as r
-from ropeteam.local.api.selectors import at
 from ropeteam.local.resources import Object, Resource
 
 Column = tuple[str, int, Callable[[Object], Any]]
@@ -33,9 +33,9 @@ def table(resource: Resource, items: list[Object], meta: Object, include: str) -
         for item in items
     ]
     wanted = ("resourceVersion", "continue", "remainingItemCount")
-    kept = {name: value for name, value in meta.items() if name in wanted and value}
+    list_meta = {name: value for name, value in meta.items() if name in wanted and value}
     api = {"kind": "Table", "apiVersion": "meta.k8s.io/v1"}
-    return {**api, "metadata": kept, "columnDefinitions": head, "rows": rows}
+    return {**api, "metadata": list_meta, "columnDefinitions": head, "rows": rows}
 
 
 def _included(resource: Resource, item: Object, include: str) -> Object | None:

@@ -12,7 +12,7 @@ from ropeteam.api.schema.walker import Problem, walk
 from ropeteam.local.api import kinds, meta, rules, schema
 from ropeteam.local.api.store import Key
 from ropeteam.local.fielderrors import FieldError
-from ropeteam.local.resources import ApiError, Object, Resource, invalid
+from ropeteam.local.resources import Object, Resource, StatusError, invalid
 
 _NOT_CHECKED = FieldError.invalid(
     "<nil>",
@@ -25,8 +25,8 @@ _TYPE_META: Object = {"apiVersion": kinds.ANY, "kind": kinds.ANY, "metadata": _M
 
 
 @dataclass
-class Options:
-    """Options of one request."""
+class RequestOptions:
+    """RequestOptions of one request."""
 
     dry_run: bool = False
     field_validation: str = "Warn"
@@ -39,7 +39,7 @@ def check(
     resource: Resource,
     new: Object,
     old: Object | None,
-    options: Options,
+    options: RequestOptions,
     own_rules: Mapping[str, kinds.Rules],
 ) -> None:
     """Prune, default and validate in place. `own_rules`: rules of kinds of a CRD, by the kind's name."""
@@ -72,7 +72,7 @@ def _with_note(errors: list[FieldError]) -> list[FieldError]:
     return [*errors, _NOT_CHECKED] if any(error.blocks_rules for error in errors) else errors
 
 
-def _complete(resource: Resource, new: Object, shape: Object | None, options: Options) -> None:
+def _complete(resource: Resource, new: Object, shape: Object | None, options: RequestOptions) -> None:
     known = (shape or kinds.ANY) | {"properties": (shape or {}).get("properties", {}) | _TYPE_META}
     unknown = schema.prune(new, known)
     if shape:
@@ -104,22 +104,22 @@ def _new_finalizers(new: Object, old: Object) -> Iterator[FieldError]:
         yield FieldError.forbidden("metadata.finalizers", f"{text}{{{names}}}")
 
 
-def same_place(resource: Resource, key: Key, meta: Object) -> None:
+def check_name(resource: Resource, key: Key, meta: Object) -> None:
     name = meta.setdefault("name", key[1]) or key[1]
     if name != key[1]:
         text = f"the name of the object ({name}) does not match the name on the URL ({key[1]})"
-        raise ApiError(400, "BadRequest", text)
+        raise StatusError(400, "BadRequest", text)
     if resource.namespaced:
-        same_namespace(meta, key[0])
+        check_namespace(meta, key[0])
 
 
-def same_namespace(meta: Object, namespace: str) -> None:
+def check_namespace(meta: Object, namespace: str) -> None:
     if (meta.get("namespace") or namespace) != namespace:
         text = "the namespace of the provided object does not match the namespace sent on the request"
-        raise ApiError(400, "BadRequest", text)
+        raise StatusError(400, "BadRequest", text)
 
 
-def expect(resource: Resource, old: Object, meta: Object) -> None:
+def check_version(resource: Resource, old: Object, meta: Object) -> None:
     name, wanted = old["metadata"]["name"], meta.get("resourceVersion")
     if wanted in (None, "", "0"):
         if resource.schema:
@@ -135,7 +135,7 @@ def expect(resource: Resource, old: Object, meta: Object) -> None:
 
 
 def check_preconditions(resource: Resource, old: Object, wanted: Object) -> None:
-    for field_name, label, fate in (
+    for field_name, label, event in (
         ("uid", "UID", "deleted and then recreated"),
         ("resourceVersion", "ResourceVersion", "modified"),
     ):
@@ -143,8 +143,8 @@ def check_preconditions(resource: Resource, old: Object, wanted: Object) -> None
         if wanted.get(field_name, have) != have:
             why = (
                 f"the {label} in the precondition ({wanted[field_name]}) does not match the {label} in "
-                f"record ({have}). The object might have been {fate}"
+                f"record ({have}). The object might have been {event}"
             )
             name = old["metadata"]["name"]
             message = f'Operation cannot be fulfilled on {resource.qualified_kind} "{name}": {why}'
-            raise ApiError(409, "Conflict", message, name=name, group=resource.group, kind=resource.kind)
+            raise StatusError(409, "Conflict", message, name=name, group=resource.group, kind=resource.kind)

@@ -16,9 +16,9 @@ from ropeteam.local.api import kinds, validation
 from ropeteam.local.api.meta import check_types
 from ropeteam.local.api.patch import json_patch, merge
 from ropeteam.local.api.store import Key, Store, copy_of, key_of
-from ropeteam.local.api.validation import Options
+from ropeteam.local.api.validation import RequestOptions
 from ropeteam.local.fielderrors import ErrorType, FieldError
-from ropeteam.local.resources import ApiError, Catalog, Object, Resource, Undecodable, invalid
+from ropeteam.local.resources import Catalog, Object, Resource, StatusError, Undecodable, invalid
 
 _SERVER_FIELDS = [
     "uid",
@@ -42,7 +42,7 @@ class Verbs:
         self.store, self.catalog, self._rules = store, catalog, own_rules
         self.allocate_address: Callable[[], str] = lambda: "None"
 
-    def create(self, resource: Resource, namespace: str, body: Object, options: Options) -> Object:
+    def create(self, resource: Resource, namespace: str, body: Object, options: RequestOptions) -> Object:
         new = copy_of(body)
         if new.get("metadata") is None:
             new["metadata"] = {}
@@ -50,7 +50,7 @@ class Verbs:
         check_types(resource, meta)
         if meta.get("resourceVersion"):
             text = "resourceVersion should not be set on objects to be created"
-            raise ApiError(500, "InternalError", text)
+            raise StatusError(500, "InternalError", text)
         if not meta.get("name") and meta.get("generateName"):
             meta["name"] = meta["generateName"] + secrets.token_hex(3)[:5]
         self._set_namespace(resource, meta, namespace)
@@ -60,7 +60,7 @@ class Verbs:
             message = f'{resource.name} "{key[1]}" already exists'
             if "deletionTimestamp" in found["metadata"]:
                 message = f"object is being deleted: {message}"
-            raise ApiError(
+            raise StatusError(
                 409, "AlreadyExists", message, name=key[1], group=resource.group, kind=resource.plural
             )
         kinds.prepare_for_create(resource, new)
@@ -90,7 +90,9 @@ class Verbs:
         spec["clusterIP"] = address or self.allocate_address()
         spec["clusterIPs"] = [spec["clusterIP"]]
 
-    def update(self, resource: Resource, key: Key, body: Object, options: Options) -> tuple[Object, bool]:
+    def update(
+        self, resource: Resource, key: Key, body: Object, options: RequestOptions
+    ) -> tuple[Object, bool]:
         """Replace. Returns the object, and whether it is new: some kinds are created by a PUT."""
         old = self.store.find(resource, key)
         new = copy_of(body)
@@ -98,12 +100,12 @@ class Verbs:
             new["metadata"] = {}
         meta = new["metadata"]
         check_types(resource, meta)
-        validation.same_place(resource, key, meta)
+        validation.check_name(resource, key, meta)
         if old is None and resource in _CREATABLE_BY_PUT and not options.subresource:
             return self.create(resource, key[0], new, options), True
         if old is None:
             raise resource.not_found(key[1])
-        validation.expect(resource, old, meta)
+        validation.check_version(resource, old, meta)
         if options.subresource == "status":
             new |= {name: part for name, part in copy_of(old).items() if name != "status"}
         else:
@@ -119,13 +121,13 @@ class Verbs:
         return self._replace(resource, old, new, options), False
 
     def patch(
-        self, resource: Resource, key: Key, change: Any, content_type: str, options: Options
+        self, resource: Resource, key: Key, change: Any, content_type: str, options: RequestOptions
     ) -> tuple[Object, bool]:
         """Patch. Returns the object, and whether it is new (server-side apply only)."""
         old = self.store.find(resource, key)
         if old is None and "apply-patch" in content_type and not options.subresource:
             change.setdefault("metadata", {}).setdefault("name", key[1])
-            validation.same_place(resource, key, change["metadata"])
+            validation.check_name(resource, key, change["metadata"])
             return self.create(resource, key[0], change, options), True
         if old is None:
             raise resource.not_found(key[1])
@@ -205,7 +207,7 @@ class Verbs:
         if not resource.namespaced:
             meta.pop("namespace", None)
             return
-        validation.same_namespace(meta, namespace)
+        validation.check_namespace(meta, namespace)
         meta["namespace"] = namespace
         parent = self.store.get(r.NAMESPACES, ("", namespace))
         if "deletionTimestamp" in parent["metadata"]:
@@ -219,7 +221,7 @@ class Verbs:
                     "field": "metadata.namespace",
                 }
             ]
-            raise ApiError(
+            raise StatusError(
                 403,
                 "Forbidden",
                 message,
@@ -229,7 +231,7 @@ class Verbs:
                 causes=causes,
             )
 
-    def _replace(self, resource: Resource, old: Object, new: Object, options: Options) -> Object:
+    def _replace(self, resource: Resource, old: Object, new: Object, options: RequestOptions) -> Object:
         if new == old:
             return new
         meta = new["metadata"]
@@ -251,10 +253,10 @@ class Verbs:
         for resource in tuple(self.catalog):
             for child in self.store.list(resource):
                 owners = child["metadata"].get("ownerReferences", [])
-                kept = [owner for owner in owners if owner["uid"] != uid]
-                if kept != owners:
+                others = [owner for owner in owners if owner["uid"] != uid]
+                if others != owners:
                     new = copy_of(child)
-                    new["metadata"]["ownerReferences"] = kept
+                    new["metadata"]["ownerReferences"] = others
                     self.store.put(resource, new)
 
 

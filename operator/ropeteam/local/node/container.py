@@ -13,7 +13,7 @@ from typing import Any
 
 from ropeteam.local.api.verbs import timestamp
 from ropeteam.local.node import shim
-from ropeteam.local.node.podspec import Launch, StartError
+from ropeteam.local.node.podspec import ProcessSpec, StartError
 from ropeteam.local.resources import Object
 from ropeteam_trainer.contract import config
 
@@ -55,12 +55,12 @@ class Container:
             self.last_state = self.state
         self._set_state({"waiting": waiting})
 
-    async def run(self, launch: Launch) -> int:
+    async def run(self, process: ProcessSpec) -> int:
         """One run, from start to exit. Returns the exit code: 128 + signal for one that was killed."""
         self._logs.mkdir(parents=True, exist_ok=True)
         log = self._logs / f"{self.restarts}.log"
         log.touch(0o600)
-        uid = launch.environment.get(config.POD_UID)
+        uid = process.environment.get(config.POD_UID)
         memory = [config.memory_folder(uid)] if uid else []
         self._shim = await asyncio.create_subprocess_exec(
             sys.executable, "-I", "-S", shim.__file__, str(os.getpid()), *memory,
@@ -69,14 +69,15 @@ class Container:
         )  # fmt: skip
         assert self._shim.stdin
         assert self._shim.stdout
-        self._shim.stdin.write(shim.request(str(log), str(launch.folder), launch.command, launch.environment))
+        folder = str(process.folder)
+        self._shim.stdin.write(shim.request(str(log), folder, process.command, process.environment))
         self._shim.stdin.close()
         try:
             if self._last_signal:
                 self.signal(self._last_signal)
-            verdict, _, rest = (await self._shim.stdout.readline()).decode().strip().partition(" ")
+            outcome, _, rest = (await self._shim.stdout.readline()).decode().strip().partition(" ")
             started = timestamp()
-            if verdict == "pid":
+            if outcome == "pid":
                 self._id = f"local://{rest}"
                 self._set_state({"running": {"startedAt": started}})
             code = await self._shim.wait()
@@ -86,8 +87,8 @@ class Container:
                 self.signal(signal.SIGINT)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._shim.wait(), AGAIN_SECONDS)
-        if verdict == "error":
-            raise StartError(f"exec: {launch.command[0]}: {rest}")
+        if outcome == "error":
+            raise StartError(f"exec: {process.command[0]}: {rest}")
         self.end(code, "Completed" if code == 0 else "Error", started)
         return code
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from ropeteam.local import resources as r
 from ropeteam.local.api.store import Event, key_of
-from ropeteam.local.api.validation import Options
+from ropeteam.local.api.validation import RequestOptions
 from ropeteam.local.api.verbs import Verbs, timestamp
 from ropeteam.local.node.pod import PodWorker
 from ropeteam.local.node.podspec import Lookup
 from ropeteam.local.node.services import ADDRESSES
-from ropeteam.local.resources import ApiError, Object
+from ropeteam.local.resources import Object, StatusError
 from ropeteam_trainer.contract.config import RESERVED_ENV
 
 WORKDIR = "ropeteam.dev/workdir"
@@ -40,7 +40,7 @@ class Kubelet:
         self._workers: dict[str, tuple[PodWorker, asyncio.Task[None]]] = {}
 
     def start(self) -> None:
-        self.verbs.create(r.NODES, "", {"metadata": {"name": self.name}}, Options())
+        self.verbs.create(r.NODES, "", {"metadata": {"name": self.name}}, RequestOptions())
         ready = {
             "type": "Ready",
             "status": "True",
@@ -115,8 +115,10 @@ class Kubelet:
         event |= {"firstTimestamp": now, "lastTimestamp": now, "count": 1}
         name = f"{meta['name']}.{secrets.token_hex(8)}"
         try:
-            self.verbs.create(r.EVENTS, meta["namespace"], {"metadata": {"name": name}, **event}, Options())
-        except ApiError:
+            self.verbs.create(
+                r.EVENTS, meta["namespace"], {"metadata": {"name": name}, **event}, RequestOptions()
+            )
+        except StatusError:
             return  # the namespace is being deleted
 
     async def log(
@@ -146,14 +148,14 @@ class Kubelet:
 def base_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment in place of the image's: that of this process, without variables that are ours or set
     per rank. Our own programs are found first, except with an environment that the user has activated."""
-    kept = {
+    environment = {
         name: value
         for name, value in environ.items()
         if not name.startswith("ROPETEAM_") and name not in RESERVED_ENV and name != "KUBECONFIG"
     }
     ours, path = str(Path(sys.prefix, "bin")), environ.get("PATH", os.defpath)
     active = environ.get("VIRTUAL_ENV") or environ.get("CONDA_PREFIX")
-    return kept | {"PATH": os.pathsep.join([path, ours] if active else [ours, path])}
+    return environment | {"PATH": os.pathsep.join([path, ours] if active else [ours, path])}
 
 
 def _pod_addresses(network: str) -> Iterator[str]:
@@ -170,12 +172,12 @@ def _container_status(pod: Object, name: str) -> Object:
     meta = pod["metadata"]
     known = [c["name"] for c in [*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]]]
     if name in known:
-        raise ApiError(
+        raise StatusError(
             400, "BadRequest", f'container "{name}" in pod "{meta["name"]}" is waiting to start: Pending'
         )
-    raise ApiError(400, "BadRequest", f"container {name} is not valid for pod {meta['name']}")
+    raise StatusError(400, "BadRequest", f"container {name} is not valid for pod {meta['name']}")
 
 
-def _no_log_yet(pod: Object, container: str) -> ApiError:
+def _no_log_yet(pod: Object, container: str) -> StatusError:
     text = f'container "{container}" in pod "{pod["metadata"]["name"]}" is waiting to start'
-    return ApiError(400, "BadRequest", text)
+    return StatusError(400, "BadRequest", text)

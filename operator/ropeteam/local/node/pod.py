@@ -121,7 +121,7 @@ class PodWorker:
         except Stopping:
             pass
         except Exception:
-            _log.exception("pod %s cannot go on", self.pod["metadata"]["name"])
+            _log.exception("pod %s cannot continue", self.pod["metadata"]["name"])
             raise
         finally:
             self._publish()
@@ -187,20 +187,20 @@ class PodWorker:
     async def _run_once(self, container: Container) -> int:
         started = timestamp()
         try:
-            launch = await self._when_ready(lambda: self._launch(container), container)
+            process = await self._when_ready(lambda: self._process_spec(container), container)
             self.node.record(self.pod, "Normal", "Started", f"Started container {container.name}")
-            return await self._run_with_probe(container, launch)
+            return await self._run_with_probe(container, process)
         except StartError as error:
             container.end(127, "StartError", started, str(error))
             self.node.record(self.pod, "Warning", "Failed", f"Error: {error}")
             return 127
 
-    async def _run_with_probe(self, container: Container, launch: podspec.Launch) -> int:
+    async def _run_with_probe(self, container: Container, process: podspec.ProcessSpec) -> int:
         """One run, which a failed livenessProbe ends."""
         probed = "httpGet" in (container.spec.get("livenessProbe") or {})
         watch = asyncio.create_task(self._kill_when_unhealthy(container)) if probed else None
         try:
-            return await container.run(launch)
+            return await container.run(process)
         finally:
             if watch:
                 watch.cancel()
@@ -224,7 +224,7 @@ class PodWorker:
                 raise NotReady("ContainerCreating", text)
         return volumes.make(self.pod, self.node.home, self._lookup)
 
-    def _launch(self, container: Container) -> podspec.Launch:
+    def _process_spec(self, container: Container) -> podspec.ProcessSpec:
         mounts = volumes.mounts(container.spec, self._folders)
         meta = self.pod["metadata"]
         base = self.node.environment | {"HOSTNAME": meta["name"], "POD_IP": self._fixed["podIP"]}
@@ -232,7 +232,9 @@ class PodWorker:
             self.temporary.mkdir(parents=True, exist_ok=True)
             base["TMPDIR"] = str(self.temporary)
         folder = self.node.folder_of(self.pod)
-        return podspec.launch(self.pod, container.spec, podspec.Place(mounts, base, folder), self._lookup)
+        return podspec.process_spec(
+            self.pod, container.spec, podspec.ExecutionContext(mounts, base, folder), self._lookup
+        )
 
     async def _when_ready(self, attempt: Callable[[], T], container: Container | None = None) -> T:
         """Try now and at each change, with the reason in the status meanwhile."""

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ropeteam.api.rule import at
 from ropeteam.local import resources as r
-from ropeteam.local.api.selectors import at
 from ropeteam.local.resources import Object, Resource
 
 Lookup = Callable[[Resource, str], Object | None]
@@ -36,7 +36,7 @@ class StartError(Exception):
 
 
 @dataclass(frozen=True)
-class Place:
+class ExecutionContext:
     """Replacement for the image and the mount namespace."""
 
     mounts: Mapping[str, Path]
@@ -47,7 +47,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Launch:
+class ProcessSpec:
     """The command that the shim runs. `command[0]` is a path."""
 
     command: list[str]
@@ -55,16 +55,16 @@ class Launch:
     folder: Path
 
 
-def launch(pod: Object, container: Object, place: Place, lookup: Lookup) -> Launch:
+def process_spec(pod: Object, container: Object, context: ExecutionContext, lookup: Lookup) -> ProcessSpec:
     """The command of a container. Raises NotReady for objects that may still be created, StartError for
     permanent errors."""
-    rewrite = _rewriter(place.mounts)
+    rewrite = _rewriter(context.mounts)
     declared = _environment_from(container.get("envFrom", ()), lookup)
     for row in container.get("env", ()):
         value = _value(pod, row, lookup)
         if value is not None:
             declared[row["name"]] = _expand(value, declared) if "value" in row else value
-    environment = {**place.environment, **{name: rewrite(value) for name, value in declared.items()}}
+    environment = {**context.environment, **{name: rewrite(value) for name, value in declared.items()}}
     arguments = [*container.get("command", ()), *container.get("args", ())]
     if not container.get("command"):
         raise StartError(
@@ -72,10 +72,10 @@ def launch(pod: Object, container: Object, place: Place, lookup: Lookup) -> Laun
             "entrypoint is unknown: write the command in the manifest"
         )
     arguments = [rewrite(_expand(argument, declared)) for argument in arguments]
-    folder = place.folder / rewrite(container.get("workingDir", ""))
+    folder = context.folder / rewrite(container.get("workingDir", ""))
     if not folder.is_dir():
         raise StartError(f"working directory {folder} does not exist on this machine")
-    return Launch([find_command(arguments[0], environment, folder), *arguments[1:]], environment, folder)
+    return ProcessSpec([find_command(arguments[0], environment, folder), *arguments[1:]], environment, folder)
 
 
 def find_command(name: str, environment: Mapping[str, str], folder: Path) -> str:

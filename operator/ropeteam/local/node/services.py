@@ -14,10 +14,11 @@ from contextlib import suppress
 from functools import partial
 from itertools import count
 
+from ropeteam.api.rule import at
 from ropeteam.local import resources as r
-from ropeteam.local.api.selectors import at, matches
+from ropeteam.local.api.selectors import matches
 from ropeteam.local.api.store import Event, Key, Store, key_of
-from ropeteam.local.resources import ApiError, Object
+from ropeteam.local.resources import Object, StatusError
 
 _log = logging.getLogger(__name__)
 ADDRESSES = range(224, 256)
@@ -58,12 +59,12 @@ class Services:
             await asyncio.gather(*self._pumps, return_exceptions=True)
 
     def allocate_address(self) -> str:
-        """Raises ApiError when there are 8,128 Services."""
+        """Raises StatusError when there are 8,128 Services."""
         used = {service["spec"].get("clusterIP") for service in self.store.list(r.SERVICES)}
         found = (f"{self._network}.{third}.{fourth}" for third in ADDRESSES for fourth in range(1, 255))
         address = next((address for address in found if address not in used), None)
         if address is None:
-            raise ApiError(500, "InternalError", "failed to allocate a serviceIP: range is full")
+            raise StatusError(500, "InternalError", "failed to allocate a serviceIP: range is full")
         return address
 
     def backends(self, service: Object, port: Object) -> list[Backend]:
