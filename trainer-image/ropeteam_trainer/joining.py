@@ -97,5 +97,7 @@ def _plan_without_agent(
     if checkpoint is not None:
         path = Path(checkpoint.directory).absolute()
         checkpoint = replace(checkpoint, directory=str(path))
-        number = world.from_rank_0(lambda: next_world_id(path), Epoch)
+        number = world.from_rank_0(
+            lambda: next_world_id(path), {"ropeteam_trainer.contract.world.Epoch": Epoch}
+        )
     return RankPlan(str(number), (), False, checkpoint, Resume.LATEST, None, "", "", strategy)

@@ -78,7 +78,13 @@ save(6)
 
 ref = CheckpointRef(6, WORLD_ID)
 saved = reader.load_metadata(
-    root, ref, [file for of_rank in world.gather(files[6], ShardFile) for file in of_rank]
+    root,
+    ref,
+    [
+        file
+        for of_rank in world.gather(files[6], {"ropeteam_trainer.contract.world.ShardFile": ShardFile})
+        for file in of_rank
+    ],
 )
 into = {"model.weight": torch.zeros_like(model.weight)}
 into |= {f"model.{name}": torch.ones(()) for name in ("one", "two")}

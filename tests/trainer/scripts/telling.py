@@ -7,29 +7,28 @@ from __future__ import annotations
 
 import os
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
 
-from ropeteam_trainer.checkpoint.agreement import CHOSEN, _Said
+from ropeteam_trainer.checkpoint.agreement import CHOSEN, VERIFICATION, Verification
 from ropeteam_trainer.checkpoint.decisions.manifest import Manifest
 from ropeteam_trainer.checkpoint.decisions.restore import CheckpointNotFound, Choice
 from ropeteam_trainer.contract.world import Epoch, ShardFile
 from ropeteam_trainer.rank.world import World
 
-CHECKPOINT = "ropeteam_trainer.checkpoint"
-
 
 class Before(World):
     """The release before."""
 
-    def gather(self, value: Any, *_: type) -> list[Any]:
+    def gather(self, value: Any, *_: Any) -> list[Any]:
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value)
         return values
 
-    def from_rank_0(self, answer: Callable[[], Any], *_: type) -> Any:
+    def from_rank_0(self, answer: Callable[[], Any], *_: Any) -> Any:
         box: list[Any] = [None, None]
         if self.rank == 0:
             try:
@@ -62,16 +61,12 @@ def told(tell: Callable[[], Any]) -> Any:
         return f"{type(error).__name__}: {error}"
 
 
-OF_BEFORE = {"agreement": "together", "decisions.manifest": "manifest", "decisions.restore": "restore"}
-
-
 def become_the_release_before() -> None:
-    """Its modules had these names, so its pickles name classes by them."""
-    for now, before in OF_BEFORE.items():
-        sys.modules[f"{CHECKPOINT}.{before}"] = sys.modules[f"{CHECKPOINT}.{now}"]
-        for kind in (*CHOSEN, _Said):
-            if kind.__module__ == f"{CHECKPOINT}.{now}":
-                kind.__module__ = f"{CHECKPOINT}.{before}"
+    """Its classes were where their names on the wire say, so its pickles name them by these."""
+    for name, kind in {**CHOSEN, **VERIFICATION}.items():
+        module, _, kind.__qualname__ = name.rpartition(".")
+        setattr(sys.modules.setdefault(module, types.ModuleType(module)), kind.__qualname__, kind)
+        kind.__module__ = module
 
 
 world = World.join("cpu", 60)
@@ -80,15 +75,15 @@ if world.rank == int(sys.argv[1]):
     world = Before(world.rank, world.size, world.device)
 manifest = Manifest(3, Epoch(1, 0, 1), 2, "job", "uid", (ShardFile("state.pt", 7, "ab"),), None)
 choice = Choice(manifest, manifest.ref, ("another is not used",)), ""
-said = [_Said(rank == 1, 5 + rank, "", "away") for rank in range(2)]
+said = [Verification(rank == 1, 5 + rank, "", "away") for rank in range(2)]
 fits = [({f"lacks {rank}"}, {"what nobody takes"}, ["a shape"]) for rank in range(2)]
 
-assert world.from_rank_0(lambda: choice, *CHOSEN) == choice
-assert world.gather(said[world.rank], _Said) == said
+assert world.from_rank_0(lambda: choice, CHOSEN) == choice
+assert world.gather(said[world.rank], VERIFICATION) == said
 assert world.gather(fits[world.rank]) == fits
 for error in (CheckpointNotFound("no step 3"), OSError(5, "Input/output error", "/saved"), ValueError("no")):
     words = f"{type(error).__name__}: {error}"
-    assert told(lambda error=error: world.from_rank_0(failing(error), *CHOSEN)) == words  # type: ignore[misc]
+    assert told(lambda error=error: world.from_rank_0(failing(error), CHOSEN)) == words  # type: ignore[misc]
 if len(sys.argv) > 2:
     print(told(lambda: world.gather(Gadget() if isinstance(world, Before) else 0)))
     print(told(lambda: world.from_rank_0(Gadget)))

@@ -39,6 +39,7 @@ from ropeteam_trainer.checkpoint.decisions.restore import (
 from ropeteam_trainer.contract import seals
 from ropeteam_trainer.contract.config import RankPlan
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+from ropeteam_trainer.rank.exchange import Vocabulary
 from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.system.folders import Location, NotOurs
 
@@ -48,18 +49,27 @@ RETRY_SECONDS = 300.0
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 15.0
 SYNCHRONIZE_SECONDS = 2.0
 THREADS = 4
-CHOSEN = (Choice, Manifest, CheckpointRef, Epoch, ShardFile, CheckpointNotFound)
+CHOSEN: Vocabulary = {
+    "ropeteam_trainer.checkpoint.restore.Choice": Choice,
+    "ropeteam_trainer.checkpoint.restore.CheckpointNotFound": CheckpointNotFound,
+    "ropeteam_trainer.checkpoint.manifest.Manifest": Manifest,
+    "ropeteam_trainer.contract.world.CheckpointRef": CheckpointRef,
+    "ropeteam_trainer.contract.world.Epoch": Epoch,
+    "ropeteam_trainer.contract.world.ShardFile": ShardFile,
+}
 """Classes of which rank 0's choice consists."""
 
 
-class _Said(NamedTuple):
-    """State of one rank's verification, gathered periodically. Ranks of other releases know the class by this
-    name, with these fields."""
+class Verification(NamedTuple):
+    """State of one rank's verification, gathered periodically. Ranks of other releases know these fields."""
 
     done: bool
     read: int
     proved: str
     unsure: str
+
+
+VERIFICATION: Vocabulary = {"ropeteam_trainer.checkpoint.together._Said": Verification}
 
 
 class Agreement:
@@ -90,7 +100,7 @@ class Agreement:
     def choose(self) -> Choice:
         """Choice, the same on all ranks. Raises CheckpointNotFound or CheckpointUnavailable, on all ranks."""
         while True:
-            choice, error = self._world.from_rank_0(self._chosen, *CHOSEN)
+            choice, error = self._world.from_rank_0(self._chosen, CHOSEN)
             if choice is None:
                 self._wait(error if self._world.rank == 0 else self._own_error())
             elif choice.manifest is None or choice.ref is None:
@@ -146,11 +156,11 @@ class Agreement:
             return seen
         return reader.validate(self._directory, ref, manifest.files, file, read)
 
-    def _gather_states(self, reading: _Reading) -> list[_Said]:
+    def _gather_states(self, reading: _Reading) -> list[Verification]:
         """Gather states until all ranks have read their part, or one has found a fault."""
         seconds, total = 0.01, 0
         while True:
-            states = self._world.gather(reading.after(seconds), _Said)
+            states = self._world.gather(reading.after(seconds), VERIFICATION)
             if (read := sum(one.read for one in states)) > total:
                 total = read
                 self._heartbeat()
@@ -224,13 +234,13 @@ class _Reading:
         self._pool = ThreadPoolExecutor(THREADS, "ropeteam-verify")
         self._files = {self._pool.submit(inspect, file, self._count): file for file in files}
 
-    def after(self, seconds: float) -> _Said:
+    def after(self, seconds: float) -> Verification:
         """State after `seconds`, or as soon as all files are verified."""
         done, running = wait(self._files, seconds)
         inspections = [future.result() for future in done]
         proved = (each.fault for each in inspections if each.fault and not each.unsure)
         unsure = (each.fault for each in inspections if each.unsure)
-        return _Said(not running, self._read, next(proved, ""), next(unsure, ""))
+        return Verification(not running, self._read, next(proved, ""), next(unsure, ""))
 
     @property
     def left(self) -> list[ShardFile]:

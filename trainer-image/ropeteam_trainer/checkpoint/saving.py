@@ -202,7 +202,7 @@ class Checkpoints:
 
     def _commit(self, step: int) -> None:
         """Write the manifest once all ranks have written, and prune. Used without an agent."""
-        shards = self._world.gather(self._shard, ShardFile)
+        shards = self._world.gather(self._shard, {"ropeteam_trainer.contract.world.ShardFile": ShardFile})
         if self._world.rank != 0 or not all(shards):
             return
         parent = self._lineage[0] if self._lineage else None

@@ -42,7 +42,8 @@ def stored_as(name: str, default: Any = dataclasses.MISSING) -> Any:
     return dataclasses.field(default=default, metadata={_JSON_NAME: name})
 
 
-def _json_name(field: dataclasses.Field[Any]) -> str:
+def json_name(field: dataclasses.Field[Any]) -> str:
+    """Name of a field in JSON."""
     name: str = field.metadata.get(_JSON_NAME, field.name)
     return name
 
@@ -76,9 +77,9 @@ def to_plain(value: Any) -> Any:
 def _fields(kind: Any) -> Callable[[Any], Any]:
     """Name in JSON and value of each field of a dataclass."""
     fields = dataclasses.fields(kind)
-    names = tuple(map(_json_name, fields))
+    names = tuple(map(json_name, fields))
     if len(names) < 2:
-        return lambda value: [(_json_name(f), getattr(value, f.name)) for f in fields]
+        return lambda value: [(json_name(f), getattr(value, f.name)) for f in fields]
     values = operator.attrgetter(*(f.name for f in fields))
     return lambda value: zip(names, values(value), strict=True)
 
@@ -104,7 +105,7 @@ class Reader(Generic[T]):
     def __init__(self, cls: type[T]) -> None:
         kind: Any = cls
         self._cls, self._fields = cls, _read_fields(kind)
-        self._attributes = {_json_name(f): f.name for f in dataclasses.fields(kind)}
+        self._attributes = {json_name(f): f.name for f in dataclasses.fields(kind)}
         self._plain: dict[str, Any] = {}
         self._known: dict[str, Any] = {}
 
@@ -226,9 +227,9 @@ def _read_dataclass(kind: Any) -> _Reader:
 def _read_fields(kind: Any) -> Callable[[dict[str, Any], dict[str, Any]], Any]:
     """Function that reads the fields of a dataclass. `known`: fields that are read already."""
     hints = typing.get_type_hints(kind)
-    readers = tuple((_json_name(f), f.name, _reader(hints[f.name])) for f in dataclasses.fields(kind))
+    readers = tuple((json_name(f), f.name, _reader(hints[f.name])) for f in dataclasses.fields(kind))
     required = tuple(
-        (_json_name(f), f.name)
+        (json_name(f), f.name)
         for f in dataclasses.fields(kind)
         if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
     )

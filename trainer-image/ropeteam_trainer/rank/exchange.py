@@ -1,10 +1,11 @@
-"""Objects that ranks exchange: plain values, and instances of the few classes that the caller names.
+"""Objects that ranks exchange: plain values, and instances of the few classes in the caller's vocabulary.
 
 The wire format is a pickle, sent with torch's own collectives, because ranks of earlier releases send and
-expect it: after an upgrade a world may have ranks of both. Promise: whatever a peer sends, nothing that it
-names is imported or called, and attributes that it sets on a class are gone with the message: each message is
-loaded into stand-in classes of its own, and real instances are made from them, with the types of their
-fields.
+expect it: after an upgrade a world may have ranks of both. So a vocabulary has the names by which the first
+release sent its classes, wherever they are now and whatever they are called.
+Promise: whatever a peer sends, nothing that it names is imported or called, and attributes that it sets on a
+class are gone with the message: each message is loaded into stand-in classes of its own, and real instances
+are made from them, with the types of their fields.
 """
 
 from __future__ import annotations
@@ -13,49 +14,43 @@ import builtins
 import dataclasses
 import io
 import pickle
+import sys
+from collections.abc import Mapping
 from typing import Any
 
 from ropeteam_trainer.contract import codec
 
-_CHECKPOINT = "ropeteam_trainer.checkpoint"
-_WIRE_MODULES = {
-    f"{_CHECKPOINT}.agreement": f"{_CHECKPOINT}.together",
-    f"{_CHECKPOINT}.decisions.manifest": f"{_CHECKPOINT}.manifest",
-    f"{_CHECKPOINT}.decisions.restore": f"{_CHECKPOINT}.restore",
-}
-"""Modules that earlier releases know by another name: a class is sent under the name that they know."""
+Vocabulary = Mapping[str, type]
+"""Dataclasses, NamedTuples and exceptions of ours, by their names on the wire (module.Class). A name is never
+changed. Python's own exceptions need none."""
+PLAIN: Vocabulary = {}
+"""Plain values only."""
 _SCALARS = (str, bytes, int, float, bool, type(None))
 
 
-class NotUnderstood(ValueError):
+class BadMessage(ValueError):
     """Message of a peer that is none of those that ranks exchange."""
 
 
-def pack(value: Any) -> bytes:
+def pack(value: Any, names: Vocabulary = PLAIN) -> bytes:
+    """Raises PicklingError for an instance of a class that is not in `names`."""
     content = io.BytesIO()
-    _Packer(content).dump(value)
+    _Packer(content, names).dump(value)
     return content.getvalue()
 
 
-def wire_name(kind: type) -> tuple[str, str]:
-    """Module and class by which a pickle names `kind`, in every release."""
-    return _WIRE_MODULES.get(kind.__module__, kind.__module__), kind.__qualname__
-
-
-def unpack(content: bytes, kinds: tuple[type, ...] = ()) -> Any:
-    """Inverse of `pack`. `kinds`: dataclasses, NamedTuples and exceptions of ours; Python's own exceptions
-    are known. Raises NotUnderstood."""
+def unpack(content: bytes, names: Vocabulary = PLAIN) -> Any:
+    """Inverse of `pack`. Raises BadMessage."""
     try:
-        message = _Message(content, kinds)
+        message = _Message(content, names)
         return message.real(message.load())
     except Exception as error:  # a pickle can go wrong in any way
-        raise NotUnderstood(f"{type(error).__name__}: {str(error)[:200]}") from None
+        raise BadMessage(f"{type(error).__name__}: {str(error)[:200]}") from None
 
 
-def can_be_told(error: Exception, kinds: tuple[type, ...]) -> bool:
-    return (
-        type(error) in kinds or _builtin_error(type(error).__module__, type(error).__qualname__) is not None
-    )
+def is_sendable(error: Exception, names: Vocabulary) -> bool:
+    kind = type(error)
+    return kind in names.values() or _builtin_error(kind.__module__, kind.__qualname__) is not None
 
 
 def _builtin_error(module: str, name: str) -> type | None:
@@ -80,24 +75,40 @@ _PythonPickler: Any = pickle._Pickler
 class _Packer(_PythonPickler):  # type: ignore[misc]
     """The pickler in Python: the one in C looks each class up under the name that it writes."""
 
+    def __init__(self, content: io.BytesIO, names: Vocabulary) -> None:
+        super().__init__(content)
+        self._names = {kind: name for name, kind in names.items()}
+
     def save_global(self, obj: Any, name: str | None = None) -> None:
-        if not isinstance(obj, type) or obj.__module__ not in _WIRE_MODULES:
+        if isinstance(obj, type) and _builtin_error(obj.__module__, obj.__qualname__) is obj:
             super().save_global(obj, name)
             return
-        for text in wire_name(obj):
-            self.save(text)
+        if obj not in self._names:
+            raise pickle.PicklingError(f"{obj} is not in the vocabulary of this exchange")
+        module, _, kind = self._names[obj].rpartition(".")
+        self.save(sys.intern(module))  # one object, which a pickle holds once
+        self.save(kind)
         self.write(pickle.STACK_GLOBAL)
         self.memoize(obj)
 
+    def reducer_override(self, obj: Any) -> Any:
+        """A dataclass sends its fields under their names in JSON."""
+        if isinstance(obj, type) or not dataclasses.is_dataclass(obj):
+            return NotImplemented
+        reduced: Any = obj.__reduce_ex__(self.proto)  # type: ignore[call-arg]
+        new, arguments, state, *_ = reduced
+        names = {field.name: codec.json_name(field) for field in dataclasses.fields(obj)}
+        return new, arguments, {names[name]: value for name, value in state.items()}
+
 
 class _Message(pickle.Unpickler):
-    def __init__(self, content: bytes, kinds: tuple[type, ...]) -> None:
+    def __init__(self, content: bytes, names: Vocabulary) -> None:
         super().__init__(io.BytesIO(content))
-        self._kinds = {wire_name(kind): kind for kind in kinds}
+        self._names = names
         self._stands_for: dict[type, type] = {}
 
     def find_class(self, module: str, name: str) -> Any:
-        kind = self._kinds.get((module, name)) or _builtin_error(module, name)
+        kind = self._names.get(f"{module}.{name}") or _builtin_error(module, name)
         if kind is None:
             raise pickle.UnpicklingError(f"it names {module}.{name}, which ranks do not send to each other")
         stand_in = type(name, (_StandIn,), {})

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from ropeteam_trainer.rank import exchange
+from ropeteam_trainer.rank.exchange import PLAIN, Vocabulary
 
 T = TypeVar("T")
 
@@ -45,21 +46,21 @@ class World:
             torch.cuda.set_device(chosen)
         return cls(0, 1, chosen)
 
-    def from_rank_0(self, answer: Callable[[], T], *kinds: type) -> T:
+    def from_rank_0(self, answer: Callable[[], T], names: Vocabulary = PLAIN) -> T:
         """Result of `answer()` on rank 0, on all ranks; if it raises there, the same error on all ranks.
-        kinds: classes of ours that the result, or the error, may contain."""
+        names: classes of ours that the result, or the error, may contain."""
         if self.size == 1:
             return answer()
         mine, failed = (b"", b""), None
         if self.rank == 0:
             try:
-                mine = exchange.pack(answer()), exchange.pack(None)
+                mine = exchange.pack(answer(), names), exchange.pack(None)
             except Exception as error:
                 failed = error
-                known = exchange.can_be_told(error, kinds)
+                known = exchange.is_sendable(error, names)
                 sent = error if known else RuntimeError(f"{type(error).__name__}: {error}")
-                mine = exchange.pack(None), exchange.pack(sent)
-        answered, fault = (_unpacked(0, part, kinds) for part in self._broadcast(mine))
+                mine = exchange.pack(None), exchange.pack(sent, names)
+        answered, fault = (_unpacked(0, part, names) for part in self._broadcast(mine))
         if fault is not None:
             raise failed or fault
         result: T = answered
@@ -73,12 +74,12 @@ class World:
         dist.broadcast(tensor, src=0)
         return int(tensor)
 
-    def gather(self, value: T, *kinds: type) -> list[T]:
-        """The value of each rank, on all ranks. kinds: classes of ours that the values may contain."""
+    def gather(self, value: T, names: Vocabulary = PLAIN) -> list[T]:
+        """The value of each rank, on all ranks. names: classes of ours that the values may contain."""
         if self.size == 1:
             return [value]
-        received = self._all_gather(exchange.pack(value))
-        return [_unpacked(rank, content, kinds) for rank, content in enumerate(received)]
+        received = self._all_gather(exchange.pack(value, names))
+        return [_unpacked(rank, content, names) for rank, content in enumerate(received)]
 
     def _all_gather(self, mine: bytes) -> list[bytes]:
         """Bytes of each rank, by the same collectives as torch's all_gather_object."""
@@ -152,8 +153,8 @@ def _content(tensor: torch.Tensor) -> bytes:
     return tensor.cpu().numpy().tobytes()
 
 
-def _unpacked(rank: int, content: bytes, kinds: tuple[type, ...]) -> Any:
+def _unpacked(rank: int, content: bytes, names: Vocabulary) -> Any:
     try:
-        return exchange.unpack(content, kinds)
-    except exchange.NotUnderstood as error:
-        raise exchange.NotUnderstood(f"the message of rank {rank} cannot be decoded: {error}") from None
+        return exchange.unpack(content, names)
+    except exchange.BadMessage as error:
+        raise exchange.BadMessage(f"the message of rank {rank} cannot be decoded: {error}") from None
