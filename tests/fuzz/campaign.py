@@ -48,7 +48,7 @@ class Campaign:
 class Played:
     campaign: str
     ended: Counter[str] = field(default_factory=Counter)
-    """What became of the parts."""
+    """How the parts ended."""
     cases: int = 0
     seconds: float = 0.0
     early_mib: float = 0.0
@@ -65,7 +65,7 @@ class Played:
 
 
 class Found(AssertionError):
-    """What a case did. `case`: the bytes."""
+    """A case has broken something. `case`: the bytes."""
 
     def __init__(self, campaign: str, number: int, case: bytes, what: object) -> None:
         super().__init__(f"{campaign}, case {number}: {type(what).__name__}: {what}"[:1000])
@@ -83,7 +83,7 @@ def play(
     seconds: float = 1e9,
     note: Callable[[int], None] = lambda _: None,
 ) -> Played:
-    """So many parts, or for so long. `note` is told the number of each case before it. Raises Found."""
+    """So many parts, or for so long. `note` gets the number of each case before it. Raises Found."""
     with _quiet():
         return asyncio.run(_play(campaign, seed, limit, seconds, note))
 
@@ -105,7 +105,7 @@ async def _play(
 
 
 def replay(campaign: Campaign, case: bytes) -> list[str]:
-    """What becomes of one case. Raises Found."""
+    """Play one case. Raises Found."""
 
     async def once() -> list[str]:
         async with _watched(campaign) as attempt:

@@ -1,4 +1,4 @@
-"""All campaigns, by name. A module is imported when one of its own is asked for: some need torch."""
+"""All campaigns, by name. A module is imported when one of its own is requested: some need torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.fuzz.campaign import Campaign
 MODULES = {
     "objects": ("trainingjobs", "pods", "services", "nodes", "outlines"),
     "frames": ("agents", "agents-live", "ranks"),
-    "doors": ("servers", "requests"),
+    "servers": ("servers", "requests"),
     "talk": ("coordinator", "metrics", "probes", "answers"),
     "manifests": ("yaml", "checkpoints", "journals"),
     "pickles": ("metadata",),

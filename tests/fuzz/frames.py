@@ -1,10 +1,9 @@
 """Frames, and what is none, on the sockets of agents (29401) and of ranks.
 
-A case is a way to speak, and what is said. `agents`: the coordinator's own protocol and judgement, on a
+A case is a way to speak, and the bytes. `agents`: the coordinator's own protocol and decisions, on a
 transport in memory; time passes at the end, and an agent of the other slot is served all the same.
-`agents-live`: the same cases over its real port. `ranks`: lines on a rank's real socket, and what the agent's
-judgement makes of them. What is said with the job's token is not believed either: a rank of the job can read
-it.
+`agents-live`: the same cases over its real port. `ranks`: lines on a rank's real socket, and the agent's
+state machine behind it. Frames with the job's token are not trusted either: a rank of the job can read it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from typing import Any
 from tests.agent.life import Life, epoch
 from tests.coordinator.film import agent, config, raised
 from tests.coordinator.link import TOKEN
-from tests.fuzz import odd
+from tests.fuzz import mutations
 from tests.fuzz.campaign import Attempt, Campaign
 
 from ropeteam_trainer.agent.machine import metrics as agent_metrics
@@ -48,8 +47,8 @@ from ropeteam_trainer.coordinator.metrics import render
 from ropeteam_trainer.coordinator.server import AgentLine, Coordinator, listen
 
 _BETWEEN = b"\0|\0"
-_WITH_TOKEN, _OLDER, _OTHER_TOKEN, _ALTERED, _STRANGER = b"T", b"O", b"W", b"A", b"S"
-_WAYS = (*(_WITH_TOKEN,) * 6, _OLDER, _OTHER_TOKEN, _ALTERED, _STRANGER)
+_WITH_TOKEN, _OLDER, _OTHER_TOKEN, _ALTERED, _UNAUTHENTICATED = b"T", b"O", b"W", b"A", b"S"
+_WAYS = (*(_WITH_TOKEN,) * 6, _OLDER, _OTHER_TOKEN, _ALTERED, _UNAUTHENTICATED)
 DESIRED = Desired(1, 1, 1, {str(slot): SlotDesired(1, f"pod-{slot}-1") for slot in (0, 1)}, allowance=5)
 REF, FILE = CheckpointRef(3, Epoch(1, 0, 1), "d" * 64, "run"), ShardFile("__0_0.distcp", 9, "f" * 64)
 
@@ -92,18 +91,20 @@ def draw(chance: Random) -> bytes:
         match chance.choice(("bent", "bent", "bent", "good", "lease", "damaged")):
             case "bent":
                 bodies.append(
-                    odd.written(odd.bent(chance, plain, lambda path: len(path) == 1 and _names(chance, path)))
+                    mutations.written(
+                        mutations.bent(chance, plain, lambda path: len(path) == 1 and _names(chance, path))
+                    )
                 )
             case "good":
-                bodies.append(odd.written(plain))
+                bodies.append(mutations.written(plain))
             case "lease":
                 bodies.append(LEASE)
             case _:
-                bodies.append(odd.damaged(chance, odd.written(plain)))
+                bodies.append(mutations.damaged(chance, mutations.written(plain)))
     return chance.choice(_WAYS) + _BETWEEN.join(bodies)
 
 
-def _names(chance: Random, path: odd.Path) -> bool:
+def _names(chance: Random, path: mutations.Path) -> bool:
     """Mostly it is this job's: else nothing else of a report is looked at."""
     return (
         path[0] in ("slot", "incarnation", "pod_uid", "job_uid", "term", "contract") and chance.random() < 0.9
@@ -111,21 +112,21 @@ def _names(chance: Random, path: odd.Path) -> bool:
 
 
 class Speech:
-    """What goes over one connection. `nonce`: the coordinator's."""
+    """Bytes over one connection. `nonce`: the coordinator's."""
 
     def __init__(self, case: bytes, nonce: bytes) -> None:
         self.way, self._chance = case[:1], Random(case)
         mine, key = b"m" * wire.NONCE_SIZE, b"other" if self.way == _OTHER_TOKEN else TOKEN
-        self.greeting = b"" if self.way in (_OLDER, _STRANGER) else wire.ANSWER + mine
+        self.greeting = b"" if self.way in (_OLDER, _UNAUTHENTICATED) else wire.ANSWER + mine
         key = wire.session_key(key, mine) if self.greeting else key
         self._sealer = wire.Sealer(key, nonce, wire.TO_COORDINATOR)
 
     def frame(self, body: bytes) -> bytes:
-        if self.way == _STRANGER:
+        if self.way == _UNAUTHENTICATED:
             return body
         frame = self._sealer.seal(body[: wire.MAX_BODY])
         return (
-            odd.damaged(self._chance, frame)
+            mutations.damaged(self._chance, frame)
             if self.way == _ALTERED and self._chance.random() < 0.5
             else frame
         )
@@ -140,13 +141,13 @@ class Pipe(asyncio.Transport):
 
     def __init__(self, coordinator: Coordinator, case: bytes) -> None:
         super().__init__({"peername": ("10.0.0.9", 1)})
-        self.protocol, self.said, self.is_open = AgentLine(coordinator), b"", True
+        self.protocol, self.sent, self.is_open = AgentLine(coordinator), b"", True
         self.protocol.connection_made(self)
-        self.speech = Speech(case, self.said[len(wire.HELLO) :])
+        self.speech = Speech(case, self.sent[len(wire.HELLO) :])
         self.feed(self.speech.greeting)
 
     def write(self, data: Any) -> None:
-        self.said = bytes(data)
+        self.sent = bytes(data)
 
     def get_write_buffer_size(self) -> int:
         return 0
@@ -156,9 +157,9 @@ class Pipe(asyncio.Transport):
 
     def feed(self, data: bytes) -> None:
         while data and self.is_open:
-            room = self.protocol.get_buffer(-1)
-            size = min(len(room), len(data))
-            room[:size], data = data[:size], data[size:]
+            buffer = self.protocol.get_buffer(-1)
+            size = min(len(buffer), len(data))
+            buffer[:size], data = data[:size], data[size:]
             self.protocol.buffer_updated(size)
 
 
@@ -184,7 +185,7 @@ async def in_memory(case: bytes) -> list[str]:
     served(coordinator)
     for clock.slept in (3.0, 60.0):
         coordinator._tick()
-    tell(coordinator)
+    encode_report(coordinator)
     coordinator.stop()
     return ended
 
@@ -198,16 +199,16 @@ def _coordinator(clock: Clock) -> Coordinator:
 
 
 def served(coordinator: Coordinator) -> None:
-    """The agent of the other slot stays, whether or not there are orders yet: who is told of a world, or of
-    a later term, waits."""
+    """The agent of the other slot stays, whether or not there are orders yet: an agent that knows of a world,
+    or of a later term, waits."""
     pipe = Pipe(coordinator, _WITH_TOKEN)
     pipe.feed(pipe.speech.frame(codec.encode(agent(1, contract=LEASES, number=1))))
     coordinator._process_reports()
     assert pipe.is_open
 
 
-def tell(coordinator: Coordinator) -> None:
-    """What the operator and Prometheus ask."""
+def encode_report(coordinator: Coordinator) -> None:
+    """Answers to the operator and to Prometheus."""
     report = coordinator.report()
     codec.encode(report)
     render(report, coordinator.state.config)
@@ -227,7 +228,7 @@ async def _live() -> AsyncIterator[Attempt]:
             for body in bodies_of(case):
                 await _send(port, case, body)
             served(coordinator)
-            tell(coordinator)
+            encode_report(coordinator)
         finally:
             server.close()
             coordinator.stop()
@@ -263,8 +264,8 @@ LINES = tuple(
 def draw_lines(chance: Random) -> bytes:
     lines = []
     for _ in range(chance.choice((1, 4, 16))):
-        text = odd.written(odd.bent(chance, chance.choice(LINES)))
-        lines.append(odd.damaged(chance, text) if chance.random() < 0.1 else text)
+        text = mutations.written(mutations.bent(chance, chance.choice(LINES)))
+        lines.append(mutations.damaged(chance, text) if chance.random() < 0.1 else text)
     return b"\n".join(lines)
 
 
@@ -274,19 +275,19 @@ async def _ranks() -> AsyncIterator[Attempt]:
 
     async def attempt(case: bytes) -> list[str]:
         life = Life(checkpoint=CheckpointConfig("/c")).running()
-        heard, ended = list[FromRank](), list[str]()
-        with closing(RankSocket(folder / "rank.sock", heard.append)) as told:
+        received, ended = list[FromRank](), list[str]()
+        with closing(RankSocket(folder / "rank.sock", received.append)) as rank_socket:
             for line in case.split(b"\n"):
                 with socket.socket(socket.AF_UNIX) as rank:
                     rank.connect(str(folder / "rank.sock"))
                     rank.setblocking(False)
                     with suppress(BrokenPipeError, ConnectionResetError):  # refused before its end
                         await loop.sock_sendall(rank, line + b"\n")
-                    told.tell(ToRank(pause=True))
-                    told.drain()
-                    ended.append("taken" if told._buffers else "refused")
-                told.drain()
-        for each in heard:
+                    rank_socket.tell(ToRank(pause=True))
+                    rank_socket.drain()
+                    ended.append("taken" if rank_socket._buffers else "refused")
+                rank_socket.drain()
+        for each in received:
             life.sees(RankMessage(epoch(1), 0, each))
         life.wait(1)
         codec.encode(life.died(0, 1).report)

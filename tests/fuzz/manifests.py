@@ -1,4 +1,4 @@
-"""Texts that people, and who can write a checkpoint volume, give us.
+"""Texts from people, and from a checkpoint volume that others can write.
 
 `yaml`: manifests through `ropeteam validate`: good, or refused with a sentence; of a good one pods can be
 made.
@@ -22,7 +22,7 @@ import orjson
 import yaml
 from tests.builders import a_job
 from tests.core.fake_cluster import FakeCluster
-from tests.fuzz import odd
+from tests.fuzz import mutations
 from tests.fuzz.campaign import Attempt, Campaign
 from tests.fuzz.specs import SPECS
 
@@ -76,15 +76,15 @@ _YAML = (
 
 
 def draw_yaml(chance: Random) -> bytes:
-    plain = odd.bent(chance, _HEAD | {"spec": chance.choice(SPECS)}, loose=0.3)
+    plain = mutations.bent(chance, _HEAD | {"spec": chance.choice(SPECS)}, loose=0.3)
     if chance.random() < 0.4:
-        return odd.written(plain)  # JSON is YAML
+        return mutations.written(plain)  # JSON is YAML
     text = yaml.safe_dump(plain, allow_unicode=chance.random() < 0.5, default_flow_style=None)
     for _ in range(chance.choice((0, 0, 1, 3))):
         place = chance.randrange(len(text) + 1)
         text = text[:place] + chance.choice(_YAML) + text[place + chance.choice((0, 0, 5)) :]
     data = text.encode(errors="surrogatepass")
-    return odd.damaged(chance, data) if chance.random() < 0.1 else data
+    return mutations.damaged(chance, data) if chance.random() < 0.1 else data
 
 
 def _validated(file: Path, screen: io.StringIO) -> tuple[object, str]:
@@ -118,7 +118,7 @@ async def _yaml() -> AsyncIterator[Attempt]:
 
 
 def _made(job: dict[str, Any]) -> None:
-    """Its pods, as an API server would be sent them."""
+    """The job's pods, as they would be sent to an API server."""
     if job["spec"].get("workers", 0) > 8:
         return
     fake = FakeCluster(a_job().but(spec=job["spec"]))
@@ -129,7 +129,7 @@ def _made(job: dict[str, Any]) -> None:
 
 
 class Opened:
-    """What is opened in a block, but for plain names and what is in a folder."""
+    """Files opened in a block, but for plain names and those of a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._inside, self._watching = str(folder), False
@@ -161,9 +161,11 @@ def saved() -> dict[str, Any]:
 
 
 def draw_checkpoint(chance: Random) -> bytes:
-    plain = odd.bent(chance, saved(), lambda path: path[0] in ("step", "epoch") and chance.random() < 0.8)
-    text = odd.written(plain)
-    return odd.damaged(chance, text) if chance.random() < 0.2 else text
+    plain = mutations.bent(
+        chance, saved(), lambda path: path[0] in ("step", "epoch") and chance.random() < 0.8
+    )
+    text = mutations.written(plain)
+    return mutations.damaged(chance, text) if chance.random() < 0.2 else text
 
 
 @asynccontextmanager
@@ -202,11 +204,11 @@ def draw_journal(chance: Random) -> bytes:
         parent = above and CheckpointRef(above.step, above.epoch, chance.choice(("", "d", f"d{above.step}")))
         entry = Entry(CheckpointRef(place.step, place.epoch, chance.choice(("d", f"d{place.step}"))), parent)
         entries[f"{place}.{chance.choice(('commit', 'pruned', 'pruning-1.0.9-p'))}"] = codec.to_plain(entry)
-    entries = odd.bent(chance, entries, loose=0.2)
+    entries = mutations.bent(chance, entries, loose=0.2)
     return _BETWEEN.join(
         part
         for name, entry in entries.items()
-        for part in (name.encode(errors="replace"), odd.written(entry))
+        for part in (name.encode(errors="replace"), mutations.written(entry))
     )
 
 
@@ -216,15 +218,15 @@ async def _journals() -> AsyncIterator[Attempt]:
     refs = tuple(CheckpointRef(place.step, place.epoch, f"d{place.step}") for place in PLACES)
 
     async def attempt(case: bytes) -> list[str]:
-        words = [word.decode() for word in case.split(_BETWEEN)]
-        texts = dict(zip(words[::2], words[1::2], strict=False))
+        texts_in_case = [text.decode() for text in case.split(_BETWEEN)]
+        texts = dict(zip(texts_in_case[::2], texts_in_case[1::2], strict=False))
         for walk in (journal.lineage(held, refs[:2]), journal.lineage(held, ()), journal.ancestors(refs)):
             count, answer = 0, cast(Any, None)
             try:
                 while True:
-                    asked, count = walk.send(answer), count + 1
+                    request, count = walk.send(answer), count + 1
                     assert count < 1000, "it goes round in circles"
-                    match asked:
+                    match request:
                         case List():
                             answer = list(texts)
                         case Read(name):

@@ -25,7 +25,7 @@ from aiohttp.base_protocol import BaseProtocol
 from pydantic import ValidationError
 from tests.builders import NOON, a_job
 from tests.core.fake_cluster import FakeCluster
-from tests.fuzz import odd
+from tests.fuzz import mutations
 from tests.fuzz.campaign import Attempt, Campaign
 from tests.fuzz.specs import SPECS
 
@@ -73,9 +73,9 @@ def world() -> dict[str, list[Object]]:
     found["Service"][0]["spec"] |= {"clusterIP": "10.0.0.1"}
     ready = {"conditions": [{"type": "Ready", "status": "True"}]}
     found["Node"] = [_node(f"node-{n}") | {"status": ready} for n in (0, 1)]
-    for things in found.values():
-        for number, thing in enumerate(things):
-            thing["metadata"] |= {
+    for objects in found.values():
+        for number, obj in enumerate(objects):
+            obj["metadata"] |= {
                 "resourceVersion": str(number + 2),
                 "creationTimestamp": "2026-11-20T12:00:00Z",
             }
@@ -102,43 +102,43 @@ def _running(pod: Object) -> Object:
     }
 
 
-def page(things: list[Object]) -> Object:
-    return {"kind": "List", "metadata": {"resourceVersion": "9"}, "items": things}
+def page(objects: list[Object]) -> Object:
+    return {"kind": "List", "metadata": {"resourceVersion": "9"}, "items": objects}
 
 
-def _is_the_servers(path: odd.Path) -> bool:
-    """Of a page or an event: what it writes itself, whatever somebody asks for."""
+def _is_the_servers(path: mutations.Path) -> bool:
+    """Fields of a page or an event that the server writes itself, whatever a client requests."""
     inside = path[2 if path[0] == "items" else 1 :]
     return not inside or inside == ("metadata",) or (inside[0] == "metadata" and inside[1] in parsing.READ)
 
 
 def draw(chance: Random, kind: str, exact: bool = False) -> bytes:
     """`exact`: JSON, as a server writes it."""
-    things = copy.deepcopy(world()[kind])
+    objects = copy.deepcopy(world()[kind])
     if kind == "TrainingJob":
-        things[0]["spec"] = chance.choice(SPECS)
-    whole: Object = page(things)
+        objects[0]["spec"] = chance.choice(SPECS)
+    whole: Object = page(objects)
     how = chance.choice((_LIST, _WATCH))
     if how == _WATCH:
-        thing = chance.choice(things)
-        thing["metadata"]["resourceVersion"] = "10"
-        whole = {"type": chance.choice(("ADDED", "MODIFIED", "MODIFIED", "DELETED")), "object": thing}
+        obj = chance.choice(objects)
+        obj["metadata"]["resourceVersion"] = "10"
+        whole = {"type": chance.choice(("ADDED", "MODIFIED", "MODIFIED", "DELETED")), "object": obj}
     of_ours = kind == "TrainingJob" and chance.random() < 0.8
 
-    def keep(path: odd.Path) -> bool:
+    def keep(path: mutations.Path) -> bool:
         return path[0] not in ("items", "object") or _is_the_servers(path) or (of_ours and "status" in path)
 
-    text = odd.written(odd.bent(chance, whole, keep, exact))
-    return how + (odd.damaged(chance, text) if not exact and chance.random() < 0.1 else text)
+    text = mutations.written(mutations.bent(chance, whole, keep, exact))
+    return how + (mutations.damaged(chance, text) if not exact and chance.random() < 0.1 else text)
 
 
 class Api:
-    """What an informer, and an observer, ask of an API server."""
+    """Requests of an informer, and of an observer, to an API server."""
 
     chance = Random(0)
 
     def __init__(self, kind: str, case: bytes) -> None:
-        self.pages = {ObjectRef(each).path: orjson.dumps(page(things)) for each, things in world().items()}
+        self.pages = {ObjectRef(each).path: orjson.dumps(page(objects)) for each, objects in world().items()}
         self.line = b""
         if case.startswith(_LIST):
             self.pages[ObjectRef(kind).path] = case.removeprefix(_LIST)
@@ -155,10 +155,10 @@ class Api:
     async def watch(self, *_: object) -> AsyncIterator[Any]:
         yield SimpleNamespace(content=stream(self.line + b"\n"))
 
-    async def create(self, thing: Object, *, dry_run: bool = False) -> Object:
+    async def create(self, obj: Object, *, dry_run: bool = False) -> Object:
         assert dry_run
-        orjson.dumps(thing)
-        return thing
+        orjson.dumps(obj)
+        return obj
 
 
 def stream(content: bytes) -> aiohttp.StreamReader:
@@ -182,7 +182,7 @@ async def attempt(case: bytes, kind: str) -> list[str]:
     for each in caches.all:
         if each is not cached:
             await each.list()
-    if not await _heard(cached, case):
+    if not await _received(cached, case):
         return ["unreadable as a whole"]
     coordinators = cast(Coordinators, Silent())
     keys = OperatorKeys((OperatorKey(b"k" * 32),))
@@ -192,7 +192,7 @@ async def attempt(case: bytes, kind: str) -> list[str]:
     return [await _decided(observer)]
 
 
-async def _heard(cached: Informer[Any], case: bytes) -> bool:
+async def _received(cached: Informer[Any], case: bytes) -> bool:
     try:
         await cached.list()
         if case.startswith(_WATCH):

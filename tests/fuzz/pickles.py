@@ -3,7 +3,7 @@
 A case is a true one that is damaged, a true one of which operations are others, or operations that fit their
 stack more or less; gadgets are among them. It is read as a restore reads it, from its folder: what it says,
 or ValueError. Meanwhile the interpreter's audit hook sees that nothing is imported, opened beside
-that file, run or asked of the operating system.
+that file, run or called in the operating system.
 Limits: what is known to take long (tuples in tuples, hashed) is not made; memory is limited to 2 GiB.
 """
 
@@ -27,7 +27,7 @@ from random import Random
 from typing import Any
 
 import torch
-from tests.fuzz import odd
+from tests.fuzz import mutations
 from tests.fuzz.campaign import Attempt, Campaign
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
@@ -79,7 +79,7 @@ NAMES = (
         ("copyreg", "_reconstructor"),
     ),
 )
-WORDS = (
+TEXTS = (
     "touch /tmp/canary",
     "__class__",
     "__globals__",
@@ -92,7 +92,7 @@ WORDS = (
 
 @cache
 def true_ones() -> tuple[bytes, ...]:
-    """What DCP writes, in each protocol that can."""
+    """Metadata as DCP writes it, in each protocol that can."""
     size, properties = torch.Size((2, 3)), TensorProperties(torch.float32)
     chunk = ChunkStorageMetadata(torch.Size((0, 0)), size)
     about: dict[str, Any] = {
@@ -113,8 +113,8 @@ def operations(data: bytes) -> list[bytes]:
 
 
 def _text(chance: Random) -> bytes:
-    word = chance.choice(WORDS).encode()
-    return b"X" + struct.pack("<I", len(word)) + word
+    text = chance.choice(TEXTS).encode()
+    return b"X" + struct.pack("<I", len(text)) + text
 
 
 def _name(chance: Random) -> bytes:
@@ -137,7 +137,7 @@ _MAKE: tuple[Callable[[Random], bytes], ...] = (
     lambda chance: chance.choice((b"q", b"h")) + bytes((chance.randrange(4),)),
     lambda chance: b"J" + chance.randbytes(4),
     lambda chance: b"\x8a" + bytes((chance.randrange(20),)) + chance.randbytes(chance.randrange(20)),
-    lambda chance: b"P" + chance.choice(WORDS).encode() + b"\n",
+    lambda chance: b"P" + chance.choice(TEXTS).encode() + b"\n",
     lambda chance: b"\x82" + bytes((chance.randrange(3),)),
     lambda chance: b"i" + b"\n".join(each.encode() for each in chance.choice(NAMES)) + b"\n",
     lambda chance: b"T" + struct.pack("<I", chance.choice((0, 1, 2**31 - 1))),
@@ -153,7 +153,7 @@ def draw(chance: Random) -> bytes:
     odds = chance.random()
     whole = chance.choice(true_ones())
     if odds < 0.3:
-        return odd.damaged(chance, whole)
+        return mutations.damaged(chance, whole)
     if odds < 0.6:
         found = operations(whole)
         for _ in range(chance.choice((1, 1, 2, 5))):
@@ -176,8 +176,8 @@ def draw(chance: Random) -> bytes:
 
 
 class Audit:
-    """What the interpreter is asked for in a block by its own thread, but for what a reader needs. Threads of
-    other tests may go on beside it; a thread that the block starts is seen when it is started."""
+    """Audit events of this thread in a block, but for those that a reader needs. Threads of other tests may
+    run beside it; a thread that the block starts is seen when it is started."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._watching = str(folder), 0

@@ -2,7 +2,7 @@
 
 `coordinator` (29402), `metrics` (29403), `probes` (8080): whatever comes is answered with a status that says
 whose fault it was, or with nothing; never with 500. Some requests to a coordinator are signed with the job's
-token, so that what is asked is read, too. `answers`: a false coordinator answers the operator, signed or not:
+token, so that the request is read, too. `answers`: a false coordinator answers the operator, signed or not:
 what comes of it is a report with which the job's status can be written, or a sentence.
 """
 
@@ -20,7 +20,7 @@ import orjson
 from tests.builders import UID, Scene, a_report, a_running_job, an_incident
 from tests.coordinator.film import JOB_UID, config
 from tests.coordinator.link import TOKEN, request
-from tests.fuzz import odd
+from tests.fuzz import mutations
 from tests.fuzz.campaign import Attempt, Campaign
 
 from ropeteam.controller import probes
@@ -67,7 +67,7 @@ _HEADERS = (
     *((signing.HEADER, "f" * 32), (signing.HEADER, f"{'0' * 32} {'0' * 32} {'0' * 64} {'0' * 64}")),
 )
 REFS = (CheckpointRef(9, Epoch(1, 0, 2), "d" * 64), CheckpointRef(3, Epoch(1, 0, 1)))
-WISH = Desired(
+DESIRED = Desired(
     generation=1,
     attempt=1,
     term=1,
@@ -79,18 +79,18 @@ WISH = Desired(
 
 def draw(chance: Random) -> bytes:
     if chance.random() < 0.4:
-        return _SIGNED + odd.written(odd.bent(chance, codec.to_plain(WISH)))
+        return _SIGNED + mutations.written(mutations.bent(chance, codec.to_plain(DESIRED)))
     headers = dict(chance.sample(_HEADERS, chance.choice((0, 0, 1, 3))))
-    body = chance.choice((b"", b"{}", b"2\r\n{}\r\n0\r\n\r\n", b"x" * 3000, codec.encode(WISH)))
+    body = chance.choice((b"", b"{}", b"2\r\n{}\r\n0\r\n\r\n", b"x" * 3000, codec.encode(DESIRED)))
     raw = request(chance.choice(_METHODS), chance.choice(_PATHS), body)
     raw = raw.replace(
         b"\r\n\r\n", b"".join(f"\r\n{k}: {v}".encode() for k, v in headers.items()) + b"\r\n\r\n", 1
     )
-    return _RAW + (odd.damaged(chance, raw) if chance.random() < 0.6 else raw)
+    return _RAW + (mutations.damaged(chance, raw) if chance.random() < 0.6 else raw)
 
 
 async def answered(port: int, raw: bytes) -> bytes:
-    """All that comes."""
+    """Everything that the server sends."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     found = b""
     with suppress(ConnectionError):
@@ -119,10 +119,10 @@ async def _coordinator() -> AsyncIterator[Attempt]:
         log = Log(lambda _: None)
         coordinator = Coordinator(config(), 0, TOKEN, log, lambda: 1.7e9, Random(0), float)
         server = await asyncio.start_server(Http(coordinator).serve, "127.0.0.1", 0, limit=MOST_HEAD)
-        port, said = server.sockets[0].getsockname()[1], case[1:]
+        port, raw = server.sockets[0].getsockname()[1], case[1:]
         try:
-            ask = _signed if case.startswith(_SIGNED) else answered
-            found = status_of(await ask(port, said))
+            send = _signed if case.startswith(_SIGNED) else answered
+            found = status_of(await send(port, raw))
             assert found != "no answer"
             for path in ("/healthz", "/metrics"):
                 assert status_of(await answered(port, request("GET", path))) == "200"
@@ -135,7 +135,7 @@ async def _coordinator() -> AsyncIterator[Attempt]:
 
 
 async def _signed(port: int, body: bytes) -> bytes:
-    """Once more with the challenge that the first answer tells."""
+    """Once more with the challenge of the first answer."""
     caller, found = signing.Caller(signing.Keys(TOKEN, JOB_UID, 1)), b""
     for _ in range(2):
         signature = caller.sign("PUT /desired", body, b"n" * signing.NONCE_SIZE)
@@ -148,7 +148,7 @@ async def _signed(port: int, body: bytes) -> bytes:
 
 
 async def _answer_of(port: int, case: bytes, path: str) -> str:
-    """And now and then, whether who asks for this is still answered."""
+    """And now and then, whether a well-formed request is still answered."""
     if len(case) % 16 == 0:
         assert status_of(await answered(port, request("GET", path))) == "200"
     return status_of(await answered(port, case[1:]))
@@ -204,14 +204,14 @@ def reports() -> tuple[Any, ...]:
 
 
 def draw_answer(chance: Random) -> bytes:
-    body = odd.written(odd.bent(chance, chance.choice(reports()), loose=0.2))
+    body = mutations.written(mutations.bent(chance, chance.choice(reports()), loose=0.2))
     if chance.random() < 0.6:
         return _SIGNED + body
     headers = dict(chance.sample(_HEADERS, chance.choice((0, 0, 1, 3))))
     lines = [f"HTTP/1.1 {chance.choice(('200 OK', '200', '101 x', '302 Found', '401 No', '503 x', '999 x'))}"]
     lines += [f"Content-Length: {len(body)}", *(f"{k}: {v}" for k, v in headers.items()), "", ""]
     raw = "\r\n".join(lines).encode() + body
-    return _RAW + (odd.damaged(chance, raw) if chance.random() < 0.8 else raw)
+    return _RAW + (mutations.damaged(chance, raw) if chance.random() < 0.8 else raw)
 
 
 class Liar:
@@ -250,16 +250,16 @@ async def _answers() -> AsyncIterator[Attempt]:
 
         async def attempt(case: bytes) -> list[str]:
             false.case = case
-            return [await _told(coordinators, each) for each in voices]
+            return [await _report_or_sentence(coordinators, each) for each in voices]
 
         yield attempt
     server.close()
 
 
-async def _told(coordinators: Coordinators, speaks: RequestAuth) -> str:
+async def _report_or_sentence(coordinators: Coordinators, speaks: RequestAuth) -> str:
     try:
         report = await coordinators.send_desired(
-            "127.0.0.1", speaks, replace(WISH, term=scene().status.coordinator.term)
+            "127.0.0.1", speaks, replace(DESIRED, term=scene().status.coordinator.term)
         )
     except Unreachable as why:
         sentence = str(why)

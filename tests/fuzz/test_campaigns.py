@@ -37,7 +37,7 @@ def test_it_runs_and_its_cases_are_the_same_for_the_same_seed(name: str) -> None
     assert case_of(named(name), 1, 3) == case_of(named(name), 1, 3) != case_of(named(name), 2, 3)
 
 
-def believes_labels(patch: pytest.MonkeyPatch) -> None:
+def trusts_labels(patch: pytest.MonkeyPatch) -> None:
     """One label that is no number ended the operator."""
     patch.setattr(parsing, "_number", lambda text, _: int(text or 0))
     patch.setattr(informer.Informer, "_pass_over", lambda *_: _raise())
@@ -93,7 +93,7 @@ def find_any(self: Any, module: str, name: str) -> Any:
 
 
 def demands_taints(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(parsing, "node", lambda thing: len(thing["spec"]["taints"]))
+    patch.setattr(parsing, "node", lambda obj: len(obj["spec"]["taints"]))
     patch.setattr(informer.Informer, "_pass_over", lambda *_: _raise())
 
 
@@ -101,14 +101,14 @@ def lets_in_anybody(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(wire, "counter_proof", lambda *_: b"x")
 
 
-def believes_numbers_of_workers(patch: pytest.MonkeyPatch) -> None:
-    """Which ended the server."""
+def trusts_numbers_of_workers(patch: pytest.MonkeyPatch) -> None:
+    """Workers that ended the server."""
     patch.setattr(service, "check_worker", lambda *_: None)
 
 
 FAULTS: tuple[tuple[str, Break], ...] = (
-    ("services", believes_labels),
-    ("pods", believes_labels),
+    ("services", trusts_labels),
+    ("pods", trusts_labels),
     ("nodes", demands_taints),
     ("trainingjobs", reads_any_depth),
     ("outlines", outlines_any_depth),
@@ -116,7 +116,7 @@ FAULTS: tuple[tuple[str, Break], ...] = (
     ("agents-live", numbers_of_any_kind),
     ("ranks", numbers_of_any_kind),
     ("servers", lets_in_anybody),
-    ("requests", believes_numbers_of_workers),
+    ("requests", trusts_numbers_of_workers),
     ("coordinator", numbers_of_any_kind),
     ("metrics", heads_are_text),
     ("probes", probes_that_fail),
@@ -142,18 +142,18 @@ def test_it_finds_a_fault_and_its_bytes_find_it_again(
     assert replay(named(name), found.value.case)
 
 
-def test_memory_that_grows_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_grows_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = iter((50.0, 50.0 + campaign.FLAT_MIB + 1))
     monkeypatch.setattr(campaign, "memory_mib", lambda: next(sizes))
     assert not play(named("journals"), 1, 20).is_flat
 
 
-def command(*words: str) -> subprocess.CompletedProcess[str]:
-    run = [sys.executable, "tools/fuzz.py", *words]
+def command(*argv: str) -> subprocess.CompletedProcess[str]:
+    run = [sys.executable, "tools/fuzz.py", *argv]
     return subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def test_the_command_says_what_it_did_and_refuses_what_it_does_not_know() -> None:
+def test_the_command_reports_what_it_did_and_refuses_what_it_does_not_know() -> None:
     done = command("nodes", "--limit", "10", "--seed", "3")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("nodes: 10 objects in 10 cases, seed 3, ")

@@ -1,4 +1,4 @@
-"""What a campaign has once found is found no more. A file of `corpus` is one case:
+"""Cases that a campaign has once found are found no more. A file of `corpus` is one case:
 <campaign>.<what it was>.
 """
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from tests.e2e.harness import Cluster
 from tests.programs import places, results, rows
+from tests.programs.outcome import Outcome, Seen, outcome_of
 from tests.programs.running import Run
-from tests.programs.verdict import Seen, Verdict, judge
 
 
 def table() -> list[rows.Row]:
@@ -29,15 +29,15 @@ def table() -> list[rows.Row]:
 
 def main() -> int:
     options = _options()
-    known, kept = table(), results.Results(_folder() / "results.json")
-    asked = {row.name: row for each in options.rows or ["*"] for row in known if fnmatch(row.name, each)}
-    chosen = list(asked.values())
+    known, recorded = table(), results.Results(_folder() / "results.json")
+    selected = {row.name: row for each in options.rows or ["*"] for row in known if fnmatch(row.name, each)}
+    chosen = list(selected.values())
     commit, red = results.product(), 0
     wanted = [
         (row, shape)
         for row in chosen
         for shape in (row.shapes[:1] if options.first else row.shapes)
-        if options.shape in ("", shape) and (options.again or not kept.has(row, shape, commit))
+        if options.shape in ("", shape) and (options.again or not recorded.has(row, shape, commit))
     ]
     if options.prepare:
         return _prepare(chosen)
@@ -46,10 +46,10 @@ def main() -> int:
             cluster = Cluster(Path(home) / "home")
             try:
                 for row, shape in wanted:
-                    red += not _once(cluster, kept, row, shape, commit)
+                    red += not _once(cluster, recorded, row, shape, commit)
             finally:
                 cluster.stop()
-    print(results.table(kept.records.values(), known))
+    print(results.table(recorded.records.values(), known))
     return min(red, 1)
 
 
@@ -81,8 +81,8 @@ def _prepare(chosen: list[rows.Row]) -> int:
     return min(red, 1)
 
 
-def _once(cluster: Cluster, kept: results.Results, row: rows.Row, shape: str, commit: str) -> bool:
-    """Run, judge, write down. A row without sources is not judged, and no failure."""
+def _once(cluster: Cluster, recorded: results.Results, row: rows.Row, shape: str, commit: str) -> bool:
+    """Run it, and record the outcome. A row without sources has none, and is no failure."""
     began = time.monotonic()
     print(f"{row.name} {shape} ...", end=" ", flush=True)
     try:
@@ -94,23 +94,23 @@ def _once(cluster: Cluster, kept: results.Results, row: rows.Row, shape: str, co
         return True
     try:
         seen = run.watch()
-        judged = judge(row, seen)
-        _log(row, shape, run, seen, judged)
+        outcome = outcome_of(row, seen)
+        _log(row, shape, run, seen, outcome)
     finally:
         run.clean()
-    kept.add(row, shape, commit, seen, judged)
-    mark = "green" if judged.green else "RED"
-    print(f"{mark}: {judged.name} ({judged.why[:300]}), {time.monotonic() - began:.0f} s")
-    return judged.green
+    recorded.add(row, shape, commit, seen, outcome)
+    mark = "green" if outcome.green else "RED"
+    print(f"{mark}: {outcome.name} ({outcome.why[:300]}), {time.monotonic() - began:.0f} s")
+    return outcome.green
 
 
-def _log(row: rows.Row, shape: str, run: Run, seen: Seen, judged: Verdict) -> None:
-    """Of a red run what its pods said; of a green one nothing is kept."""
+def _log(row: rows.Row, shape: str, run: Run, seen: Seen, outcome: Outcome) -> None:
+    """The log of a red run's pods; a green one leaves none."""
     file = _folder() / "logs" / f"{row.name}-{shape}.log"
     file.parent.mkdir(exist_ok=True)
     file.unlink(missing_ok=True)
-    if not judged.green:
-        file.write_text(f"{judged}\n{seen}\n{run.logs()}")
+    if not outcome.green:
+        file.write_text(f"{outcome}\n{seen}\n{run.logs()}")
 
 
 if __name__ == "__main__":

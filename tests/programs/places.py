@@ -2,7 +2,7 @@
 
 Sources come from $ROPETEAM_PROGRAMS_FROM/<owner>+<name>, an exported tree, or from GitHub if
 ROPETEAM_PROGRAMS_CLONE=1; nothing of them is ever committed. Everything else is below
-~/.cache/ropeteam/programs, made once, and made anew when what it is made from changes.
+~/.cache/ropeteam/programs, made once, and again when what it is made from changes.
 Limits: torch and numpy are those of our own interpreter.
 """
 

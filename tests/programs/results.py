@@ -1,4 +1,4 @@
-"""What the campaign found so far: one record per row, shape and product commit; a table of it for people."""
+"""Findings of the campaign so far: one record per row, shape and product commit; a table of it for people."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from tests.programs.outcome import Outcome, Seen
 from tests.programs.rows import Row
-from tests.programs.verdict import Seen, Verdict
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,12 +35,13 @@ class Results:
     def has(self, row: Row, shape: str, commit: str) -> bool:
         return f"{row.name} {shape} {commit}" in self.records
 
-    def add(self, row: Row, shape: str, commit: str, seen: Seen, judged: Verdict) -> None:
+    def add(self, row: Row, shape: str, commit: str, seen: Seen, outcome: Outcome) -> None:
         self.records = self._read()  # another campaign may have written meanwhile
         self.records[f"{row.name} {shape} {commit}"] = {
             "row": row.name, "shape": shape, "commit": commit, "project": row.project.repo,
-            "launcher": row.launcher, "green": judged.green, "verdict": judged.name, "why": judged.why[:500],
-            "killed": bool(seen.killed), "end": seen.end, "reasons": sorted(seen.reasons),
+            "launcher": row.launcher, "green": outcome.green, "verdict": outcome.name,
+            "why": outcome.why[:500], "killed": bool(seen.killed), "end": seen.end,
+            "reasons": sorted(seen.reasons),
         }  # fmt: skip
         part = self._file.with_suffix(".part")
         part.write_text(json.dumps(self.records, indent=1))

@@ -80,27 +80,27 @@ class Row:
     spec: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the TrainingJob beside command, workers, processesPerWorker and env."""
     trains: str = ""
-    """What its log says again and again while it trains, as a regular expression."""
+    """A regular expression of lines in its log that appear again and again while it trains."""
     kill: bool = True
     world: int = 0
     """Ranks of the one world, if they are not workers x processesPerWorker."""
     refused: str = ""
-    """Words of the refusal that is right for this row."""
-    told: str = ""
+    """A part of the refusal that is right for this row."""
+    reason: str = ""
     """The reason of the condition that is right for this row."""
-    says: str = ""
-    """A regular expression of the message of `told`."""
+    message: str = ""
+    """A regular expression of that condition's message."""
     within: float = 0.0
-    """Seconds after the first smaller group, by which `told` has to be there."""
+    """Seconds after the first smaller group, by which that condition has to be there."""
     end: str = ""
-    """The reason of its end that is right. Such a row is judged by its end, not by its worlds."""
+    """The reason of its end that is right. Such a row is classified by its end, not by its worlds."""
     cause: str = ""
     """A regular expression of the message of its newest incident, and its rank."""
     rank: int | None = None
     folder: str = "."
     """Where in the checkout the command runs."""
 
-    def words(self, shape: str) -> list[str]:
+    def argv(self, shape: str) -> list[str]:
         """The command in this shape."""
         workers, processes = counts(shape)
         text = self.command
@@ -115,7 +115,7 @@ class Row:
 
     @property
     def launcher(self) -> str:
-        return launcher(self.words("1x1"))
+        return launcher(self.argv("1x1"))
 
 
 def counts(shape: str) -> tuple[int, int]:
@@ -124,14 +124,14 @@ def counts(shape: str) -> tuple[int, int]:
     return int(workers), int(processes)
 
 
-def launcher(words: list[str]) -> str:
-    """What starts the program, as a person would name it."""
-    name = words[0].rpartition("/")[2]
-    if name in ("bash", "sh") and any(re.fullmatch("-[a-z]*c", word) for word in words[1:]):
+def launcher(argv: list[str]) -> str:
+    """The program's launcher, as a person would name it."""
+    name = argv[0].rpartition("/")[2]
+    if name in ("bash", "sh") and any(re.fullmatch("-[a-z]*c", argument) for argument in argv[1:]):
         return f"{name} -c"
     if not name.startswith("python"):
         return _LAUNCHERS.get(name, name)
-    rest = [word for word in words[1:] if word in ("-m", "-c") or not word.startswith("-")]
+    rest = [argument for argument in argv[1:] if argument in ("-m", "-c") or not argument.startswith("-")]
     if rest[0] == "-m" and rest[1].startswith(("torch.", "accelerate.", "lightning.", "deepspeed.")):
         return f"python -m {rest[1]}"
     return f"python {rest[0]}" if rest[0] in ("-m", "-c") else "python"
@@ -177,8 +177,8 @@ def _row(file: str, given: Mapping[str, Any], projects: Mapping[str, Project]) -
     for shape in given.get("shapes") or ["none"]:
         if shape not in SHAPES:
             raise RowError(f"{where}: shapes: {shape} is none of {', '.join(SHAPES)}")
-    if given.get("refused") and given.get("told"):
-        raise RowError(f"{where}: refused and told exclude each other")
+    if given.get("refused") and given.get("reason"):
+        raise RowError(f"{where}: refused and reason exclude each other")
     values = {key: _frozen(value) for key, value in given.items()} | {"project": projects[given["project"]]}
     if isinstance(given["command"], list):
         values["command"] = shlex.join(given["command"])

@@ -1,10 +1,10 @@
 """One program, once, as a TrainingJob on the local cluster: watch it, kill a rank of it, say what was seen.
 
 The order: its world forms; it trains (its log says so, or a moment passes); the process of the last rank gets
-SIGKILL; a new world forms and trains; the job becomes Complete, or goes on training. Whatever of this does
+SIGKILL; a new world forms and trains; the job becomes Complete, or continues to train. Whatever of this does
 not come ends the watch when the patience is over.
-Limits: it judges nothing (verdict.py does); a program that forms no group is killed at the first process of
-it that imported torch.
+Limits: it classifies nothing (outcome.py does); a program that forms no group is killed at its first process
+that imported torch.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any
 from urllib.error import HTTPError
 
 from tests.e2e.harness import Cluster, Refused
-from tests.programs import verdict
+from tests.programs import outcome
+from tests.programs.outcome import Seen
 from tests.programs.rows import Row, counts
-from tests.programs.verdict import Seen
 
 START_SECONDS = float(os.environ.get("PATIENCE", "150"))
 """Beside a row's own seconds, for each of its starts."""
@@ -41,7 +41,7 @@ class Run:
         self._witness = folder.parent / "witness.jsonl"
         self._witness.unlink(missing_ok=True)
         self._before: set[object] = set()
-        self._said = 0
+        self._lines_before_kill = 0
         self._since = 0.0
         self.seen = Seen(row.expected(shape))
 
@@ -59,7 +59,7 @@ class Run:
             "workers": workers,
             "processesPerWorker": processes,
             "image": "local",
-            "command": self._row.words(self._shape),
+            "command": self._row.argv(self._shape),
             "workingDir": str((self._folder / self._row.folder).resolve()),
             "env": [{"name": key, "value": value} for key, value in env.items()],
         } | dict(self._row.spec)
@@ -84,14 +84,14 @@ class Run:
             if self._look_at_world() and self._row.kill and not self.seen.killed and not self.seen.end:
                 self._kill()
                 deadline = time.monotonic() + self._row.seconds + START_SECONDS
-            if self._row.told in self.seen.reasons and not self._row.end:
+            if self._row.reason in self.seen.reasons and not self._row.end:
                 break
             if self.seen.again and time.monotonic() > self._since + self._row.seconds:
                 break  # it trains on
         return self.seen
 
     def logs(self) -> str:
-        """What its pods have said, and its status: for a person."""
+        """Logs of its pods, and its status: for a person."""
         text = json.dumps(self._cluster.status(self._name), indent=1) + "\n"
         if self._witness.exists():
             text += self._witness.read_text()
@@ -115,7 +115,7 @@ class Run:
             if condition["type"] == "Degraded" and reason != "Finished":
                 self.seen.degraded = reason if true == "True" else ""
                 if true == "True":
-                    self.seen.told.setdefault(reason, (time.time(), message))
+                    self.seen.reported.setdefault(reason, (time.time(), message))
             if condition["type"] == "Accepted" and true == "False":
                 self.seen.refusal = message
             elif condition["type"] in ("Complete", "Failed") and true == "True":
@@ -126,12 +126,12 @@ class Run:
     def _look_at_world(self) -> bool:
         """Is it time to kill? Notes worlds, and whether a new one trains after the kill."""
         text = self._witness.read_text() if self._witness.exists() else ""
-        lines = verdict.joined(text)
+        lines = outcome.joined(text)
         smaller = [line.time for line in lines if line.size < self.seen.expected]
         self.seen.smaller = min(smaller, default=0.0)
-        alone = [pid for pid in verdict.imported(text) if _is_alive(pid)]
-        found = verdict.groups(lines, [line.pid for line in lines if _is_alive(line.pid)])
-        right = verdict.whole(found, self.seen.expected)
+        alone = [pid for pid in outcome.imported(text) if _is_alive(pid)]
+        found = outcome.groups(lines, [line.pid for line in lines if _is_alive(line.pid)])
+        right = outcome.whole(found, self.seen.expected)
         self.seen.whole = max(self.seen.whole, len(right))
         self.seen.other = max(self.seen.other, len(found) - len(right))
         worlds: set[object] = set(right or (alone if self.seen.expected == 1 and not found else []))
@@ -147,7 +147,7 @@ class Run:
         self.seen.again = bool(self.seen.killed)
         return True
 
-    def _choose(self, found: dict[str, dict[int, verdict.Joined]], right: list[str], alone: list[int]) -> int:
+    def _choose(self, found: dict[str, dict[int, outcome.Joined]], right: list[str], alone: list[int]) -> int:
         """The last rank of the world; of a program without groups its first process."""
         if not right:
             return alone[0]
@@ -156,7 +156,7 @@ class Run:
 
     def _trains(self) -> bool:
         if self._row.trains:
-            return self._count() > self._said
+            return self._count() > self._lines_before_kill
         return time.monotonic() > self._since + SETTLED_SECONDS
 
     def _count(self) -> int:
@@ -176,8 +176,8 @@ class Run:
 
     def _kill(self) -> None:
         text = self._witness.read_text()
-        self._before = {line.group for line in verdict.joined(text)} | set(verdict.imported(text))
-        self._said = self._count() if self._row.trains else 0
+        self._before = {line.group for line in outcome.joined(text)} | set(outcome.imported(text))
+        self._lines_before_kill = self._count() if self._row.trains else 0
         try:
             os.kill(self._victim, signal.SIGKILL)
         except ProcessLookupError:

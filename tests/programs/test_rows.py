@@ -26,7 +26,7 @@ def test_the_table_is_as_large_as_a_campaign_has_to_be():
 
 
 @pytest.mark.parametrize(
-    ("row", "words"),
+    ("row", "message"),
     [
         ({"shapes": ["3x1"]}, "some.toml: row one: shapes: 3x1 is none of 1x1, 2x1, 1x2, 2x2"),
         ({"shapes": []}, "shapes: none is none of"),
@@ -34,27 +34,27 @@ def test_the_table_is_as_large_as_a_campaign_has_to_be():
         ({"command": ""}, "row one: command is missing"),
         ({"project": "q"}, "project q is in no file"),
         ({"second": 3}, "row one: unknown key second"),
-        ({"told": "SplitWorld", "refused": "torchrun"}, "refused and told exclude each other"),
+        ({"reason": "SplitWorld", "refused": "torchrun"}, "refused and reason exclude each other"),
     ],
 )
-def test_a_wrong_row_is_named_with_its_key(row: dict[str, Any], words: str):
+def test_a_wrong_row_is_named_with_its_key(row: dict[str, Any], message: str):
     with pytest.raises(RowError) as error:
         reading(**row)
-    assert words in str(error.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("project", "words"),
+    ("project", "message"),
     [
         ({"commit": "main"}, "commit has to be 40 hexadecimal digits"),
         ({"repo": "https://github.com/a/b"}, "repo has to be owner/name"),
         ({"package": []}, "project p: unknown key package"),
     ],
 )
-def test_a_wrong_project_is_named_with_its_key(project: dict[str, Any], words: str):
+def test_a_wrong_project_is_named_with_its_key(project: dict[str, Any], message: str):
     with pytest.raises(RowError) as error:
         reading(PROJECT | project)
-    assert words in str(error.value)
+    assert message in str(error.value)
 
 
 def test_a_name_is_there_once():
@@ -64,9 +64,9 @@ def test_a_name_is_there_once():
         read({"a.toml": {"project": {"p": PROJECT}}, "b.toml": {"project": {"p": PROJECT}}})
 
 
-def test_a_command_is_told_the_shape():
+def test_a_command_has_the_shape_in_it():
     (row,) = reading(command="torchrun --nnodes {workers} --nproc-per-node={processes} 'a b.py' {world}")
-    assert row.words("2x2") == ["torchrun", "--nnodes", "2", "--nproc-per-node=2", "a b.py", "4"]
+    assert row.argv("2x2") == ["torchrun", "--nnodes", "2", "--nproc-per-node=2", "a b.py", "4"]
     assert (row.expected("2x1"), row.expected("2x2")) == (2, 4)
     (row,) = reading(world=2)
     assert row.expected("1x1") == 2

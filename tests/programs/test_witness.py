@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.programs import verdict, witness
+from tests.programs import outcome, witness
 
 PROGRAM = """
 import sys
@@ -37,12 +37,12 @@ def run(folder: Path, world: str, size: int, **variables: str) -> str:
 def test_who_shares_a_store_is_in_one_group(tmp_path: Path):
     run(tmp_path, "first", 2)
     text = run(tmp_path, "second", 1)
-    assert len(verdict.imported(text)) == 3
-    lines = verdict.joined(text)
+    assert len(outcome.imported(text)) == 3
+    lines = outcome.joined(text)
     assert sorted((line.rank, line.size) for line in lines) == [(0, 1), (0, 2), (1, 2)]
-    found = verdict.groups(lines, [line.pid for line in lines])
+    found = outcome.groups(lines, [line.pid for line in lines])
     assert len(found) == 2
-    assert len(verdict.whole(found, 2)) == len(verdict.whole(found, 1)) == 1
+    assert len(outcome.whole(found, 2)) == len(outcome.whole(found, 1)) == 1
 
 
 def test_a_program_that_nobody_watches_is_left_alone(tmp_path: Path):

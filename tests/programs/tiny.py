@@ -22,7 +22,7 @@ import struct
 import sys
 from pathlib import Path
 
-WORDS = [
+VOCABULARY = [
     "the",
     "a",
     "rope",
@@ -67,7 +67,7 @@ def text(folder: Path, number: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     chance = random.Random(3)
     for part in ("train", "valid", "test"):
-        lines = (" ".join(chance.choices(WORDS, k=12)) for _ in range(number))
+        lines = (" ".join(chance.choices(VOCABULARY, k=12)) for _ in range(number))
         (folder / f"{part}.txt").write_text("\n".join(lines) + "\n")
 
 
@@ -100,7 +100,7 @@ def cifar100(folder: Path, number: int) -> None:
 def jsonl(folder: Path, number: int) -> None:
     folder.mkdir(parents=True)
     chance = random.Random(6)
-    rows = ({"text": " ".join(chance.choices(WORDS, k=20))} for _ in range(number))
+    rows = ({"text": " ".join(chance.choices(VOCABULARY, k=20))} for _ in range(number))
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -112,8 +112,8 @@ def glue(folder: Path, number: int) -> None:
     for part, count in (("train", number), ("validation", number // 4), ("test", number // 4)):
         rows = [
             {
-                "sentence1": " ".join(chance.choices(WORDS, k=9)),
-                "sentence2": " ".join(chance.choices(WORDS, k=9)),
+                "sentence1": " ".join(chance.choices(VOCABULARY, k=9)),
+                "sentence2": " ".join(chance.choices(VOCABULARY, k=9)),
                 "label": index % 2,
                 "idx": index,
             }
@@ -146,10 +146,10 @@ def bert(folder: Path, _: int) -> None:
     from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
 
     folder.mkdir(parents=True)
-    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *VOCABULARY]))
     BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
     shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
-    BertForSequenceClassification(BertConfig(vocab_size=len(WORDS) + 5, **shape)).save_pretrained(folder)
+    BertForSequenceClassification(BertConfig(vocab_size=len(VOCABULARY) + 5, **shape)).save_pretrained(folder)
 
 
 def llama(folder: Path, _: int) -> None:
@@ -158,8 +158,8 @@ def llama(folder: Path, _: int) -> None:
     from tokenizers.pre_tokenizers import Whitespace
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    words = {word: index for index, word in enumerate(["<s>", "</s>", "<unk>", *WORDS])}
-    own = Tokenizer(WordLevel(words, unk_token="<unk>"))
+    indices = {token: index for index, token in enumerate(["<s>", "</s>", "<unk>", *VOCABULARY])}
+    own = Tokenizer(WordLevel(indices, unk_token="<unk>"))
     own.pre_tokenizer = Whitespace()
     marks = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "</s>"}
     PreTrainedTokenizerFast(tokenizer_object=own, **marks).save_pretrained(folder)

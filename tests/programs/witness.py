@@ -1,9 +1,9 @@
-"""The campaign's own eye in a program's interpreter: who joined which torch process group.
+"""The campaign's own eye in a program's interpreter: which process joined which torch process group.
 
 Copied into the environment of each project, and imported there at every start by a .pth file; it does
 nothing unless PROGRAMS_WITNESS names a file. There it writes a line per process that imports
 torch.distributed, and one per group that such a process joins. What a group is the default store knows, not
-us and not the product: the first rank that asks it names the group, all others are told that name.
+us and not the product: the first rank that reaches it names the group, all others read that name.
 Limits: torch only; a group that another library makes by itself is not seen.
 """
 
@@ -33,8 +33,8 @@ def _write(group: str, rank: int = 0, size: int = 0) -> None:
 
 def _name(store) -> str:
     """One name for all who share this store."""
-    said = store.compare_set("ropeteam-programs-witness", "", uuid.uuid4().hex)
-    return said.decode() if isinstance(said, bytes) else str(said)
+    name = store.compare_set("ropeteam-programs-witness", "", uuid.uuid4().hex)
+    return name.decode() if isinstance(name, bytes) else str(name)
 
 
 def _watch(module) -> None:

@@ -57,13 +57,13 @@ def alone() -> dict[str, Any]:
     return {"store": HashStore(), "rank": 0, "world_size": 1}
 
 
-def other(way: str, *words: object, **variables: object) -> subprocess.Popen[bytes]:
+def other(way: str, *argv: object, **variables: object) -> subprocess.Popen[bytes]:
     """This file once more, as a process of this rank's own."""
     environment = os.environ | {name: str(value) for name, value in variables.items()}
-    return subprocess.Popen([sys.executable, __file__, way, *map(str, words)], env=environment)
+    return subprocess.Popen([sys.executable, __file__, way, *map(str, argv)], env=environment)
 
 
-# ---- wrong, unless said otherwise
+# ---- wrong, unless noted otherwise
 
 
 def env() -> None:
@@ -115,7 +115,7 @@ def all_but_one() -> None:
 
 
 def one_leaves() -> None:
-    """Rank 0 ends, rank 1 goes on: each alone."""
+    """Rank 0 ends, rank 1 continues: each alone."""
     phase(SECONDS if RANK == 0 else 100 * SECONDS, **alone())
 
 
@@ -184,7 +184,7 @@ def member() -> None:
 
 
 def server_first() -> None:
-    """It is up, with as many processes as the job has ranks, before the job's own group forms."""
+    """A server is up, with as many processes as the job has ranks, before the job's own group forms."""
     mine = (
         [] if LOCAL else [other("member", SECONDS + 5, RANK=rank, WORLD_SIZE=WORLD) for rank in range(WORLD)]
     )
@@ -209,7 +209,7 @@ def smaller_second() -> None:
 
 
 def fewer_go_on() -> None:
-    """As an elastic program does: rank 0 goes on without the last one, which is done."""
+    """As an elastic program does: rank 0 continues without the last one, which is done."""
     phase(1)
     if RANK < WORLD - 1:
         phase(**at(PORT + 40, RANK, WORLD - 1))

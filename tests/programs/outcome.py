@@ -1,7 +1,7 @@
-"""What a run of a program was. Pure: what was seen in, a verdict out.
+"""Outcome of a program's run. Pure: observations in, an outcome out.
 
 Green is: one world of the right size that survived the loss of a rank, a refusal that names the fix, a
-failure told by the right reason. Everything else is red, and a job that goes wrong without a word is the
+failure reported with the right reason. Everything else is red, and a job that goes wrong unreported is the
 worst of it: Complete although two worlds trained, Running with nothing happening.
 Limit: a group that the witness in the program's interpreter does not see (no torch, no Python) is none.
 """
@@ -42,7 +42,7 @@ class Seen:
     """Of that end."""
     reasons: set[str] = field(default_factory=set)
     """Of all conditions at any time."""
-    told: dict[str, tuple[float, str]] = field(default_factory=dict)
+    reported: dict[str, tuple[float, str]] = field(default_factory=dict)
     """When each reason of the condition Degraded was first seen (seconds since 1970), and its message."""
     degraded: str = ""
     """The reason of that condition when the job ended, if it was True."""
@@ -61,7 +61,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Outcome:
     green: bool
     name: str
     why: str = ""
@@ -98,73 +98,73 @@ def whole(found: dict[str, dict[int, Joined]], size: int) -> list[str]:
     ]
 
 
-def judge(row: Row, seen: Seen) -> Verdict:
+def outcome_of(row: Row, seen: Seen) -> Outcome:
     if row.refused:
         return _refused(row.refused, seen)
     if row.end:
         return _ended(row, seen)
-    if row.told:
-        return _told(row, seen)
+    if row.reason:
+        return _reported(row, seen)
     if seen.refusal:
-        return Verdict(False, "refused", seen.refusal)
+        return Outcome(False, "refused", seen.refusal)
     if seen.end == "Failed":
-        return Verdict(False, "failed", seen.message)
+        return Outcome(False, "failed", seen.message)
     lonely = _lonely(seen)
     if lonely:
         return lonely
     if row.kill and not seen.killed:
-        return Verdict(False, "no kill", f"it was never seen to train; it ended as {seen.end or 'Running'}")
+        return Outcome(False, "no kill", f"it was never seen to train; it ended as {seen.end or 'Running'}")
     if seen.end != "Complete" and not (seen.killed and seen.again):
         after = " after the kill" if seen.killed else ""
-        return Verdict(False, "silent hang", f"nothing happened{after} until the end of the patience")
-    return Verdict(True, "survived" if row.kill else "one world", seen.end or "trains on")
+        return Outcome(False, "silent hang", f"nothing happened{after} until the end of the patience")
+    return Outcome(True, "survived" if row.kill else "one world", seen.end or "trains on")
 
 
-def _lonely(seen: Seen) -> Verdict | None:
+def _lonely(seen: Seen) -> Outcome | None:
     """Not one world of the right size."""
     if seen.whole > 1:
-        return Verdict(False, "silent split", f"{seen.whole} worlds of {seen.expected} at once")
+        return Outcome(False, "silent split", f"{seen.whole} worlds of {seen.expected} at once")
     if seen.whole == 1 or (seen.expected == 1 and not seen.other):
         return None
     if seen.other:
-        return Verdict(False, "silent split", f"{seen.other} groups at once, none of {seen.expected} ranks")
+        return Outcome(False, "silent split", f"{seen.other} groups at once, none of {seen.expected} ranks")
     if seen.end == "Complete":
-        return Verdict(False, "silent split", f"Complete, and no group of {seen.expected} ranks ever formed")
-    return Verdict(False, "silent hang", "no group formed until the end of the patience")
+        return Outcome(False, "silent split", f"Complete, and no group of {seen.expected} ranks ever formed")
+    return Outcome(False, "silent hang", "no group formed until the end of the patience")
 
 
-def _refused(words: str, seen: Seen) -> Verdict:
-    if words in seen.refusal:
-        return Verdict(True, "refused", seen.refusal)
+def _refused(message: str, seen: Seen) -> Outcome:
+    if message in seen.refusal:
+        return Outcome(True, "refused", seen.refusal)
     if seen.refusal:
-        return Verdict(False, "refused otherwise", seen.refusal)
-    return Verdict(False, "not refused", f"{seen.end or 'Running'}: {seen.message}")
+        return Outcome(False, "refused otherwise", seen.refusal)
+    return Outcome(False, "not refused", f"{seen.end or 'Running'}: {seen.message}")
 
 
-def _told(row: Row, seen: Seen) -> Verdict:
-    if row.told in seen.reasons:
-        words = seen.told.get(row.told, (0.0, ""))[1]
-        return Verdict(bool(re.search(row.says, words)), "told", words or row.told)
-    end = "silent split" if seen.end == "Complete" else "not told"
-    return Verdict(False, end, f"{seen.end or 'Running'}: {seen.message}; reasons {sorted(seen.reasons)}")
+def _reported(row: Row, seen: Seen) -> Outcome:
+    if row.reason in seen.reasons:
+        message = seen.reported.get(row.reason, (0.0, ""))[1]
+        return Outcome(bool(re.search(row.message, message)), "reported", message or row.reason)
+    end = "silent split" if seen.end == "Complete" else "not reported"
+    return Outcome(False, end, f"{seen.end or 'Running'}: {seen.message}; reasons {sorted(seen.reasons)}")
 
 
-def _ended(row: Row, seen: Seen) -> Verdict:
-    """By its end, by what was told before it, and by why it failed."""
+def _ended(row: Row, seen: Seen) -> Outcome:
+    """By its end, by the reports before it, and by why it failed."""
     reason = seen.message.partition(":")[0]
     if reason != row.end:
-        return Verdict(False, "another end", f"{seen.end or 'Running'}: {seen.message or seen.refusal}")
-    when, words = seen.told.get(row.told, (0.0, ""))
+        return Outcome(False, "another end", f"{seen.end or 'Running'}: {seen.message or seen.refusal}")
+    when, message = seen.reported.get(row.reason, (0.0, ""))
     late = when - seen.smaller if when and seen.smaller else 0.0
-    if row.told and not when:
-        return Verdict(False, "not told", f"reasons {sorted(seen.reasons)}")
-    if not re.search(row.says, words):
-        return Verdict(False, "told otherwise", words)
+    if row.reason and not when:
+        return Outcome(False, "not reported", f"reasons {sorted(seen.reasons)}")
+    if not re.search(row.message, message):
+        return Outcome(False, "reported otherwise", message)
     if row.within and late > row.within:
-        return Verdict(False, "told late", f"after {late:.1f} s: {words}")
-    if seen.degraded not in ("", row.told, row.end):
-        return Verdict(False, "falsely told", f"{seen.degraded}: {seen.told[seen.degraded][1]}")
+        return Outcome(False, "reported late", f"after {late:.1f} s: {message}")
+    if seen.degraded not in ("", row.reason, row.end):
+        return Outcome(False, "falsely reported", f"{seen.degraded}: {seen.reported[seen.degraded][1]}")
     message, rank = seen.incident.get("message", ""), seen.incident.get("rank")
     if not re.search(row.cause, message) or (row.rank is not None and rank != row.rank):
-        return Verdict(False, "another cause", f"rank {rank}: {message}")
-    return Verdict(True, "as it has to", f"{late:.1f} s; {seen.message}" if row.told else message)
+        return Outcome(False, "another cause", f"rank {rank}: {message}")
+    return Outcome(True, "as it has to", f"{late:.1f} s; {seen.message}" if row.reason else message)

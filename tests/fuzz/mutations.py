@@ -23,7 +23,7 @@ NUMBERS = (
     *(2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**63 - 1, -(2**63), 2**63, -(2**63) - 1, 2**64, 10**30),
 )
 HUGE = (10**400, -(10**400), 1e999, float("nan"))
-"""Which not every writer of JSON writes."""
+"""Numbers that not every writer of JSON writes."""
 TEXTS = (
     *(
         "",
@@ -115,7 +115,7 @@ def _nothing(_: Path) -> bool:
 
 
 def places(plain: Any, path: Path = ()) -> Iterator[tuple[Any, Any, Path]]:
-    """Whatever is in it: what holds it, under which key, and the way there."""
+    """Every value inside: its container, its key there, and the path to it."""
     items = plain.items() if isinstance(plain, dict) else enumerate(plain) if isinstance(plain, list) else ()
     for key, inner in tuple(items):
         yield plain, key, (*path, key)

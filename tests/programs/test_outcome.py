@@ -1,20 +1,20 @@
-"""What a run was: every kind of green and of red, from what was seen of it."""
+"""Outcomes of runs: every kind of green and of red, from what was seen of them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from tests.programs.outcome import Joined, Seen, groups, imported, joined, outcome_of, whole
 from tests.programs.rows import Project, Row
-from tests.programs.verdict import Joined, Seen, groups, imported, joined, judge, whole
 
 PROJECT = Project("p", "a/b", "0" * 40)
 SURVIVED: dict[str, Any] = {"whole": 1, "killed": 7, "again": True, "end": "Complete"}
 
 
-def verdict(row: dict[str, Any], expected: int = 2, **seen: Any) -> str:
-    judged = judge(Row("one", PROJECT, "python x.py", ("2x1",), **row), Seen(expected, **seen))
-    return f"{'green' if judged.green else 'red'}: {judged.name}"
+def outcome(row: dict[str, Any], expected: int = 2, **seen: Any) -> str:
+    found = outcome_of(Row("one", PROJECT, "python x.py", ("2x1",), **row), Seen(expected, **seen))
+    return f"{'green' if found.green else 'red'}: {found.name}"
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def verdict(row: dict[str, Any], expected: int = 2, **seen: Any) -> str:
     ],
 )
 def test_a_program_that_should_train(seen: dict[str, Any], expected: str):
-    assert verdict({}, **seen) == expected
+    assert outcome({}, **seen) == expected
 
 
 @pytest.mark.parametrize(
@@ -45,13 +45,13 @@ def test_a_program_that_should_train(seen: dict[str, Any], expected: str):
     ],
 )
 def test_a_program_that_is_not_killed(seen: dict[str, Any], expected: str):
-    assert verdict({"kill": False}, **seen) == expected
+    assert outcome({"kill": False}, **seen) == expected
 
 
 def test_one_process_needs_no_group_but_two_groups_of_it_are_wrong():
-    assert verdict({}, 1, **SURVIVED | {"whole": 0}) == "green: survived"
-    assert verdict({}, 1, **SURVIVED | {"whole": 2}) == "red: silent split"
-    assert verdict({}, 1, **SURVIVED | {"whole": 0, "other": 1}) == "red: silent split"
+    assert outcome({}, 1, **SURVIVED | {"whole": 0}) == "green: survived"
+    assert outcome({}, 1, **SURVIVED | {"whole": 2}) == "red: silent split"
+    assert outcome({}, 1, **SURVIVED | {"whole": 0, "other": 1}) == "red: silent split"
 
 
 @pytest.mark.parametrize(
@@ -63,20 +63,20 @@ def test_one_process_needs_no_group_but_two_groups_of_it_are_wrong():
     ],
 )
 def test_a_program_that_should_be_refused(seen: dict[str, Any], expected: str):
-    assert verdict({"refused": "torchrun"}, **seen) == expected
+    assert outcome({"refused": "torchrun"}, **seen) == expected
 
 
 @pytest.mark.parametrize(
     ("seen", "expected"),
     [
-        ({"reasons": {"Accepted", "SplitWorld"}}, "green: told"),
+        ({"reasons": {"Accepted", "SplitWorld"}}, "green: reported"),
         ({"reasons": {"Accepted"}, "end": "Complete"}, "red: silent split"),
-        ({"reasons": {"Accepted"}, "end": "Failed"}, "red: not told"),
-        ({}, "red: not told"),
+        ({"reasons": {"Accepted"}, "end": "Failed"}, "red: not reported"),
+        ({}, "red: not reported"),
     ],
 )
-def test_a_program_whose_failure_should_be_told(seen: dict[str, Any], expected: str):
-    assert verdict({"told": "SplitWorld"}, **seen) == expected
+def test_a_program_whose_failure_should_be_reported(seen: dict[str, Any], expected: str):
+    assert outcome({"reason": "SplitWorld"}, **seen) == expected
 
 
 LINES = """{"pid": 1, "group": "", "rank": 0, "size": 0, "time": 1}
@@ -113,11 +113,11 @@ def test_two_that_claim_one_rank_are_no_whole_group():
 SPLIT: dict[str, Any] = {
     "end": "Failed",
     "message": "SplitWorld: of 1",
-    "told": {"Smaller": (109.0, "a group of 1")},
+    "reported": {"Smaller": (109.0, "a group of 1")},
     "degraded": "Smaller",
     "smaller": 100.0,
 }
-SPLIT_ROW = {"end": "SplitWorld", "told": "Smaller", "says": "group of 1", "within": 10.0}
+SPLIT_ROW = {"end": "SplitWorld", "reason": "Smaller", "message": "group of 1", "within": 10.0}
 
 
 @pytest.mark.parametrize(
@@ -126,28 +126,28 @@ SPLIT_ROW = {"end": "SplitWorld", "told": "Smaller", "says": "group of 1", "with
         (SPLIT, "green: as it has to"),
         (SPLIT | {"message": "NoProgress: of 1"}, "red: another end"),
         (SPLIT | {"end": "", "message": ""}, "red: another end"),
-        (SPLIT | {"told": {}}, "red: not told"),
-        (SPLIT | {"told": {"Smaller": (109.0, "a group of 2")}}, "red: told otherwise"),
-        (SPLIT | {"smaller": 98.0}, "red: told late"),
+        (SPLIT | {"reported": {}}, "red: not reported"),
+        (SPLIT | {"reported": {"Smaller": (109.0, "a group of 2")}}, "red: reported otherwise"),
+        (SPLIT | {"smaller": 98.0}, "red: reported late"),
     ],
 )
-def test_a_wrong_world_is_told_in_time_and_ends_the_job(seen: dict[str, Any], expected: str):
-    assert verdict(SPLIT_ROW, **seen) == expected
+def test_a_wrong_world_is_reported_in_time_and_ends_the_job(seen: dict[str, Any], expected: str):
+    assert outcome(SPLIT_ROW, **seen) == expected
 
 
-RIGHT: dict[str, Any] = {"end": "Complete", "message": "Succeeded: all", "told": {"Smaller": (1.0, "1")}}
+RIGHT: dict[str, Any] = {"end": "Complete", "message": "Succeeded: all", "reported": {"Smaller": (1.0, "1")}}
 
 
 @pytest.mark.parametrize(
     ("seen", "expected"),
     [
         (RIGHT, "green: as it has to"),
-        (RIGHT | {"degraded": "Smaller"}, "red: falsely told"),
+        (RIGHT | {"degraded": "Smaller"}, "red: falsely reported"),
         (RIGHT | {"message": "NoProcessGroup: all"}, "red: another end"),
     ],
 )
 def test_a_right_world_may_be_doubted_but_not_to_its_end(seen: dict[str, Any], expected: str):
-    assert verdict({"end": "Succeeded"}, **seen) == expected
+    assert outcome({"end": "Succeeded"}, **seen) == expected
 
 
 FAILED: dict[str, Any] = {
@@ -167,4 +167,4 @@ FAILED: dict[str, Any] = {
     ],
 )
 def test_a_failure_names_its_cause_and_its_rank(row: dict[str, Any], expected: str):
-    assert verdict(row | {"end": "Spent"}, **FAILED) == expected
+    assert outcome(row | {"end": "Spent"}, **FAILED) == expected

@@ -1,7 +1,7 @@
-"""What a parameter server (29404) receives on its real port: greetings of strangers, and requests of peers.
+"""A parameter server (29404) on its real port: greetings of unauthenticated clients, and requests of peers.
 
-Strangers: none is let in that has not shown the secret, and a worker that knows it is let in afterwards, as
-long as the door is. Peers with the secret: whatever request they send, the server lives, and sends weights.
+Unauthenticated: no client is admitted that has not shown the secret, and a worker that knows it is admitted
+afterwards. Peers with the secret: whatever request they send, the server lives, and sends weights.
 Limits: a peer is a rank of the same job. Hyperparameters that no optimizer takes end the server, loudly, as
 any rank that fails; they are not tried here, and neither is a worker that leaves.
 """
@@ -22,7 +22,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from tests.fuzz import odd
+from tests.fuzz import mutations
 from tests.fuzz.campaign import Attempt, Campaign
 
 from ropeteam_trainer.contract.strategy import ParameterServer
@@ -53,27 +53,27 @@ def draw(chance: Random) -> bytes:
     proof = hmac.digest(b"another", b"worker" + nonce, "sha256")
     pull = b"\0\0\0\x0e" + b"\0" * 8 + b'{"do": "pull"}'
     whole = chance.choice((nonce + proof, nonce + proof + pull, pull, nonce * 9, b"GET / HTTP/1.1\r\n\r\n"))
-    return odd.damaged(chance, whole) if chance.random() < 0.7 else whole
+    return mutations.damaged(chance, whole) if chance.random() < 0.7 else whole
 
 
 @asynccontextmanager
-async def _door() -> AsyncIterator[Attempt]:
+async def _admission() -> AsyncIterator[Attempt]:
     listener = socket.create_server(("127.0.0.1", 0))
     address, inside = f"127.0.0.1:{listener.getsockname()[1]}", queue.Queue[socket.socket]()
 
-    def let_in(connection: socket.socket) -> None:
+    def admit(connection: socket.socket) -> None:
         inside.put(connection)
         with suppress(OSError):  # it may be closed by now
-            connection.sendall(b"x" * wire.ANSWER)  # who waits to be refused hears of it
+            connection.sendall(b"x" * wire.ANSWER)  # a client that waits to be refused gets an answer
 
-    door = Door(listener, SECRET, PLACES, let_in)
+    admission = Door(listener, SECRET, PLACES, admit)
 
     def attempt(case: bytes) -> str:
-        with socket.create_connection(listener.getsockname(), 30) as stranger, suppress(OSError):
-            stranger.recv(wire.NONCE)
-            stranger.sendall(case)
-            stranger.shutdown(socket.SHUT_WR)
-            while stranger.recv(1 << 16) and inside.empty():
+        with socket.create_connection(listener.getsockname(), 30) as client, suppress(OSError):
+            client.recv(wire.NONCE)
+            client.sendall(case)
+            client.shutdown(socket.SHUT_WR)
+            while client.recv(1 << 16) and inside.empty():
                 pass
         assert inside.empty()
         return "kept out"
@@ -82,12 +82,12 @@ async def _door() -> AsyncIterator[Attempt]:
         return [attempt(case)]
 
     with redirect_stderr(io.StringIO()):
-        door.open()
+        admission.open()
         yield attempted
         worker = await asyncio.to_thread(wire.connect, address, SECRET)
         inside.get().close()
         worker.close()
-        door.close()
+        admission.close()
 
 
 ME = (0, (1, 0, 1))
@@ -111,12 +111,12 @@ def draw_request(chance: Random) -> bytes:
     request, payload = chance.choice(REQUESTS)
     plain = json.loads(requests.encode(request))
     if chance.random() < 0.7:
-        plain = odd.bent(chance, plain, keep=lambda path: path[0] == "values")
-    head = odd.written(plain)
+        plain = mutations.bent(chance, plain, keep=lambda path: path[0] == "values")
+    head = mutations.written(plain)
     if chance.random() < 0.3:
-        payload = odd.damaged(chance, payload)
+        payload = mutations.damaged(chance, payload)
     frame = len(head).to_bytes(4, "big") + len(payload).to_bytes(8, "big") + head + payload
-    return odd.damaged(chance, frame) if chance.random() < 0.1 else frame
+    return mutations.damaged(chance, frame) if chance.random() < 0.1 else frame
 
 
 def _chief() -> tuple[Server, str]:
@@ -167,6 +167,6 @@ async def _server() -> AsyncIterator[Attempt]:
 
 
 CAMPAIGNS = (
-    Campaign("servers", "greetings", 1_000_000, draw, _door),
+    Campaign("servers", "greetings", 1_000_000, draw, _admission),
     Campaign("requests", "requests", 100_000, draw_request, _server),
 )
