@@ -135,7 +135,7 @@ def _carry_out(state: State, operation: Operation | Begins, world: int) -> tuple
             texts.setdefault(name, "")
         case journal.Write(name, text):
             texts[name] = text
-        case journal.Read(name):
+        case journal.ReadEntry(name):
             answer = texts.get(name, "")
         case journal.Rename(name, to):
             answer = name in texts
@@ -159,7 +159,7 @@ def a_start(worlds: int, *refs: CheckpointRef, claims: tuple[Claim, ...] = ()) -
     for claim in claims:
         names |= {claim.name: "", claim.adopts: ""}
     for ref in refs:
-        names[f"{journal.key_of(ref)}.commit"] = codec.encode(journal.Entry(ref, None)).decode()
+        names[f"{journal.key_of(ref)}.commit"] = codec.encode(journal.JournalEntry(ref, None)).decode()
     folders = frozenset(map(journal.key_of, refs))
     return State(
         names=frozenset(names.items()),

@@ -15,8 +15,8 @@ from ropeteam_trainer.checkpoint.decisions import journal
 from ropeteam_trainer.checkpoint.decisions.journal import (
     CheckpointKey,
     Claim,
-    Entry,
     Held,
+    JournalEntry,
     Superseded,
     key_of,
 )
@@ -101,7 +101,9 @@ def test_of_the_directory_itself_only_what_the_journal_tells_is_pruned(tmp_path)
     held, settings = claimed(tmp_path).held, settings_in(tmp_path)
     refs = [write_manifest(settings, held, Grant(run_ref(step), 4, FILES, None)) for step in (10, 20, 30)]
     entries = tmp_path / "run-uid/journal"
-    (entries / "step-6.1.0.1.commit").write_bytes(codec.encode(Entry(run_ref(6), None)))  # gone by hand
+    (entries / "step-6.1.0.1.commit").write_bytes(
+        codec.encode(JournalEntry(run_ref(6), None))
+    )  # gone by hand
     (entries / "step-7.1.0.1.commit").write_bytes(b"torn")
     assert prune(settings, held, (refs[2], refs[1])) == (key_of(refs[0]),)
     assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-20", "step-30", "step-5"]
@@ -283,7 +285,7 @@ def test_an_entry_that_cannot_be_read_or_names_another_digest_proves_nothing(tmp
     (journal_folder / "notes.txt").touch()
     (journal_folder / "step-20.1.0.1.commit").write_bytes(b"torn")
     assert [ref.step for ref in claimed(tmp_path, 2, line[2]).restore] == [10]
-    another = codec.encode(Entry(replace(line[1], digest="another"), line[2]))
+    another = codec.encode(JournalEntry(replace(line[1], digest="another"), line[2]))
     (journal_folder / "step-20.1.0.1.commit").write_bytes(another)
     assert [ref.step for ref in claimed(tmp_path, 3, line[2]).restore] == [20, 10]
 

@@ -9,7 +9,7 @@ import pytest
 from tests.agent.life import a_plan
 
 from ropeteam_trainer.agent import checkpoints
-from ropeteam_trainer.checkpoint.decisions.journal import Entry, key_of
+from ropeteam_trainer.checkpoint.decisions.journal import JournalEntry, key_of
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.config import CheckpointConfig, Timeouts, WorkerConfig
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch
@@ -20,7 +20,9 @@ THREE, FIVE, NAMED = (CheckpointRef(step, AT, letter * 64) for step, letter in (
 pytestmark = pytest.mark.timeout(120)  # they would go on for ever
 
 
-def found(directory: Path, entries: dict[CheckpointRef, Entry], *named: CheckpointRef) -> checkpoints.Claimed:
+def found(
+    directory: Path, entries: dict[CheckpointRef, JournalEntry], *named: CheckpointRef
+) -> checkpoints.Claimed:
     """What a world goes on from whose job's status names these."""
     config = WorkerConfig(
         "j", "n", "u", 1, 2, 2, "c:1", Timeouts(), checkpoint=CheckpointConfig(str(directory))
@@ -33,17 +35,17 @@ def found(directory: Path, entries: dict[CheckpointRef, Entry], *named: Checkpoi
 
 
 def test_an_entry_that_is_its_own_parent_leads_nowhere(tmp_path: Path):
-    claimed = found(tmp_path, {FIVE: Entry(FIVE, FIVE)}, NAMED)
+    claimed = found(tmp_path, {FIVE: JournalEntry(FIVE, FIVE)}, NAMED)
     assert claimed.restore == (NAMED,)
 
 
 def test_two_entries_that_are_each_others_parents_lead_nowhere(tmp_path: Path):
-    claimed = found(tmp_path, {FIVE: Entry(FIVE, THREE), THREE: Entry(THREE, FIVE)}, NAMED)
+    claimed = found(tmp_path, {FIVE: JournalEntry(FIVE, THREE), THREE: JournalEntry(THREE, FIVE)}, NAMED)
     assert claimed.restore == (NAMED,)
 
 
 def test_an_entry_that_says_that_it_is_another_is_none(tmp_path: Path):
     later = CheckpointRef(9, AT, "5" * 64)
-    claimed = found(tmp_path, {FIVE: Entry(later, FIVE), THREE: Entry(THREE, None)})
+    claimed = found(tmp_path, {FIVE: JournalEntry(later, FIVE), THREE: JournalEntry(THREE, None)})
     assert claimed.restore == (THREE,)
     assert claimed.pasts == ((),)

@@ -16,7 +16,7 @@ from tests.forked import Forked, prepare
 from ropeteam.api.job import TrainingJobSpec
 from ropeteam.cli.main import cli
 from ropeteam.cli.planning import cost as plan
-from ropeteam_trainer.partition.answer import DryRunResult, Model, Part, Tensor
+from ropeteam_trainer.partition.answer import DryRunResult, Model, ModelPart, Tensor
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """\
@@ -336,7 +336,7 @@ def test_what_depends_on_the_scripts_batch_is_said_to() -> None:
     fields = {"workers": 2, "image": "none", "command": ["x"]}
     micro = {"sharding": "Parameters", "batch": {"microSamples": 4}}
     spec = TrainingJobSpec.model_validate({**fields, "strategy": micro})
-    part = Part(0, (Tensor((10,), 5, 4, True),), 1, 40)
+    part = ModelPart(0, (Tensor((10,), 5, 4, True),), 1, 40)
     model = Model(10, "Adam", (0.1, 0.01), (0.1, 0.01), (part,))
     text = "\n".join(plan.plan_of(spec, DryRunResult(model=model)))
     assert "10 parameters, Adam in 2 groups" in text
@@ -346,7 +346,7 @@ def test_what_depends_on_the_scripts_batch_is_said_to() -> None:
 
 def test_one_rank_alone_sends_nothing() -> None:
     spec = TrainingJobSpec.model_validate({"workers": 1, "image": "none", "command": ["x"]})
-    model = Model(1, "SGD", (0.1,), (0.1,), (Part(0, (Tensor((1,), 1, 4, True),), 1, 0),))
+    model = Model(1, "SGD", (0.1,), (0.1,), (ModelPart(0, (Tensor((1,), 1, 4, True),), 1, 0),))
     lines = list(plan.plan_of(spec, DryRunResult(model=model)))
     assert "mesh            one rank alone" in lines
     assert "traffic         none: gradients are not sent" in lines

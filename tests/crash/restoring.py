@@ -23,7 +23,7 @@ from ropeteam_trainer.agent.checkpoints import claim, prune, write_manifest
 from ropeteam_trainer.checkpoint import reader
 from ropeteam_trainer.checkpoint.decisions.manifest import folder, ref_text
 from ropeteam_trainer.checkpoint.decisions.restore import CheckpointNotFound, CheckpointUnavailable, choose
-from ropeteam_trainer.checkpoint.objects.stateful import State
+from ropeteam_trainer.checkpoint.objects.stateful import TrainingState
 from ropeteam_trainer.checkpoint.saving import Checkpoints
 from ropeteam_trainer.checkpoint.writer import ShardWriter
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume, WorkerConfig
@@ -67,7 +67,7 @@ def under_an_agent(directory: Path) -> Story:
         for step in STEPS:
             shards: dict[int, tuple[ShardFile, ...]] = {}
             writer = ShardWriter(directory, EPOCH, ALONE, shards.__setitem__, "uid")
-            state = State({"model.w": torch.full((8,), float(step))})
+            state = TrainingState({"model.w": torch.full((8,), float(step))})
             writer.start(step, state, {"state.pt": {"step": step}, "rank-0.pt": {}})
             writer.wait()
             ref = CheckpointRef(step, EPOCH, run="uid")

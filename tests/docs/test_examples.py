@@ -20,7 +20,7 @@ from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.strategy import Strategy
 from ropeteam_trainer.contract.world import Cause
 from ropeteam_trainer.partition import cost
-from ropeteam_trainer.partition.answer import Part, Tensor
+from ropeteam_trainer.partition.answer import ModelPart, Tensor
 from ropeteam_trainer.partition.layout import layout
 
 
@@ -98,7 +98,7 @@ def test_what_a_strategy_holds_and_sends(
     strategy = codec.from_plain(Strategy, fields)
     shape = (1000 // parts, 1000)
     tensors = (Tensor(shape, math.prod(shape), 4, True),) * 1000
-    part = Part(0, tensors, groups=1, optimizer=int(held[2] * GB))
+    part = ModelPart(0, tensors, groups=1, optimizer=int(held[2] * GB))
     grid = layout(strategy, 8)
     memory = cost.memory(part, strategy, grid, 1)
     assert (memory.parameters, memory.gradients) == (held[0] * GB, held[1] * GB)

@@ -30,7 +30,7 @@ from ropeteam.cli.main import cli
 from ropeteam.cli.manifest import manifests
 from ropeteam_trainer.checkpoint import reader
 from ropeteam_trainer.checkpoint.decisions import journal
-from ropeteam_trainer.checkpoint.decisions.journal import CheckpointKey, Entry, Held, List, Read
+from ropeteam_trainer.checkpoint.decisions.journal import CheckpointKey, Held, JournalEntry, List, ReadEntry
 from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST, METADATA, Manifest
 from ropeteam_trainer.checkpoint.decisions.restore import choose
 from ropeteam_trainer.contract import codec
@@ -202,7 +202,9 @@ def draw_journal(chance: Random) -> bytes:
     for place in PLACES:
         above = chance.choice((None, *PLACES))
         parent = above and CheckpointRef(above.step, above.epoch, chance.choice(("", "d", f"d{above.step}")))
-        entry = Entry(CheckpointRef(place.step, place.epoch, chance.choice(("d", f"d{place.step}"))), parent)
+        entry = JournalEntry(
+            CheckpointRef(place.step, place.epoch, chance.choice(("d", f"d{place.step}"))), parent
+        )
         entries[f"{place}.{chance.choice(('commit', 'pruned', 'pruning-1.0.9-p'))}"] = codec.to_plain(entry)
     entries = mutations.bent(chance, entries, loose=0.2)
     return _BETWEEN.join(
@@ -229,7 +231,7 @@ async def _journals() -> AsyncIterator[Attempt]:
                     match request:
                         case List():
                             answer = list(texts)
-                        case Read(name):
+                        case ReadEntry(name):
                             answer = texts.get(name, "")
             except StopIteration:
                 pass

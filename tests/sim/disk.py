@@ -119,7 +119,7 @@ class Disk:
                 self.journal.setdefault(name, "")
             case journal.Write(name, text):
                 self.journal[name] = text
-            case journal.Read(name):
+            case journal.ReadEntry(name):
                 return self.journal.get(name, "")
             case journal.Rename(name, to):
                 there = name in self.journal

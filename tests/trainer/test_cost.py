@@ -1,4 +1,4 @@
-"""The arithmetic of plans: idle time against torch's own schedules, pieces of a batch, rare settings."""
+"""The arithmetic of plans: idle time against torch's own schedules, micro-batches, rare settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.distributed.pipelining import PipelineStage
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.strategy import Pipelining, Schedule, Strategy, SyncType
 from ropeteam_trainer.partition import cost
-from ropeteam_trainer.partition.answer import Part, Tensor
+from ropeteam_trainer.partition.answer import ModelPart, Tensor
 from ropeteam_trainer.partition.layout import layout
 from ropeteam_trainer.planning.measure import join
 from ropeteam_trainer.strategies import pipeline
@@ -29,9 +29,9 @@ def strategy(**fields: Any) -> Strategy:
     return codec.from_plain(Strategy, fields)
 
 
-def part(*shapes: tuple[int, ...], optimizer: int | None = 0, **more: Any) -> Part:
+def part(*shapes: tuple[int, ...], optimizer: int | None = 0, **more: Any) -> ModelPart:
     tensors = tuple(Tensor(shape, math.prod(shape), 4, True) for shape in shapes)
-    return Part(0, tensors, **{"groups": 1, "optimizer": optimizer, **more})
+    return ModelPart(0, tensors, **{"groups": 1, "optimizer": optimizer, **more})
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def needs(action: Action, last: int) -> list[Action]:
 
 
 @pytest.mark.parametrize(
-    ("fields", "world", "pieces"),
+    ("fields", "world", "micro_batches"),
     [
         ({}, 2, 1),
         ({"batch": {"micro_samples": 4}}, 2, None),
@@ -127,9 +127,11 @@ def needs(action: Action, last: int) -> list[Action]:
         ),
     ],
 )  # fmt: skip
-def test_a_batch_is_computed_in_pieces(fields: dict[str, Any], world: int, pieces: int | None) -> None:
+def test_a_batch_is_computed_in_micro_batches(
+    fields: dict[str, Any], world: int, micro_batches: int | None
+) -> None:
     chosen = strategy(**fields)
-    assert cost.micro_batch_count(chosen, layout(chosen, world)) == pieces
+    assert cost.micro_batch_count(chosen, layout(chosen, world)) == micro_batches
 
 
 @pytest.mark.parametrize("schedule", Schedule)
@@ -164,12 +166,12 @@ def test_an_optimizer_that_nobody_knows_stays_unknown() -> None:
 def test_gradients_of_shards_are_whole_while_pieces_are_added_up() -> None:
     chosen = strategy(sharding="Gradients")
     grid = layout(chosen, 4)
-    assert [cost.memory(part((10,)), chosen, grid, pieces).gradients for pieces in (1, 2)] == [40, 160]
+    assert [cost.memory(part((10,)), chosen, grid, count).gradients for count in (1, 2)] == [40, 160]
 
 
 def test_frozen_parameters_are_gathered_and_not_reduced() -> None:
     frozen = part((100,), groups=1)
-    frozen = Part(0, (*frozen.tensors, Tensor((300,), 300, 4, False)), 1, 0)
+    frozen = ModelPart(0, (*frozen.tensors, Tensor((300,), 300, 4, False)), 1, 0)
     chosen = strategy(sharding="Parameters")
     sent = cost.traffic(frozen, chosen, layout(chosen, 2), 1).sent
     assert sent == 2 * 400 * 4 + 100 * 4

@@ -79,7 +79,7 @@ def test_ranks_hold_and_send_what_was_planned(world: int, tmp_path: Path) -> Non
     for name, fields in WORLDS[world].items():
         strategy, grid, model = planned(world, fields)
         held = [Memory(each["parameters"], each["gradients"], each["optimizer"]) for each in real[name]]
-        # One piece: in the end, when all pieces are added up, gradients are shards again.
+        # One micro-batch: in the end, when all are added up, gradients are shards again.
         expected = {part.rank: cost.memory(part, strategy, grid, 1) for part in model.parts}
         assert {rank: held[rank] for rank in expected} == expected, name
         assert max(each.total for each in held) == max(each.total for each in expected.values()), name

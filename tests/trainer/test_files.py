@@ -17,9 +17,9 @@ from tests.trainer.looking import seen
 from ropeteam_trainer.checkpoint import agreement, reader
 from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST, Manifest, folder
 from ropeteam_trainer.checkpoint.decisions.restore import CheckpointUnavailable
-from ropeteam_trainer.checkpoint.objects.pieces import Piece
 from ropeteam_trainer.checkpoint.objects.snapshot import Snapshot
-from ropeteam_trainer.checkpoint.objects.stateful import State
+from ropeteam_trainer.checkpoint.objects.stateful import TrainingState
+from ropeteam_trainer.checkpoint.objects.tensorshard import TensorShard
 from ropeteam_trainer.checkpoint.saving import Checkpoints
 from ropeteam_trainer.checkpoint.writer import ShardWriter
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
@@ -37,7 +37,7 @@ Shards = dict[int, tuple[ShardFile, ...]]
 def write(directory: Path, step: int = 7) -> Shards:
     shards: Shards = {}
     writer = ShardWriter(directory, WORLD_ID, ALONE, shards.__setitem__)
-    writer.start(step, State({"model.w": WEIGHTS}), CONTENTS)
+    writer.start(step, TrainingState({"model.w": WEIGHTS}), CONTENTS)
     writer.wait()
     return shards
 
@@ -51,7 +51,7 @@ def commit(directory: Path, step: int = 7) -> CheckpointRef:
 def weights(directory: Path, ref: CheckpointRef, files: tuple[ShardFile, ...]) -> torch.Tensor:
     saved = reader.load_metadata(directory, ref, files)
     into = torch.empty(saved["model.w"].shape)
-    reader.fill(directory, ref, saved, {"model.w": Piece(into, tuple(into.shape), (0,))}, lambda: None)
+    reader.fill(directory, ref, saved, {"model.w": TensorShard(into, tuple(into.shape), (0,))}, lambda: None)
     return into
 
 
@@ -267,7 +267,7 @@ def test_a_save_waits_for_the_one_before(tmp_path: Path) -> None:
     shards: Shards = {}
     writer = ShardWriter(tmp_path, WORLD_ID, ALONE, shards.__setitem__)
     for step in range(20):
-        writer.start(step, State({"model.w": torch.full((300_000,), float(step))}), {})
+        writer.start(step, TrainingState({"model.w": torch.full((300_000,), float(step))}), {})
     writer.wait()
     assert list(shards) == list(range(20))
     assert writer.stalls > 0

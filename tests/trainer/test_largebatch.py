@@ -13,7 +13,7 @@ from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.strategy import Strategy, StrategyError
 from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.strategies.largebatch import LARS_COEFFICIENT
-from ropeteam_trainer.strategies.wrap import Progress, Wrapped, wrap
+from ropeteam_trainer.strategies.wrap import LoopValues, Wrapped, wrap
 
 ALONE = World(0, 1, torch.device("cpu"))
 GRADIENTS = torch.arange(6.0).reshape(3, 2) + 1, torch.tensor([1.0, -2.0, 3.0])
@@ -29,7 +29,9 @@ def wrapped(
         parameter.grad = gradient.clone()
     plain = optimizer(layer.parameters(), **settings)
     fields = {"learning_rate": rate or {}, "batch": {"global_samples": 512}}
-    return wrap(layer, plain, codec.from_plain(Strategy, fields), ALONE, Progress(lambda: 1.0, lambda: done))
+    return wrap(
+        layer, plain, codec.from_plain(Strategy, fields), ALONE, LoopValues(lambda: 1.0, lambda: done)
+    )
 
 
 def moves(made: Wrapped) -> list[torch.Tensor]:

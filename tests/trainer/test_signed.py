@@ -22,7 +22,7 @@ from ropeteam_trainer.agent import checkpoints
 from ropeteam_trainer.agent.checkpoints import Claimed
 from ropeteam_trainer.checkpoint.agreement import Agreement
 from ropeteam_trainer.checkpoint.decisions import journal
-from ropeteam_trainer.checkpoint.decisions.journal import Entry, key_of
+from ropeteam_trainer.checkpoint.decisions.journal import JournalEntry, key_of
 from ropeteam_trainer.checkpoint.decisions.manifest import (
     JOURNAL,
     MANIFEST,
@@ -277,7 +277,7 @@ def test_a_secret_that_is_spoilt_while_a_job_runs_ends_none_that_status_vouches_
         choose(tmp_path, checkpoint=config)
 
 
-def write_entry(directory: Path, entry: Entry, keys: Keys = ()) -> None:
+def write_entry(directory: Path, entry: JournalEntry, keys: Keys = ()) -> None:
     text = entry.text(seals.of_run(keys, "former"))
     (directory / f"run-former/journal/{key_of(entry.ref)}.commit").write_text(text)
 
@@ -289,7 +289,7 @@ def test_the_next_world_goes_on_from_what_descends_by_signed_entries(tmp_path: P
 
 def test_an_entry_that_somebody_wrote_leads_nowhere(tmp_path: Path):
     newest, named = saved(tmp_path, 10, 20)
-    write_entry(tmp_path, Entry(forged(tmp_path, 1000), newest))
+    write_entry(tmp_path, JournalEntry(forged(tmp_path, 1000), newest))
     assert claimed(tmp_path, named).restore == (newest, named)
 
 
@@ -297,8 +297,8 @@ def test_a_rewritten_entry_has_no_ancestors(tmp_path: Path):
     """Else what it names would come into status, by its hash."""
     newest, named = saved(tmp_path, 10, 20)
     planted = forged(tmp_path, 15)
-    write_entry(tmp_path, Entry(planted, named))
-    write_entry(tmp_path, Entry(newest, planted))
+    write_entry(tmp_path, JournalEntry(planted, named))
+    write_entry(tmp_path, JournalEntry(newest, planted))
     found = claimed(tmp_path, newest, named)
     assert found.restore == (newest, named)
     assert found.pasts == ((), ())
@@ -323,7 +323,7 @@ def test_an_entry_that_is_its_own_parent_leads_nowhere(tmp_path: Path):
     """Where nothing is signed it would be trusted."""
     (named,) = saved(tmp_path, 10, keys=())
     planted = forged(tmp_path, 1000)
-    write_entry(tmp_path, Entry(planted, planted))
+    write_entry(tmp_path, JournalEntry(planted, planted))
     assert claimed(tmp_path, named, keys=()).restore == (named,)
 
 
@@ -350,13 +350,13 @@ def test_entries_are_read_by_who_knows_of_no_signatures(tmp_path: Path):
     newest, named = saved(tmp_path, 10, 20)
     assert claimed(tmp_path, named, keys=()).restore == (newest, named)
     text = (tmp_path / "run-former/journal" / f"{key_of(newest)}.commit").read_text()
-    assert codec.decode(Entry, text) == Entry(newest, named)
-    assert journal.Entry.read(text, ()) == Entry(newest, named)
+    assert codec.decode(JournalEntry, text) == JournalEntry(newest, named)
+    assert journal.JournalEntry.read(text, ()) == JournalEntry(newest, named)
 
 
 def test_what_status_names_comes_first_whoever_wrote_its_entry(tmp_path: Path):
     """Pods of an earlier release resumed the run, after a rollback."""
     (older,) = saved(tmp_path, 10)
     newer = forged(tmp_path, 20, job="job", parent=older)
-    write_entry(tmp_path, Entry(newer, older))
+    write_entry(tmp_path, JournalEntry(newer, older))
     assert claimed(tmp_path, newer, older).restore == (newer, older)

@@ -32,8 +32,8 @@ from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST, METADATA, M
 from ropeteam_trainer.checkpoint.decisions.restore import CheckpointNotFound
 from ropeteam_trainer.checkpoint.format import metadata, names
 from ropeteam_trainer.checkpoint.objects import optimizers
-from ropeteam_trainer.checkpoint.objects.pieces import overlap
 from ropeteam_trainer.checkpoint.objects.stateful import SavedObjects
+from ropeteam_trainer.checkpoint.objects.tensorshard import overlap
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
 from ropeteam_trainer.job import Job

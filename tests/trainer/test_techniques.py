@@ -131,7 +131,8 @@ PIPELINES: dict[int, dict[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("last", [11, 3])
 @pytest.mark.parametrize("world", PIPELINES)
 def test_a_pipeline_takes_any_batch(world: int, last: int, tmp_path: Path) -> None:
-    """25 samples, in copies of 12 and 13, and a last batch that is cut otherwise, or is below the pieces."""
+    """25 samples, in copies of 12 and 13, and a last batch that is split otherwise, or has fewer samples than
+    micro-batches."""
     for name, found in trained(tmp_path, world, PIPELINES[world], batch=25, last=last, steps=7).items():
         assert found["loss"] <= 1e-5, (name, found)
         assert found["gradient"] <= 1e-5, (name, found)

@@ -43,7 +43,7 @@ from ropeteam_trainer.strategies.parameterserver import discovery
 if TYPE_CHECKING:
     from ropeteam_trainer.strategies.parameterserver.role_server import Serving
     from ropeteam_trainer.strategies.parameterserver.role_worker import Training
-    from ropeteam_trainer.strategies.wrap import Progress, Wrapped
+    from ropeteam_trainer.strategies.wrap import LoopValues, Wrapped
 
 _NO_CHECKPOINT = "ropeteam: restore() saves and restores nothing: set spec.checkpoint in the manifest"
 
@@ -109,11 +109,11 @@ class Job:
         tensor_plan: how tensor parallelism splits layers, {layer name: torch's ParallelStyle}; default: the
         model's method of that name. Raises StrategyError, with the reason and the alternatives.
         """
-        from ropeteam_trainer.strategies.wrap import Progress, wrap
+        from ropeteam_trainer.strategies.wrap import LoopValues, wrap
 
         if self._wrapped is not None:
             raise StrategyError("wrap() was called twice; one model can be wrapped")
-        progress = Progress(lambda: self.batch_weight, lambda: self.step)
+        progress = LoopValues(lambda: self.batch_weight, lambda: self.step)
         strategy = self._strategy or Strategy()
         if strategy.servers:
             return self._wrap_served(model, optimizer, strategy, progress, loss)
@@ -123,7 +123,7 @@ class Job:
         return self._wrapped.model, self._wrapped.optimizer
 
     def _wrap_served(
-        self, model: Module, optimizer: Optimizer, strategy: Strategy, progress: Progress, loss: Any
+        self, model: Module, optimizer: Optimizer, strategy: Strategy, progress: LoopValues, loss: Any
     ) -> tuple[Module, Optimizer]:
         from ropeteam_trainer.strategies.parameterserver.role_server import Serving
         from ropeteam_trainer.strategies.parameterserver.role_worker import Training

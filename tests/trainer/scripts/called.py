@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.strategy import Strategy
 from ropeteam_trainer.rank.world import World
-from ropeteam_trainer.strategies.wrap import Progress, Wrapped, wrap
+from ropeteam_trainer.strategies.wrap import LoopValues, Wrapped, wrap
 
 torch.set_num_threads(1)
 
@@ -59,7 +59,7 @@ def wrapped(world: World, strategy: Strategy, how: str) -> Wrapped:
     model = nn.Sequential(scorer.module, scorer.last) if strategy.parallelism.pipeline > 1 else scorer
     loss = (lambda out, y: (out - y).square().mean()) if "loss" in how else None
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    return wrap(model, optimizer, strategy, world, Progress(lambda: 1.0, lambda: 0), loss=loss)
+    return wrap(model, optimizer, strategy, world, LoopValues(lambda: 1.0, lambda: 0), loss=loss)
 
 
 CALLS: dict[str, Callable[..., Any]] = {

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.strategy import Strategy
 from ropeteam_trainer.rank.world import World
-from ropeteam_trainer.strategies.wrap import Progress, wrap
+from ropeteam_trainer.strategies.wrap import LoopValues, wrap
 
 torch.set_num_threads(1)
 
@@ -81,7 +81,7 @@ def figures(request: dict[str, Any], world: World) -> dict[str, Any]:
     model, optimizer = tiny.made("AdamW", request["model"])
     strategy = codec.from_plain(Strategy, request["strategy"])
     done = 0
-    progress = Progress(lambda: 1.0, lambda: done)
+    progress = LoopValues(lambda: 1.0, lambda: done)
     wrapped = wrap(model, optimizer, strategy, world, progress, loss=tiny.LOSSES[request["model"]])
     ways, mine = wrapped.layout.dp_size, wrapped.layout.dp_rank(world.rank)
     calls = Calls()

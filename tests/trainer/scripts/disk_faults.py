@@ -19,8 +19,8 @@ from torch.distributed.fsdp import fully_shard
 
 from ropeteam_trainer.checkpoint import reader
 from ropeteam_trainer.checkpoint.decisions.manifest import METADATA, folder
-from ropeteam_trainer.checkpoint.objects.pieces import piece_of
 from ropeteam_trainer.checkpoint.objects.stateful import SavedObjects
+from ropeteam_trainer.checkpoint.objects.tensorshard import shard_of
 from ropeteam_trainer.checkpoint.writer import ShardWriter
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
 from ropeteam_trainer.rank.world import World
@@ -92,7 +92,7 @@ reader.fill(
     root,
     ref,
     saved,
-    {name: piece for name, tensor in into.items() if (piece := piece_of(tensor))},
+    {name: shard for name, tensor in into.items() if (shard := shard_of(tensor))},
     lambda: None,
 )
 same = torch.equal(into["model.weight"].full_tensor(), whole)  # type: ignore[attr-defined]

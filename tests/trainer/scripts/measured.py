@@ -32,7 +32,7 @@ from ropeteam_trainer.contract.strategy import Strategy
 from ropeteam_trainer.partition.layout import Layout
 from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.recipes import char_gpt
-from ropeteam_trainer.strategies.wrap import Progress, wrap
+from ropeteam_trainer.strategies.wrap import LoopValues, wrap
 
 torch.set_num_threads(1)
 Step = Callable[[int], torch.Tensor]
@@ -139,7 +139,7 @@ def prepared(request: Request, world: World, text: torch.Tensor) -> Training:
     if request.by_hand:
         return by_hand(request, world, text, model, optimizer)
     strategy = codec.from_plain(Strategy, request.strategy)
-    wrapped = wrap(model, optimizer, strategy, world, Progress(lambda: 1.0, lambda: 0), loss=tiny.loss_of)
+    wrapped = wrap(model, optimizer, strategy, world, LoopValues(lambda: 1.0, lambda: 0), loss=tiny.loss_of)
     grid = wrapped.layout
 
     def step(number: int) -> torch.Tensor:

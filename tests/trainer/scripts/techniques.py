@@ -25,7 +25,7 @@ from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.strategy import Strategy
 from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.strategies.model.naming import named_parameters
-from ropeteam_trainer.strategies.wrap import Progress, wrap
+from ropeteam_trainer.strategies.wrap import LoopValues, wrap
 
 torch.set_num_threads(1)
 DEVICE = torch.device(sys.argv[2] if len(sys.argv) > 2 else "cpu")
@@ -56,7 +56,7 @@ def train(request: dict[str, Any], world: World, strategy: Strategy) -> tuple[li
     done = 0
     weight = 1.0
     wrapped = wrap(
-        model, optimizer, strategy, world, Progress(lambda: weight, lambda: done), loss=tiny.loss_of
+        model, optimizer, strategy, world, LoopValues(lambda: weight, lambda: done), loss=tiny.loss_of
     )
     ways, mine = wrapped.layout.dp_size, wrapped.layout.dp_rank(world.rank)
     losses: list[float] = []

@@ -109,7 +109,7 @@ class Disk:
                 return entries.sync()
             case journal.Write(name, text):
                 return entries.write(name, text.encode())
-            case journal.Read(name):
+            case journal.ReadEntry(name):
                 with suppress(FileNotFoundError, NotOurs):
                     return entries.read(name, manifest.MAX_BYTES).decode(errors="replace")
                 return ""

@@ -42,25 +42,25 @@ from torch.futures import Future
 from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST, METADATA, STATE
 from ropeteam_trainer.checkpoint.files import HashedStream, new_file, write_tree
 from ropeteam_trainer.checkpoint.objects import stateful
-from ropeteam_trainer.checkpoint.objects.pieces import Piece
+from ropeteam_trainer.checkpoint.objects.tensorshard import TensorShard
 from ropeteam_trainer.contract.world import ShardFile
 from ropeteam_trainer.system.folders import Folder, Location
 
 
 @dataclass(frozen=True)
-class Content:
+class RankContent:
     """Content of one rank for a checkpoint."""
 
-    pieces: Mapping[str, Piece]
+    shards: Mapping[str, TensorShard]
     buffers: list[str]
-    """Names of pieces that may differ between ranks: the lowest rank's is saved."""
+    """Names of shards that may differ between ranks: the lowest rank's is saved."""
     shared: stateful.Shared
     files: Mapping[str, Any]
     """This rank's own small files; on rank 0 also state.pt, to which `shared` of all ranks is added."""
 
 
 def save(
-    directory: Location, place: str, content: Content, group: dist.ProcessGroup | None
+    directory: Location, place: str, content: RankContent, group: dist.ProcessGroup | None
 ) -> tuple[ShardFile, ...]:
     """Write this rank's files; together with all ranks of `group`, or alone. Durable when it returns.
     `place`: the checkpoint's folder, below the directory.
@@ -83,15 +83,15 @@ def save(
 
 
 class _Planner(DefaultSavePlanner):
-    """Planner that writes pieces. `shared` is that of all ranks, once rank 0 has planned."""
+    """Planner that writes shards. `shared` is that of all ranks, once rank 0 has planned."""
 
-    def __init__(self, content: Content) -> None:
+    def __init__(self, content: RankContent) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._content = content
         self.shared: stateful.Shared | None = None
 
     def create_local_plan(self) -> SavePlan:
-        items = [_item(name, piece) for name, piece in self._content.pieces.items()]
+        items = [_item(name, shard) for name, shard in self._content.shards.items()]
         self.plan = SavePlan(items, planner_data=(self._content.buffers, self._content.shared))
         return self.plan
 
@@ -101,7 +101,7 @@ class _Planner(DefaultSavePlanner):
         return super().create_global_plan(lowest_rank_only(all_plans, buffers))
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor:
-        return self._content.pieces[write_item.index.fqn].local
+        return self._content.shards[write_item.index.fqn].local
 
 
 def lowest_rank_only(plans: list[SavePlan], names: set[str]) -> list[SavePlan]:
@@ -115,16 +115,16 @@ def lowest_rank_only(plans: list[SavePlan], names: set[str]) -> list[SavePlan]:
     return left
 
 
-def _item(name: str, piece: Piece) -> WriteItem:
-    chunk = ChunkStorageMetadata(torch.Size(piece.offsets), piece.local.shape)
-    about = TensorWriteData(chunk, TensorProperties.create_from_tensor(piece.local), torch.Size(piece.shape))
+def _item(name: str, shard: TensorShard) -> WriteItem:
+    chunk = ChunkStorageMetadata(torch.Size(shard.offsets), shard.local.shape)
+    about = TensorWriteData(chunk, TensorProperties.create_from_tensor(shard.local), torch.Size(shard.shape))
     return WriteItem(MetadataIndex(name, chunk.offsets), WriteItemType.SHARD, tensor_data=about)
 
 
 class _Files(FileSystemWriter):
     """Writer of DCP's files and of our small ones."""
 
-    def __init__(self, disk: _Disk, content: Content, planner: _Planner) -> None:
+    def __init__(self, disk: _Disk, content: RankContent, planner: _Planner) -> None:
         super().__init__(Path(), sync_files=False, per_thread_copy_ahead=0)  # our disk syncs; no CUDA here
         self.fs = self.disk = disk
         self._content, self._planner = content, planner

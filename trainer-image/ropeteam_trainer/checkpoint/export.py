@@ -23,8 +23,8 @@ import torch
 from ropeteam_trainer.checkpoint import reader
 from ropeteam_trainer.checkpoint.decisions.manifest import STATE, Manifest, ref_at
 from ropeteam_trainer.checkpoint.format import contents, names
-from ropeteam_trainer.checkpoint.objects.pieces import Piece
-from ropeteam_trainer.checkpoint.objects.stateful import State
+from ropeteam_trainer.checkpoint.objects.stateful import TrainingState
+from ropeteam_trainer.checkpoint.objects.tensorshard import TensorShard
 from ropeteam_trainer.contract.world import CheckpointRef
 
 
@@ -63,12 +63,12 @@ def _find(folder: Path) -> tuple[Path, CheckpointRef]:
 def _read(directory: Path, ref: CheckpointRef, manifest: Manifest) -> dict[str, Any]:
     saved = reader.load_metadata(directory, ref, manifest.files)
     tensors = {name: torch.empty(each.shape, dtype=each.dtype) for name, each in saved.items()}
-    whole = {name: Piece(each, tuple(each.shape), (0,) * each.dim()) for name, each in tensors.items()}
+    whole = {name: TensorShard(each, tuple(each.shape), (0,) * each.dim()) for name, each in tensors.items()}
     reader.fill(directory, ref, saved, whole, lambda: None)
     files = {file.name: file for file in manifest.files}
     state = reader.load(directory, ref, files[STATE])
     contents.check_state(STATE, state)
-    shared = {kind: state[kind] for kind in State().shared}
+    shared = {kind: state[kind] for kind in TrainingState().shared}
     result = {"step": ref.step, **state["others"]}
     for name, extra in shared["models"].items():
         mine = {

@@ -32,7 +32,7 @@ from ropeteam_trainer.checkpoint.decisions.restore import RIGHT_HASH, Inspection
 from ropeteam_trainer.checkpoint.format import contents
 from ropeteam_trainer.checkpoint.format.contents import Malformed
 from ropeteam_trainer.checkpoint.format.metadata import Chunk, Saved, parse
-from ropeteam_trainer.checkpoint.objects.pieces import Piece, overlap
+from ropeteam_trainer.checkpoint.objects.tensorshard import TensorShard, overlap
 from ropeteam_trainer.contract import codec, seals
 from ropeteam_trainer.contract.seals import Keys
 from ropeteam_trainer.contract.world import CheckpointRef, ShardFile
@@ -284,25 +284,25 @@ def fill(
     directory: Location,
     ref: CheckpointRef,
     saved: Saved,
-    pieces: Mapping[str, Piece],
+    shards: Mapping[str, TensorShard],
     heartbeat: Callable[[], None],
 ) -> None:
-    """Read each piece, by its name, from the blocks that it was saved in. `heartbeat` is called each time."""
-    by_file: dict[str, list[tuple[Chunk, Piece]]] = {}
-    for name, piece in pieces.items():
+    """Read each shard, by its name, from the blocks that it was saved in. `heartbeat` is called each time."""
+    by_file: dict[str, list[tuple[Chunk, TensorShard]]] = {}
+    for name, shard in shards.items():
         for chunk in saved[name].chunks:
-            by_file.setdefault(chunk.file, []).append((chunk, piece))
+            by_file.setdefault(chunk.file, []).append((chunk, shard))
     for file, wanted in by_file.items():
         with opened(directory, ref, file) as stream:
-            for chunk, piece in sorted(wanted, key=lambda pair: pair[0].begin):
-                _copy(stream, chunk, piece)
+            for chunk, shard in sorted(wanted, key=lambda pair: pair[0].begin):
+                _copy(stream, chunk, shard)
                 heartbeat()
 
 
-def _copy(stream: BinaryIO, chunk: Chunk, piece: Piece) -> None:
-    common = overlap(chunk.offsets, chunk.sizes, piece.offsets, tuple(piece.local.shape))
+def _copy(stream: BinaryIO, chunk: Chunk, shard: TensorShard) -> None:
+    common = overlap(chunk.offsets, chunk.sizes, shard.offsets, tuple(shard.local.shape))
     if common is not None:
-        piece.local[common[1]].copy_(_block(stream, chunk)[common[0]])
+        shard.local[common[1]].copy_(_block(stream, chunk)[common[0]])
 
 
 def _block(stream: BinaryIO, chunk: Chunk) -> torch.Tensor:

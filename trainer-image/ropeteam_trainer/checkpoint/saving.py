@@ -35,8 +35,8 @@ from ropeteam_trainer.checkpoint.format import contents
 from ropeteam_trainer.checkpoint.format.metadata import Saved
 from ropeteam_trainer.checkpoint.format.names import misfit
 from ropeteam_trainer.checkpoint.objects import rng
-from ropeteam_trainer.checkpoint.objects.pieces import piece_of
-from ropeteam_trainer.checkpoint.objects.stateful import SavedObjects, Shared, State
+from ropeteam_trainer.checkpoint.objects.stateful import SavedObjects, Shared, TrainingState
+from ropeteam_trainer.checkpoint.objects.tensorshard import shard_of
 from ropeteam_trainer.checkpoint.writer import ShardWriter
 from ropeteam_trainer.contract.config import RankPlan
 from ropeteam_trainer.contract.local import FromRank
@@ -140,13 +140,13 @@ class Checkpoints:
         files = {file.name: file for file in manifest.files}
         state: dict[str, Any] = self._read(lambda: reader.load(self._directory, ref, files[STATE]), heartbeat)
         contents.check_state(STATE, state)
-        shared = {kind: state[kind] for kind in State().shared}
+        shared = {kind: state[kind] for kind in TrainingState().shared}
         load_metadata = partial(reader.load_metadata, self._directory, ref, manifest.files, validated=True)
         saved = self._read(load_metadata, heartbeat)
         self._check_fit(ref, shared, state["others"], saved)
         tensors = self._objects.allocate(shared, saved)
-        pieces = {name: piece for name, tensor in tensors.items() if (piece := piece_of(tensor)) is not None}
-        self._read(lambda: reader.fill(self._directory, ref, saved, pieces, heartbeat), heartbeat)
+        shards = {name: shard for name, tensor in tensors.items() if (shard := shard_of(tensor)) is not None}
+        self._read(lambda: reader.fill(self._directory, ref, saved, shards, heartbeat), heartbeat)
         self._objects.load(tensors, shared, state["others"])
         return state
 

@@ -22,9 +22,9 @@ from typing import Any
 import torch.distributed as dist
 
 from ropeteam_trainer.checkpoint.decisions.manifest import folder
-from ropeteam_trainer.checkpoint.objects.pieces import local_part, piece_of
 from ropeteam_trainer.checkpoint.objects.snapshot import Snapshot
-from ropeteam_trainer.checkpoint.objects.stateful import State
+from ropeteam_trainer.checkpoint.objects.stateful import TrainingState
+from ropeteam_trainer.checkpoint.objects.tensorshard import local_part, shard_of
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
 from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.system.folders import Location
@@ -48,7 +48,7 @@ class ShardWriter:
         self.stalls = 0
         self.stalled_seconds = 0.0
 
-    def start(self, step: int, state: State, files: Mapping[str, Any]) -> None:
+    def start(self, step: int, state: TrainingState, files: Mapping[str, Any]) -> None:
         """Copy the state and start to write it; called on all ranks. `files`: this rank's small files, by
         name."""
         if self._thread is not None and self._thread.is_alive():
@@ -75,15 +75,15 @@ class ShardWriter:
         self.wait()
         self._group = None
 
-    def _write(self, step: int, state: State, copy: dict[str, Any]) -> None:
+    def _write(self, step: int, state: TrainingState, copy: dict[str, Any]) -> None:
         """Write `copy`. `state` has the sharding of its tensors; the values in `state` have changed since."""
         place = folder(CheckpointRef(step, self._world_id, run=self._run))
         try:
             from ropeteam_trainer.checkpoint import dcp
 
-            found = {name: piece_of(tensor, copy["locals"][name]) for name, tensor in state.tensors.items()}
-            pieces = {name: piece for name, piece in found.items() if piece is not None}
-            content = dcp.Content(pieces, state.buffers, copy["shared"], copy["files"])
+            found = {name: shard_of(tensor, copy["locals"][name]) for name, tensor in state.tensors.items()}
+            shards = {name: shard for name, shard in found.items() if shard is not None}
+            content = dcp.RankContent(shards, state.buffers, copy["shared"], copy["files"])
             files = dcp.save(self._directory, place, content, self._group)
         except Exception as error:
             print(

@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 from ropeteam_trainer.contract.config import Launcher as Field
 from ropeteam_trainer.contract.messages import Problem
 from ropeteam_trainer.contract.world import FailReason
-from ropeteam_trainer.launchers.interpreter import call_of
+from ropeteam_trainer.launchers.interpreter import python_command
 from ropeteam_trainer.launchers.launch import JobSize, Launch, Run
 from ropeteam_trainer.launchers.parsing import LaunchError, Parsed, parse
-from ropeteam_trainer.launchers.table import MODULES, OF_OTHER_HOSTS, PROGRAMS, Arguments, Launcher
+from ropeteam_trainer.launchers.table import MODULES, OF_OTHER_HOSTS, PROGRAMS, Arguments, KnownLauncher
 from ropeteam_trainer.launchers.wrappers import Inner, name_of, unwrapped
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?(\.exe)?|pypy3?")
@@ -72,7 +72,7 @@ def processes_of(command: Arguments, launcher: Field, workers: int) -> int | Non
 class _KnownCommand:
     """Command with a known program."""
 
-    launcher: Launcher | None
+    launcher: KnownLauncher | None
     arguments: Arguments
     """Arguments of the launcher; without one the script, module or code, and its arguments."""
     run: Run = Run.COMMAND
@@ -88,14 +88,14 @@ def _known_command(inner: Inner) -> _KnownCommand | None:
     return None if inner.stdin is not None and not is_read else found
 
 
-def _lookup(names: Mapping[Arguments, Launcher], words: Arguments) -> _KnownCommand | None:
+def _lookup(names: Mapping[Arguments, KnownLauncher], words: Arguments) -> _KnownCommand | None:
     names_called = (name_of(words[0]), *words[1:])
     matches = ((name, each) for name, each in names.items() if names_called[: len(name)] == name)
     return next((_KnownCommand(each, words[len(name) :]) for name, each in matches), None)
 
 
 def _python(inner: Inner) -> _KnownCommand:
-    call, python = call_of(inner.words), inner.words[0]
+    call, python = python_command(inner.words), inner.words[0]
     if not call.rest:
         return _KnownCommand(None, inner.words, python=python)
     known = None if call.kind == "-c" else _lookup({"-m": MODULES}.get(call.kind, PROGRAMS), call.rest)
@@ -129,7 +129,7 @@ def _launch_of_known(inner: Inner, job: JobSize, field: Field) -> Launch | None:
     if launcher.join and field is Field.PER_RANK:
         return None
     parsed = parse(launcher.name, launcher.options, found.arguments)
-    launcher.agree(parsed, job)
+    launcher.check_against(parsed, job)
     return _per_pod(inner, found, parsed, job) if launcher.join else _per_rank(inner, found, parsed)
 
 

@@ -12,7 +12,7 @@ _TAKES_VALUE = re.compile(r"-(?P<before>[^-cmWX]*)(?P<letter>[cmWX])(?P<value>.*
 
 
 @dataclass(frozen=True)
-class Call:
+class PythonCommand:
     flags: tuple[str, ...]
     kind: str
     """-m, -c, or empty: kind of `rest[0]`."""
@@ -20,18 +20,18 @@ class Call:
     """Module, code, script or `-`, and the arguments after it."""
 
 
-def call_of(words: tuple[str, ...]) -> Call:
+def python_command(words: tuple[str, ...]) -> PythonCommand:
     flags, rest = list[str](), list(words[1:])
     while rest and rest[0].startswith("-") and rest[0] != "-":
         before, flag, value = _split(rest.pop(0))
         flags += [before] * bool(before)
         rest = [value] * bool(value) + rest
         if flag in ("-m", "-c"):
-            return Call(tuple(flags), flag, tuple(rest))
+            return PythonCommand(tuple(flags), flag, tuple(rest))
         if flag:
             flags += [flag, *rest[:1]]
             rest = rest[1:]
-    return Call(tuple(flags), "", tuple(rest))
+    return PythonCommand(tuple(flags), "", tuple(rest))
 
 
 def _split(word: str) -> tuple[str, str, str]:

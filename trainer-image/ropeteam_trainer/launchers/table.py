@@ -18,7 +18,7 @@ Arguments = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Launcher:
+class KnownLauncher:
     name: str
     options: Options
     count: str
@@ -35,7 +35,7 @@ class Launcher:
     """Flag that passes the local rank to a script."""
     unless: str = ""
     """Option that turns this off."""
-    counts: Callable[[Launcher, Parsed, int], int | None] | None = None
+    counts: Callable[[KnownLauncher, Parsed, int], int | None] | None = None
     """Ranks per worker, for a number of workers, where it is not simply the value of `count`."""
 
     def processes(self, parsed: Parsed, workers: int) -> int | None:
@@ -45,7 +45,7 @@ class Launcher:
         value = parsed.given.get(self.count)
         return None if value in _ALL_DEVICES else parsed.number(self.count)
 
-    def agree(self, parsed: Parsed, job: JobSize) -> None:
+    def check_against(self, parsed: Parsed, job: JobSize) -> None:
         """Check the command against the job. Raises Refused for contradictions."""
         count = self.processes(parsed, job.workers)
         if count is not None and count != job.processes:
@@ -54,14 +54,14 @@ class Launcher:
                 f"{flag} requests {_count(count, 'process')} per worker, the job has {job.processes}"
                 f" ({job.field}): set that to {count} or leave the flag out"
             )
-        self._agree_on_nodes(parsed, job)
+        self._check_nodes(parsed, job)
         if self.check:
             self.check(parsed, job)
         for option in self.own:
             if self.join and job.workers > 1 and option in parsed.given:
                 raise LaunchError(f"--{option} is set in each pod by Ropeteam: leave it out")
 
-    def _agree_on_nodes(self, parsed: Parsed, job: JobSize) -> None:
+    def _check_nodes(self, parsed: Parsed, job: JobSize) -> None:
         nodes = parsed.given.get(self.nodes, "-1")
         low, _, high = nodes.partition(":")
         if not (low.isdecimal() and (high or low).isdecimal()):
@@ -107,7 +107,7 @@ def _check_torch_launch(parsed: Parsed, job: JobSize) -> None:
         raise LaunchError("--no-python needs --use-env: add it")
 
 
-TORCHRUN = Launcher("torchrun", OPTIONS["torchrun"], "nproc-per-node", "nnodes", check=_check_torchrun)
+TORCHRUN = KnownLauncher("torchrun", OPTIONS["torchrun"], "nproc-per-node", "nnodes", check=_check_torchrun)
 TORCH_LAUNCH = replace(
     TORCHRUN,
     name="torch.distributed.launch",
@@ -140,7 +140,7 @@ def _check_deepspeed(parsed: Parsed, job: JobSize) -> None:
         )
 
 
-DEEPSPEED = Launcher(
+DEEPSPEED = KnownLauncher(
     "deepspeed",
     OPTIONS["deepspeed"],
     "num-gpus",
@@ -154,7 +154,7 @@ DEEPSPEED = Launcher(
 # ---- accelerate
 
 
-def _accelerate_counts(launcher: Launcher, parsed: Parsed, workers: int) -> int | None:
+def _accelerate_counts(launcher: KnownLauncher, parsed: Parsed, workers: int) -> int | None:
     total = parsed.number(launcher.count)
     if total is None or total % workers == 0:
         return None if total is None else total // workers
@@ -192,7 +192,7 @@ def _accelerate_join_flags(parsed: Parsed, job: JobSize) -> Arguments:
     )
 
 
-ACCELERATE = Launcher(
+ACCELERATE = KnownLauncher(
     "accelerate",
     OPTIONS["accelerate"],
     "num-processes",
@@ -207,7 +207,7 @@ ACCELERATE = Launcher(
 # ---- fabric, composer, tune
 
 
-def _fabric_counts(launcher: Launcher, parsed: Parsed, _: int) -> int | None:
+def _fabric_counts(launcher: KnownLauncher, parsed: Parsed, _: int) -> int | None:
     value = parsed.given.get(launcher.count)
     if value and "," in value:
         return len([number for number in value.split(",") if number])
@@ -243,7 +243,7 @@ def _tune_join_flags(parsed: Parsed, job: JobSize) -> Arguments:
     )
 
 
-FABRIC = Launcher(
+FABRIC = KnownLauncher(
     "fabric",
     OPTIONS["fabric"],
     "devices",
@@ -252,7 +252,7 @@ FABRIC = Launcher(
     join=_fabric_join_flags,
     counts=_fabric_counts,
 )
-COMPOSER = Launcher(
+COMPOSER = KnownLauncher(
     "composer",
     OPTIONS["composer"],
     "nproc",
@@ -268,7 +268,7 @@ TUNE = replace(
     join=_tune_join_flags,
 )
 
-PROGRAMS: Mapping[Arguments, Launcher] = {
+PROGRAMS: Mapping[Arguments, KnownLauncher] = {
     ("torchrun",): TORCHRUN,
     ("deepspeed",): DEEPSPEED,
     ("deepspeed.pt",): DEEPSPEED,
@@ -279,7 +279,7 @@ PROGRAMS: Mapping[Arguments, Launcher] = {
     ("composer",): COMPOSER,
     ("tune", "run"): TUNE,
 }
-MODULES: Mapping[Arguments, Launcher] = {
+MODULES: Mapping[Arguments, KnownLauncher] = {
     ("torch.distributed.run",): TORCHRUN,
     ("torch.distributed.launch",): TORCH_LAUNCH,
     ("deepspeed.launcher.runner",): DEEPSPEED,

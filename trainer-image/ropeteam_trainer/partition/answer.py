@@ -26,7 +26,7 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Part:
+class ModelPart:
     """One rank's part of the model. Ranks that hold as much or less are left out."""
 
     rank: int
@@ -47,7 +47,7 @@ class Model:
     rates: tuple[float, ...]
     """Learning rate of each parameter group, as set by the script."""
     scaled_rates: tuple[float, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[ModelPart, ...]
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from ropeteam_trainer.contract.strategy import (
     Strategy,
     SyncType,
 )
-from ropeteam_trainer.partition.answer import Part, Tensor
+from ropeteam_trainer.partition.answer import ModelPart, Tensor
 from ropeteam_trainer.partition.layout import Layout, shared_out
 
 FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20
@@ -71,10 +71,10 @@ class Traffic:
 NOTHING = Traffic()
 
 
-def memory(part: Part, strategy: Strategy, grid: Layout, pieces: int) -> Memory:
-    """Memory of one rank. pieces: micro-batches per step; sharded gradients are unsharded until the last."""
+def memory(part: ModelPart, strategy: Strategy, grid: Layout, micro_batches: int) -> Memory:
+    """Memory of one rank. micro_batches: per step; sharded gradients are unsharded until the last."""
     gradients = sum(t.bytes for t in part.tensors if t.trained)
-    if _is_sharded(strategy, grid) and pieces > 1:
+    if _is_sharded(strategy, grid) and micro_batches > 1:
         gradients *= grid.shard
     parameters = sum(t.bytes for t in part.tensors)
     optimizer = 0 if strategy.servers else part.optimizer
@@ -83,8 +83,8 @@ def memory(part: Part, strategy: Strategy, grid: Layout, pieces: int) -> Memory:
     return Memory(parameters, gradients, optimizer)
 
 
-def traffic(part: Part, strategy: Strategy, grid: Layout, pieces: int) -> Traffic:
-    """Traffic of one rank. pieces: as for memory(); sharded layers are gathered for each of them."""
+def traffic(part: ModelPart, strategy: Strategy, grid: Layout, micro_batches: int) -> Traffic:
+    """Traffic of one rank. micro_batches: as for memory(); sharded layers are gathered for each of them."""
     trained = [t for t in part.tensors if t.trained]
     whole = sum(t.bytes for t in trained)
     if strategy.servers:
@@ -93,7 +93,7 @@ def traffic(part: Part, strategy: Strategy, grid: Layout, pieces: int) -> Traffi
     if grid.dp_size == 1:
         return NOTHING
     if _is_sharded(strategy, grid):
-        return _sharded(part, strategy, grid, pieces)
+        return _sharded(part, strategy, grid, micro_batches)
     if grid.pipeline * grid.tensor > 1 or strategy.sync.type is SyncType.REPLICATE:
         return _split_over(_all_reduce(whole, grid.replicate), part.groups)
     buckets = list(buckets_of(trained))
@@ -106,7 +106,7 @@ def traffic(part: Part, strategy: Strategy, grid: Layout, pieces: int) -> Traffi
     return averaged + (_broadcasts(whole, grid.shard) if grid.shard > 1 else NOTHING)
 
 
-def fullest_server(part: Part, servers: int) -> Memory:
+def fullest_server(part: ModelPart, servers: int) -> Memory:
     """Memory of the largest parameter server, which it has twice; gradients: received from each worker in a
     step. part: the full model."""
     owners = shared_out([t.bytes for t in part.tensors], servers)
@@ -215,7 +215,7 @@ def _split_over(traffic: Traffic, calls: int) -> Traffic:
 # ---- techniques
 
 
-def _sharded(part: Part, strategy: Strategy, grid: Layout, pieces: int) -> Traffic:
+def _sharded(part: ModelPart, strategy: Strategy, grid: Layout, micro_batches: int) -> Traffic:
     """Traffic of FSDP: layers are gathered before they compute, and their gradients reduced to shards."""
     short = strategy.precision is not Precision.FLOAT32
     gathered = sum(t.numbers * (SHORT if short else t.number_bytes) for t in part.tensors)
@@ -226,9 +226,9 @@ def _sharded(part: Part, strategy: Strategy, grid: Layout, pieces: int) -> Traff
         _split_over(_all_reduce(reduced, grid.replicate), part.groups) if grid.replicate > 1 else NOTHING
     )
     if strategy.sharding is Sharding.GRADIENTS:  # kept from the forward to the backward pass
-        times = 1 if grid.pipeline > 1 else pieces
+        times = 1 if grid.pipeline > 1 else micro_batches
     else:  # a pipeline reshards layers after forward passes, and keeps them from the first backward pass on
-        times = pieces + 1 if grid.pipeline > 1 else 2 * pieces
+        times = micro_batches + 1 if grid.pipeline > 1 else 2 * micro_batches
     return gather * times + scatter + between
 
 

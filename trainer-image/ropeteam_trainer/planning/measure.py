@@ -21,12 +21,12 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from ropeteam_trainer.contract.strategy import Parallelism, Sharding, Strategy, Sync
-from ropeteam_trainer.partition.answer import Model, Part, Tensor
+from ropeteam_trainer.partition.answer import Model, ModelPart, Tensor
 from ropeteam_trainer.partition.layout import Layout, layout, shared_out
 from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.strategies import tensor
 from ropeteam_trainer.strategies.model.units import units_of
-from ropeteam_trainer.strategies.wrap import Progress, Wrapped, wrap
+from ropeteam_trainer.strategies.wrap import LoopValues, Wrapped, wrap
 
 
 def join(rank: int, size: int) -> None:
@@ -56,7 +56,7 @@ def measure(
         join(rank, size)
         copied = copy.deepcopy((model, optimizer))
         world = World(rank, size, torch.device("cpu"))
-        wrapped = wrap(*copied, strategy, world, Progress(lambda: 1.0, lambda: 0), loss, tensor_plan)
+        wrapped = wrap(*copied, strategy, world, LoopValues(lambda: 1.0, lambda: 0), loss, tensor_plan)
         scaled = _rates(wrapped.optimizer)
         parts.append(_part(rank, wrapped))
     return Model(whole, name, rates, scaled, tuple(parts))
@@ -73,12 +73,12 @@ def _ranks_that_differ(optimizer: Optimizer, strategy: Strategy, grid: Layout) -
     return [stage * (grid.world // grid.pipeline) for stage in range(grid.pipeline)]
 
 
-def _part(rank: int, wrapped: Wrapped) -> Part:
+def _part(rank: int, wrapped: Wrapped) -> ModelPart:
     parameters = [p for part in wrapped.parts for p in part.parameters()]
     tensors = tuple(
         Tensor(tuple(p.shape), _local(p).numel(), p.element_size(), p.requires_grad) for p in parameters
     )
-    return Part(rank, tensors, sum(map(_groups, wrapped.parts)), _state_bytes(wrapped.optimizer))
+    return ModelPart(rank, tensors, sum(map(_groups, wrapped.parts)), _state_bytes(wrapped.optimizer))
 
 
 def _groups(part: nn.Module) -> int:

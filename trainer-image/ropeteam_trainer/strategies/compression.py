@@ -21,8 +21,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from ropeteam_trainer.contract.strategy import Compression, CompressionType
 from ropeteam_trainer.strategies.ddp import Hook
 
-Done = torch.futures.Future[torch.Tensor]
-Memory = dict[int, torch.Tensor]
+ReducedBucket = torch.futures.Future[torch.Tensor]
+Residuals = dict[int, torch.Tensor]
 """One flat tensor per bucket of gradients."""
 
 
@@ -42,12 +42,12 @@ def hook_of(compression: Compression) -> Hook:
 def _cast_to(dtype: torch.dtype) -> Hook:
     """Hook that casts to `dtype`. torch's own for bfloat16 refuses CPUs, though gloo reduces it well."""
 
-    def hook(_: Any, bucket: Any) -> Done:
+    def hook(_: Any, bucket: Any) -> ReducedBucket:
         gradient = bucket.buffer()
         half = gradient.to(dtype).div_(dist.get_world_size())
         work = dist.all_reduce(half, async_op=True)
         assert work is not None
-        result: Done = work.get_future().then(lambda done: gradient.copy_(done.value()[0]))
+        result: ReducedBucket = work.get_future().then(lambda done: gradient.copy_(done.value()[0]))
         return result
 
     return hook
@@ -61,10 +61,10 @@ class PowerSGD:
             None, matrix_approximation_rank=rank, start_powerSGD_iter=2, min_compression_rate=1
         )
 
-    def __call__(self, _: Any, bucket: Any) -> Done:
+    def __call__(self, _: Any, bucket: Any) -> ReducedBucket:
         for memory in (self._state.error_dict, self._state.p_memory_dict, self._state.q_memory_dict):
             _move_to_bucket(memory, bucket)
-        done: Done = powerSGD_hook.powerSGD_hook(self._state, bucket)
+        done: ReducedBucket = powerSGD_hook.powerSGD_hook(self._state, bucket)
         done.wait()  # gloo's threads would start the later sums of several buckets in any order
         return done
 
@@ -90,7 +90,7 @@ class TopK:
 
     def __init__(self, keep_per_mille: int) -> None:
         self._keep_per_mille = keep_per_mille
-        self._error: Memory = {}
+        self._error: Residuals = {}
 
     def state_dict(self) -> dict[str, Any]:
         return {"left out": self._error}
@@ -98,7 +98,7 @@ class TopK:
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         self._error = saved["left out"]
 
-    def __call__(self, _: Any, bucket: Any) -> Done:
+    def __call__(self, _: Any, bucket: Any) -> ReducedBucket:
         gradient = bucket.buffer()
         _move_to_bucket(self._error, bucket)
         error = self._error.get(bucket.index())
@@ -109,7 +109,7 @@ class TopK:
         values = gradient[indices]
         self._error[bucket.index()] = gradient.index_fill(0, indices, 0)
         self._sum(gradient, indices, values)
-        done: Done = torch.futures.Future()
+        done: ReducedBucket = torch.futures.Future()
         done.set_result(gradient.div_(dist.get_world_size()))
         return done
 
@@ -126,7 +126,7 @@ class TopK:
             into.index_add_(0, rank_indices, rank_values)
 
 
-def _move_to_bucket(memory: Memory, bucket: Any) -> None:
+def _move_to_bucket(memory: Residuals, bucket: Any) -> None:
     """Move a bucket's tensor to the bucket's device: checkpoints are read on the CPU."""
     if bucket.index() in memory:
         memory[bucket.index()] = memory[bucket.index()].to(bucket.buffer().device)

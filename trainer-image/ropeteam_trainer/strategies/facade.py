@@ -75,7 +75,7 @@ class ModelFacade(nn.Module):
                 )
             return self._pipeline.run(inputs[0], inputs[1], self._weight())
         assert self._micro is not None
-        batch = microbatch.Batch(inputs, named)
+        batch = microbatch.ModelArguments(inputs, named)
         return microbatch.accumulate(self.parts[0], self._compute, batch, self._micro, self._weight())
 
     def _compute(self, *inputs: Any, **named: Any) -> Any:

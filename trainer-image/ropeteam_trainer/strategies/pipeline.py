@@ -27,7 +27,14 @@ from torch.distributed.pipelining import PipelineStage
 
 from ropeteam_trainer.contract.strategy import Pipelining, Schedule, StrategyError
 from ropeteam_trainer.partition.cost import micro_batches
-from ropeteam_trainer.strategies.model.microbatch import Batch, bounds, check_loss, most, samples, split
+from ropeteam_trainer.strategies.model.microbatch import (
+    ModelArguments,
+    bounds,
+    check_loss,
+    most,
+    samples,
+    split,
+)
 
 _SCHEDULES: dict[Schedule, Any] = {
     Schedule.GPIPE: pipelining.ScheduleGPipe,
@@ -105,7 +112,7 @@ class Pipeline:
         schedule = self._schedule_for(padded, count)
         target_numbers = {}
         if self._last in numbers:
-            self._targets = split(Batch((target,), {}), count)
+            self._targets = split(ModelArguments((target,), {}), count)
             target_numbers = {"target": torch.arange(count)}
         run = schedule.step if torch.is_grad_enabled() else schedule.eval
         run(*((padded,) if 0 in numbers else ()), **target_numbers)

@@ -22,8 +22,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, pa
 
 from ropeteam_trainer.contract.strategy import StrategyError, TensorParallel, TensorSplit
 
-Plan = Mapping[str, ParallelStyle]
-PlanMaker = Callable[[TensorSplit], Plan]
+ParallelizePlan = Mapping[str, ParallelStyle]
+PlanMaker = Callable[[TensorSplit], ParallelizePlan]
 
 
 def apply(model: nn.Module, mesh: DeviceMesh, settings: TensorParallel, make: PlanMaker | None) -> None:
@@ -34,7 +34,7 @@ def apply(model: nn.Module, mesh: DeviceMesh, settings: TensorParallel, make: Pl
             "strategy.parallelism.tensor: this model has no plan for its split; give it a method "
             "tensor_plan(settings), or wrap(..., tensor_plan=f), that returns {layer name: ColwiseParallel()}"
         )
-    plan: Plan = plan_maker(TensorSplit(settings.sequence, settings.loss, mesh.size()))
+    plan: ParallelizePlan = plan_maker(TensorSplit(settings.sequence, settings.loss, mesh.size()))
     names = {id(layer): name for name, layer in model.named_modules()}
     parallelize_module(model, mesh, {path: _RequireEvenSplit(style, names) for path, style in plan.items()})
     parallelize_module(model, mesh, dict(plan))

@@ -50,7 +50,7 @@ from ropeteam_trainer.strategies.model.naming import named_parameters, rebind
 
 
 @dataclass(frozen=True)
-class Progress:
+class LoopValues:
     """Values of the job that techniques read."""
 
     batch_weight: Callable[[], float]
@@ -107,7 +107,7 @@ def wrap(
     optimizer: Optimizer,
     strategy: Strategy,
     world: World,
-    progress: Progress,
+    progress: LoopValues,
     loss: Loss | None = None,
     tensor_plan: tensor.PlanMaker | None = None,
 ) -> Wrapped:
@@ -233,7 +233,7 @@ def _syncs(grid: Layout) -> bool:
     return grid.shard > 1 or (grid.replicate > 1 and torch.is_grad_enabled())
 
 
-def _hook_step(optimizer: Optimizer, strategy: Strategy, grid: Layout, progress: Progress) -> None:
+def _hook_step(optimizer: Optimizer, strategy: Strategy, grid: Layout, progress: LoopValues) -> None:
     if any(len(_meshes(group["params"])) > 1 for group in optimizer.param_groups):
         for group in optimizer.param_groups:  # many-tensor kernels take tensors of one mesh only
             group.update({name: False for name in ("foreach", "fused") if name in group})

@@ -10,7 +10,7 @@ from ropeteam.api.strategy import of_contract
 from ropeteam.cli.errors import BadInput
 from ropeteam_trainer.contract.strategy import Scaling, Sharding, Strategy, SyncType
 from ropeteam_trainer.partition import cost
-from ropeteam_trainer.partition.answer import DryRunResult, Model, Part
+from ropeteam_trainer.partition.answer import DryRunResult, Model, ModelPart
 from ropeteam_trainer.partition.layout import Layout, layout
 
 _WIDTH = 16
@@ -164,7 +164,7 @@ def _notes(model: Model, strategy: Strategy, grid: Layout, micro_batches: int | 
         yield f"the state of {model.optimizer}, which does not step without data"
 
 
-def _gradients(part: Part) -> int:
+def _gradients(part: ModelPart) -> int:
     return sum(t.bytes for t in part.tensors if t.trained)
 
 

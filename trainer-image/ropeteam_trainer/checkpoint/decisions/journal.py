@@ -72,7 +72,7 @@ class Write:
 
 
 @dataclass(frozen=True)
-class Read:
+class ReadEntry:
     """Read the text of a file of the journal; "": it does not exist (any more)."""
 
     name: str
@@ -115,7 +115,7 @@ class WriteManifest:
     grant: Grant
 
 
-Operation = List | Create | Write | Read | Rename | Remove | Folders | Delete | WriteManifest
+Operation = List | Create | Write | ReadEntry | Rename | Remove | Folders | Delete | WriteManifest
 Steps = Generator[Operation, Any, T]
 
 
@@ -123,7 +123,7 @@ Steps = Generator[Operation, Any, T]
 
 
 @dataclass(frozen=True)
-class Entry:
+class JournalEntry:
     """Content of a checkpoint's file in the journal. One without the required signature proves nothing: it
     has neither digest nor parent then."""
 
@@ -131,7 +131,7 @@ class Entry:
     parent: CheckpointRef | None
 
     @classmethod
-    def read(cls, text: str, keys: Keys) -> Entry:
+    def read(cls, text: str, keys: Keys) -> JournalEntry:
         """Parse an entry. Raises DecodeError."""
         entry = codec.decode(cls, text)
         trusted = not keys or seals.holds(JOURNAL, text.encode(), keys)
@@ -238,7 +238,7 @@ def claim(me: Claim) -> Steps[Held]:
     counted = {key for key in seen.committed if key.epoch < me.epoch}
     previous = max((each for each in seen.adopting if each.epoch < me.epoch), default=None)
     if previous is not None:
-        listed = set((yield Read(previous.adopts)).split())
+        listed = set((yield ReadEntry(previous.adopts)).split())
         counted = {key for key in counted if str(key) in listed or key.epoch == previous.epoch}
     yield Write(me.adopts, "\n".join(sorted(map(str, counted))))
     _parse_listing((yield List())).refuse(me)
@@ -257,12 +257,12 @@ def lineage(
     """
     names = _parse_listing((yield List())).names
     wanted = {key_of(ref): ref for ref in named if ref.digest}
-    entries: dict[CheckpointKey, Entry | None] = {}
+    entries: dict[CheckpointKey, JournalEntry | None] = {}
     found = []
     for key in sorted(held.adopted, reverse=True):
         mine = yield from _entry(key, names, entries, keys)
         if key in wanted and not (mine and mine.ref.digest):
-            mine = Entry(wanted[key], None)
+            mine = JournalEntry(wanted[key], None)
         ref, passed = mine.ref if mine else None, set[CheckpointKey]()
         while ref and wanted and wanted.get(key_of(ref)) != ref:
             passed.add(key_of(ref))
@@ -281,7 +281,7 @@ def ancestors(
     """Ancestors of each of `refs` among the others, newest first."""
     names = _parse_listing((yield List())).names
     known, oldest = {key_of(ref): ref for ref in refs}, min((ref.step for ref in refs), default=0)
-    entries: dict[CheckpointKey, Entry | None] = {}
+    entries: dict[CheckpointKey, JournalEntry | None] = {}
     found = []
     for ref in refs:
         past = []
@@ -296,14 +296,17 @@ def ancestors(
 
 
 def _entry(
-    key: CheckpointKey, names: dict[CheckpointKey, str], known: dict[CheckpointKey, Entry | None], keys: Keys
-) -> Steps[Entry | None]:
+    key: CheckpointKey,
+    names: dict[CheckpointKey, str],
+    known: dict[CheckpointKey, JournalEntry | None],
+    keys: Keys,
+) -> Steps[JournalEntry | None]:
     """Entry of a checkpoint. None: there is none, it cannot be parsed, or it is of another checkpoint. Each
     is read once."""
     if key not in known:
-        text = (yield Read(names[key])) if key in names else ""
+        text = (yield ReadEntry(names[key])) if key in names else ""
         try:
-            entry = Entry.read(text, keys)
+            entry = JournalEntry.read(text, keys)
             known[key] = entry if key_of(entry.ref) == key else None
         except codec.DecodeError:
             known[key] = None
@@ -314,7 +317,7 @@ def commit(held: Held, grant: Grant, keys: Keys = ()) -> Steps[CheckpointRef]:
     """Commit a granted checkpoint. Raises Superseded: it would not count."""
     _parse_listing((yield List())).refuse(held.claim)
     ref: CheckpointRef = yield WriteManifest(grant)
-    yield Write(f"{key_of(ref)}.commit", Entry(ref, grant.parent).text(keys))
+    yield Write(f"{key_of(ref)}.commit", JournalEntry(ref, grant.parent).text(keys))
     return ref
 
 
@@ -357,7 +360,7 @@ def prune(held: Held, keep: tuple[CheckpointRef, ...]) -> Steps[tuple[Checkpoint
 def _apart(seen: _Listing, others: set[CheckpointKey]) -> Steps[set[CheckpointKey]]:
     """Checkpoints committed in the directory itself, where a library writes that is older than folders of
     runs. Other folders there belong to no run, so only those that the journal names count."""
-    entries: dict[CheckpointKey, Entry | None] = {}
+    entries: dict[CheckpointKey, JournalEntry | None] = {}
     found = set()
     for key in sorted((seen.committed | set(seen.pruning)) - others):
         entry = yield from _entry(key, seen.names, entries, ())

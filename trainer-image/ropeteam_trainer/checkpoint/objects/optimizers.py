@@ -18,20 +18,20 @@ from torch.optim import Optimizer
 
 from ropeteam_trainer.checkpoint.format.metadata import Saved, SavedTensor
 from ropeteam_trainer.checkpoint.format.names import state_name
-from ropeteam_trainer.checkpoint.objects.pieces import is_sharded
+from ropeteam_trainer.checkpoint.objects.tensorshard import is_sharded
 
-Part = dict[str, Any]
+OptimizerPart = dict[str, Any]
 Names = Mapping[torch.Tensor, str]
 NOT_VALUES = ("params", "param_names", "foreach", "fused", "capturable", "differentiable")
 """Fields of a group that are not saved: the script sets how to compute, and another layout may need other
 settings."""
 
 
-def capture(name: str, optimizer: Optimizer, names: Names) -> tuple[dict[str, torch.Tensor], Part]:
+def capture(name: str, optimizer: Optimizer, names: Names) -> tuple[dict[str, torch.Tensor], OptimizerPart]:
     """This rank's tensors, by full name, and its part. Raises TypeError for state that could not be
     restored."""
     tensors: dict[str, torch.Tensor] = {}
-    part: Part = {"groups": [], "tensors": {}, "values": {}}
+    part: OptimizerPart = {"groups": [], "tensors": {}, "values": {}}
     inner = _inner(optimizer)
     for parameter in _parameters(inner):
         param_name = names[parameter]
@@ -50,10 +50,10 @@ def capture(name: str, optimizer: Optimizer, names: Names) -> tuple[dict[str, to
     return tensors, part
 
 
-def merge(parts: Iterable[Part]) -> Part:
+def merge(parts: Iterable[OptimizerPart]) -> OptimizerPart:
     """Parts of all ranks, merged into one. An entry that several ranks have is the same, so the first is
     used."""
-    whole: Part = {"groups": [], "tensors": {}, "values": {}}
+    whole: OptimizerPart = {"groups": [], "tensors": {}, "values": {}}
     seen: set[str] = set()
     for part in parts:
         for group in part["groups"]:
@@ -66,7 +66,7 @@ def merge(parts: Iterable[Part]) -> Part:
     return whole
 
 
-def parameter_names(part: Part) -> set[str]:
+def parameter_names(part: OptimizerPart) -> set[str]:
     return {name for group in part["groups"] for name in group["names"]}
 
 
@@ -83,7 +83,7 @@ def check_names(name: str, optimizer: Optimizer, names: Names) -> None:
 
 
 def prepare(
-    name: str, optimizer: Optimizer, names: Names, part: Part, saved: Saved
+    name: str, optimizer: Optimizer, names: Names, part: OptimizerPart, saved: Saved
 ) -> dict[str, torch.Tensor]:
     """Set hyperparameters and allocate the state: returns its tensors, by full name, for the caller to
     fill."""

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-State = dict[str, Any]
+GeneratorStates = dict[str, Any]
 
 
-def capture() -> State:
-    state: State = {"python": random.getstate(), "torch": torch.get_rng_state()}
+def capture() -> GeneratorStates:
+    state: GeneratorStates = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if "numpy" in sys.modules:
         name, keys, position, has_gauss, gauss = sys.modules["numpy"].random.get_state()
         state["numpy"] = (name, keys.tolist(), position, has_gauss, gauss)
@@ -26,7 +26,7 @@ def capture() -> State:
     return state
 
 
-def put_back(state: State) -> None:
+def put_back(state: GeneratorStates) -> None:
     """Restore the generators. Raises ValueError for states of an incompatible Python, NumPy or torch."""
     try:
         _put_back_on_cpu(state)
@@ -39,7 +39,7 @@ def put_back(state: State) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-def _put_back_on_cpu(state: State) -> None:
+def _put_back_on_cpu(state: GeneratorStates) -> None:
     random.setstate(state["python"])
     torch.set_rng_state(state["torch"])
     if "numpy" in state:

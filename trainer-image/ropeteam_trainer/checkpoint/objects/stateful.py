@@ -26,7 +26,7 @@ merged."""
 
 
 @dataclass
-class State:
+class TrainingState:
     """This rank's part of the training state."""
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class SavedObjects:
             for name, obj in objects.items()
             if name not in self._modules and name not in self._optimizers
         }
-        state = State()
+        state = TrainingState()
         self._add_models(state)
         names_of = self._parameter_names()
         for name, optimizer in self._optimizers.items():
@@ -85,9 +85,9 @@ class SavedObjects:
         for name, extra in state.shared["models"].items():
             _check_plain(name, extra)
 
-    def state(self, with_others: bool) -> State:
+    def state(self, with_others: bool) -> TrainingState:
         """Current state. Modules first: FSDP reshards its parameters when its state_dict() is called."""
-        state = State()
+        state = TrainingState()
         self._add_models(state)
         names_of = self._parameter_names()
         for name, optimizer in self._optimizers.items():
@@ -110,7 +110,7 @@ class SavedObjects:
 
     def compare(self, shared: Shared, saved: Saved) -> tuple[set[str], set[str], list[str]]:
         """Names that only this rank has, names that only the checkpoint has, and shapes that differ."""
-        state = State()
+        state = TrainingState()
         self._add_models(state)
         mine = set(state.tensors) | _extra_names(state.shared["models"])
         models = {name: shared["models"][name] for name in self._modules}
@@ -130,7 +130,7 @@ class SavedObjects:
 
     def allocate(self, shared: Shared, saved: Saved) -> dict[str, torch.Tensor]:
         """All tensors of this rank, for the caller to fill; those of optimizers are allocated here."""
-        state = State()
+        state = TrainingState()
         self._add_models(state)
         names_of = self._parameter_names()
         for name, optimizer in self._optimizers.items():
@@ -150,7 +150,7 @@ class SavedObjects:
             if name in others or name not in self._optional:
                 obj.load_state_dict(others[name])
 
-    def _add_models(self, state: State) -> None:
+    def _add_models(self, state: TrainingState) -> None:
         for name, modules in self._modules.items():
             extra: dict[str, Any] = {}
             for module in modules:
@@ -184,7 +184,7 @@ class SavedObjects:
 def merge(parts: Iterable[Shared]) -> Shared:
     """Shared values of all ranks, merged into one."""
     whole: Shared = {"models": {}, "optimizers": {}}
-    by_optimizer: dict[str, list[optimizers.Part]] = {}
+    by_optimizer: dict[str, list[optimizers.OptimizerPart]] = {}
     for part in parts:
         for name, extra in part["models"].items():
             whole["models"][name] = extra | whole["models"].get(name, {})

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 
-class Batch(NamedTuple):
+class ModelArguments(NamedTuple):
     """Arguments of a call of model()."""
 
     inputs: tuple[Any, ...]
@@ -27,7 +27,7 @@ class Batch(NamedTuple):
 
 
 def accumulate(
-    model: nn.Module, compute: Callable[..., torch.Tensor], batch: Batch, micro: int, weight: float
+    model: nn.Module, compute: Callable[..., torch.Tensor], batch: ModelArguments, micro: int, weight: float
 ) -> torch.Tensor:
     """The mean loss over the samples of `batch`; gradients are those of weight x that mean.
 
@@ -63,13 +63,14 @@ def samples(inputs: Any) -> int:
     raise TypeError("model() was called without a tensor: a batch cannot be split")
 
 
-def split(batch: Batch, count: int) -> list[tuple[Batch, float]]:
+def split(batch: ModelArguments, count: int) -> list[tuple[ModelArguments, float]]:
     """`count` micro-batches whose sizes differ by one at most, each with its fraction of the samples. With
     fewer samples than micro-batches some hold a sample of weight zero.
     """
     total = samples(batch)
     return [
-        (Batch(*_slice(tuple(batch), total, begin, end)), part) for begin, end, part in bounds(total, count)
+        (ModelArguments(*_slice(tuple(batch), total, begin, end)), part)
+        for begin, end, part in bounds(total, count)
     ]
 
 

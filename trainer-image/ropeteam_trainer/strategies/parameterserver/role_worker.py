@@ -42,7 +42,7 @@ class Training:
         optimizer: Optimizer,
         strategy: Strategy,
         device: torch.device,
-        progress: wrap.Progress,
+        progress: wrap.LoopValues,
         loss: Loss | None,
     ) -> wrap.Wrapped:
         """Join the job; return once all servers have sent their weights."""

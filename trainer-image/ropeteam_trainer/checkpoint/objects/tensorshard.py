@@ -12,7 +12,7 @@ import torch
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorShard:
     """A block of a tensor."""
 
     local: torch.Tensor
@@ -37,12 +37,12 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     return part
 
 
-def piece_of(tensor: torch.Tensor, local: torch.Tensor | None = None) -> Piece | None:
-    """Piece of a tensor that this rank holds. `local`: a copy of the local part, used in place of it. None:
+def shard_of(tensor: torch.Tensor, local: torch.Tensor | None = None) -> TensorShard | None:
+    """Shard of a tensor that this rank holds. `local`: a copy of the local part, used in place of it. None:
     this rank holds nothing of the tensor."""
     shape, local = tuple(tensor.shape), local_part(tensor) if local is None else local
     if not is_sharded(tensor):
-        return Piece(local, shape, (0,) * len(shape))
+        return TensorShard(local, shape, (0,) * len(shape))
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     sharded: Any = tensor
@@ -51,7 +51,7 @@ def piece_of(tensor: torch.Tensor, local: torch.Tensor | None = None) -> Piece |
     if sharded.device_mesh.get_coordinate() is None or (local.numel() == 0 and tensor.numel() > 0):
         return None
     _, offsets = compute_local_shape_and_global_offset(sharded.shape, sharded.device_mesh, sharded.placements)
-    return Piece(local, shape, tuple(offsets))
+    return TensorShard(local, shape, tuple(offsets))
 
 
 def overlap(
