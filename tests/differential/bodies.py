@@ -24,21 +24,19 @@ def job(name: str = "x", spec: Any = SMALLEST, **meta: Any) -> Object:
     }
 
 
-def thing(kind: str, name: str, body: Object | None = None, **meta: Any) -> Object:
+def obj(kind: str, name: str, body: Object | None = None, **meta: Any) -> Object:
     """Of the core group."""
     return {"apiVersion": "v1", "kind": kind, "metadata": {"name": name, **meta}, **(body or {})}
 
 
 def config(name: str, **meta: Any) -> Object:
-    return thing("ConfigMap", name, {"data": {"a": "1"}}, **meta)
+    return obj("ConfigMap", name, {"data": {"a": "1"}}, **meta)
 
 
 def pod(name: str = "p", container: Object | None = None, meta: Object | None = None, **spec: Any) -> Object:
     main = {"name": "main", "image": "none", **(container or {})}
-    return thing(
-        "Pod", name, {"spec": {"restartPolicy": "Never", "containers": [main], **spec}}, **meta or {}
-    )
+    return obj("Pod", name, {"spec": {"restartPolicy": "Never", "containers": [main], **spec}}, **meta or {})
 
 
 def service(name: str = "s", **spec: Any) -> Object:
-    return thing("Service", name, {"spec": {"selector": {"app": "x"}, "ports": [{"port": 80}], **spec}})
+    return obj("Service", name, {"spec": {"selector": {"app": "x"}, "ports": [{"port": 80}], **spec}})

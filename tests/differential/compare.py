@@ -117,7 +117,7 @@ class _Mask:
 
 
 def _is_plain_bookmark(event: Any) -> bool:
-    """They come when a server likes."""
+    """Bookmarks come whenever a server sends one."""
     if not isinstance(event, dict) or event.get("type") != "BOOKMARK":
         return False
     return "annotations" not in str(event)

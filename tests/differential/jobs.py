@@ -212,7 +212,7 @@ OPERATIONS: dict[str, Any] = {
 def _deletions() -> Iterator[Scenario]:
     held = post(JOBS, job(finalizers=["a.b/c"]))
     yield scenario("delete/job", MADE, delete(X), get(X), delete(X))
-    wishes: dict[str, Object] = {
+    requested: dict[str, Object] = {
         "its uid": {"preconditions": {"uid": At(0, "metadata.uid")}},
         "another uid": {"preconditions": {"uid": "other"}},
         "its version": {"preconditions": {"resourceVersion": At(0, "metadata.resourceVersion")}},
@@ -229,8 +229,8 @@ def _deletions() -> Iterator[Scenario]:
         "unknown field": {"nobody": 1},
         "two policies": {"propagationPolicy": "Background", "orphanDependents": True},
     }
-    for name, wish in wishes.items():
-        yield scenario(f"delete/job {name}", MADE, delete(X, wish), get(X))
+    for name, options in requested.items():
+        yield scenario(f"delete/job {name}", MADE, delete(X, options), get(X))
     yield scenario("delete/dry run in the query", MADE, delete(X, dryRun="All"), get(X))
     yield scenario("delete/broken body", MADE, delete(X, "{["), get(X))
     yield scenario("delete/text as grace", MADE, delete(X, gracePeriodSeconds="x"), get(X))

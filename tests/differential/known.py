@@ -22,7 +22,7 @@ class Known:
     scenarios: tuple[str, ...]
     paths: tuple[str, ...]
     real: str = ""
-    """A regular expression: what the real server says there."""
+    """A regular expression: what the real server answers there."""
 
     def covers(self, found: Difference) -> bool:
         return (
@@ -49,8 +49,8 @@ def _is(pattern: str, text: str) -> bool:
 
 KNOWN: tuple[Known, ...] = (
     Known(
-        "It serves the kinds that the operator and `ropeteam run` need, not all of Kubernetes, and says less "
-        "about itself.",
+        "It serves the kinds that the operator and `ropeteam run` need, not all of Kubernetes, and reports "
+        "less about itself.",
         ("discovery//", "discovery//api*", "discovery//openapi/v3"),
         (
             "body.paths[*]",
@@ -77,7 +77,7 @@ KNOWN: tuple[Known, ...] = (
         ("body.message", "body.details.*", "status"),
     ),
     Known(
-        "JSON is all it speaks; nobody here asks for anything else.",
+        "It speaks JSON only; nothing here requests anything else.",
         ("accept/*", "table/*as=Chair*"),
         ("kind", "status"),
     ),
@@ -105,14 +105,14 @@ KNOWN: tuple[Known, ...] = (
         r"Object 'Kind' is missing|quantities must",
     ),
     Known(
-        "A patch that leads to no object: a real server quotes the whole object before it says what is wrong "
-        "with it, ours says what is wrong.",
+        "A patch that leads to no object: a real server quotes the whole object before it names what is "
+        "wrong with it, ours names what is wrong.",
         ("merge/strict", "merge/config *", "watch/what was refused"),
         ("body.message", "body.details.causes[0].message"),
         real="patch: Invalid value|strict decoding error|json: cannot unmarshal",
     ),
     Known(
-        "Refused pod changes: a real server adds a diff in Go's words.",
+        "Refused pod changes: a real server adds a diff in Go's syntax.",
         ("pod-change/*",),
         ("body.message", "body.details.causes[0].message"),
     ),
@@ -138,7 +138,7 @@ KNOWN: tuple[Known, ...] = (
     ),
     Known("Some errors say less in their details.", ("content/patch *",), ("body.details",)),
     Known(
-        "An object of another uid: a real server's storage tells of itself before it says the same.",
+        "An object of another uid: a real server's message begins with its storage, then is the same.",
         ("update/another uid", "status/another uid"),
         ("body.message",),
     ),

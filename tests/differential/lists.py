@@ -96,11 +96,11 @@ def _versions() -> Iterator[Scenario]:
     own: Any = At(1, "metadata.resourceVersion")
     made = (*_MADE[:2], get(CONFIGS))
     listed = At(2, "metadata.resourceVersion")
-    for path, word in ((CONFIGS, "list"), (f"{CONFIGS}/c0", "get")):
+    for path, verb in ((CONFIGS, "list"), (f"{CONFIGS}/c0", "get")):
         for version in ("0", "1", "x", "-1", ""):
-            yield scenario(f"version/{word} {version or 'empty'}", *made, get(path, resourceVersion=version))
-        yield scenario(f"version/{word} newest", *made, get(path, resourceVersion=listed))
-        yield scenario(f"version/{word} future", *made, get(path, resourceVersion="99999999"))
+            yield scenario(f"version/{verb} {version or 'empty'}", *made, get(path, resourceVersion=version))
+        yield scenario(f"version/{verb} newest", *made, get(path, resourceVersion=listed))
+        yield scenario(f"version/{verb} future", *made, get(path, resourceVersion="99999999"))
     for match in ("Exact", "NotOlderThan", "Perhaps"):
         query = {"resourceVersionMatch": match}
         yield scenario(f"version/{match} newest", *made, get(CONFIGS, resourceVersion=listed, **query))
@@ -115,24 +115,24 @@ def _tables() -> Iterator[Scenario]:
     made = post(JOBS, job())
     state = {"state": "Running", "workers": {"summary": "1/2"}, "progress": {"step": 7, "summary": "7%"}}
     running = patch(f"{JOBS}/x/status", {"status": state})
-    for path, word in ((JOBS, "list"), (f"{JOBS}/x", "get")):
-        yield scenario(f"table/job {word}", made, get(path, accept=TABLE))
-        yield scenario(f"table/running job {word}", made, running, get(path, accept=TABLE))
+    for path, verb in ((JOBS, "list"), (f"{JOBS}/x", "get")):
+        yield scenario(f"table/job {verb}", made, get(path, accept=TABLE))
+        yield scenario(f"table/running job {verb}", made, running, get(path, accept=TABLE))
         for include in ("None", "Object", "Everything"):
             yield scenario(
-                f"table/job {word} {include}", made, get(path, accept=TABLE, includeObject=include)
+                f"table/job {verb} {include}", made, get(path, accept=TABLE, includeObject=include)
             )
     yield scenario("table/nothing there", get(f"{JOBS}/x", accept=TABLE))
     yield scenario("table/empty", get(JOBS, accept=TABLE))
     yield scenario("table/create", post(JOBS, job()), get(f"{CORE}/pods", accept=TABLE))
-    things = {
+    bodies = {
         "pods": pod("p"), "configmaps": config("p"),
         "services": {"metadata": {"name": "p"}, "spec": {"ports": [{"port": 80}]}},
         "secrets": {"metadata": {"name": "p"}, "data": {"a": "dA=="}},
         "events": {"metadata": {"name": "p"}, "reason": "Go", "message": "m", "type": "Normal",
                    "involvedObject": {"kind": "Pod", "name": "x", "namespace": "{ns}"}},
     }  # fmt: skip
-    for plural, body in things.items():
+    for plural, body in bodies.items():
         path = f"{CORE}/{plural}"
         yield scenario(f"table/{plural}", post(path, body), get(path, accept=TABLE))
         yield scenario(

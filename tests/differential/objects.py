@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tests.differential.bodies import CORE, CRDS, LEASES, config, service, thing
+from tests.differential.bodies import CORE, CRDS, LEASES, config, obj, service
 from tests.differential.scenario import (
     APPLY,
     STRATEGIC,
@@ -37,15 +37,15 @@ def _lease(name: str, spec: Any = _LEASE) -> Object:
 
 
 def _claim(**spec: Any) -> Object:
-    wish = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}, **spec}
-    return thing("PersistentVolumeClaim", "x", {"spec": wish})
+    claim_spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}, **spec}
+    return obj("PersistentVolumeClaim", "x", {"spec": claim_spec})
 
 
-GOOD: dict[str, tuple[str, Object]] = {
+VALID: dict[str, tuple[str, Object]] = {
     "service": (f"{CORE}/services", service("x")),
-    "secret": (f"{CORE}/secrets", thing("Secret", "x", _SECRET)),
+    "secret": (f"{CORE}/secrets", obj("Secret", "x", _SECRET)),
     "config": (f"{CORE}/configmaps", config("x")),
-    "event": (f"{CORE}/events", thing("Event", "x", _EVENT, namespace="{ns}")),
+    "event": (f"{CORE}/events", obj("Event", "x", _EVENT, namespace="{ns}")),
     "lease": (LEASES, _lease("x")),
     "claim": (f"{CORE}/persistentvolumeclaims", _claim()),
 }
@@ -70,38 +70,38 @@ SERVICES: dict[str, Object] = {
     "bad name": service("4-x"),
     "capitals": service("Abc"),
     "long name": service("a" * 64),
-    "no spec": thing("Service", "s"),
+    "no spec": obj("Service", "s"),
 }
 SECRETS: dict[str, Object] = {
-    "text": thing("Secret", "x", {"stringData": {"a": "b"}}),
-    "not base64": thing("Secret", "x", {"data": {"a": "!"}}),
-    "number": thing("Secret", "x", {"data": {"a": 1}}),
-    "bad key": thing("Secret", "x", {"data": {"a b": "dA=="}}),
-    "typed": thing("Secret", "x", {"type": "kubernetes.io/tls", "data": {}}),
-    "immutable": thing("Secret", "x", {"immutable": True, "data": {"a": "dA=="}}),
-    "immutable is text": thing("Secret", "x", {"immutable": "yes"}),
-    "unknown field": thing("Secret", "x", {"more": 1}),
-    "bad name": thing("Secret", "X_y", {}),
+    "text": obj("Secret", "x", {"stringData": {"a": "b"}}),
+    "not base64": obj("Secret", "x", {"data": {"a": "!"}}),
+    "number": obj("Secret", "x", {"data": {"a": 1}}),
+    "bad key": obj("Secret", "x", {"data": {"a b": "dA=="}}),
+    "typed": obj("Secret", "x", {"type": "kubernetes.io/tls", "data": {}}),
+    "immutable": obj("Secret", "x", {"immutable": True, "data": {"a": "dA=="}}),
+    "immutable is text": obj("Secret", "x", {"immutable": "yes"}),
+    "unknown field": obj("Secret", "x", {"more": 1}),
+    "bad name": obj("Secret", "X_y", {}),
 }
 CONFIGS: dict[str, Object] = {
-    "empty": thing("ConfigMap", "x"),
-    "number": thing("ConfigMap", "x", {"data": {"a": 1}}),
-    "bad key": thing("ConfigMap", "x", {"data": {"a b": "1"}}),
-    "binary": thing("ConfigMap", "x", {"binaryData": {"a": "dA=="}}),
-    "unknown field": thing("ConfigMap", "x", {"more": 1}),
+    "empty": obj("ConfigMap", "x"),
+    "number": obj("ConfigMap", "x", {"data": {"a": 1}}),
+    "bad key": obj("ConfigMap", "x", {"data": {"a b": "1"}}),
+    "binary": obj("ConfigMap", "x", {"binaryData": {"a": "dA=="}}),
+    "unknown field": obj("ConfigMap", "x", {"more": 1}),
     "bad label": config("x", labels={"a b": "c"}),
     "bad owner": config("x", ownerReferences=[{"name": "x"}]),
     "owner": config("x", ownerReferences=[{"apiVersion": "v1", "kind": "Pod", "name": "x", "uid": "u"}]),
-    "too large": thing("ConfigMap", "x", {"data": {"a": "x" * (1 << 20)}}),
+    "too large": obj("ConfigMap", "x", {"data": {"a": "x" * (1 << 20)}}),
     "of another namespace": config("x", namespace="default"),
-    "null data": thing("ConfigMap", "x", {"data": None}),
-    "null value": thing("ConfigMap", "x", {"data": {"a": None}}),
+    "null data": obj("ConfigMap", "x", {"data": None}),
+    "null value": obj("ConfigMap", "x", {"data": {"a": None}}),
 }
 EVENTS: dict[str, Object] = {
-    "elsewhere": thing("Event", "e", _EVENT | {"involvedObject": _SUBJECT | {"namespace": "default"}}),
-    "of nothing": thing("Event", "e", {"reason": "Started"}),
-    "number": thing("Event", "e", _EVENT | {"message": 7}),
-    "bad time": thing("Event", "e", _EVENT | {"lastTimestamp": "soon"}),
+    "elsewhere": obj("Event", "e", _EVENT | {"involvedObject": _SUBJECT | {"namespace": "default"}}),
+    "of nothing": obj("Event", "e", {"reason": "Started"}),
+    "number": obj("Event", "e", _EVENT | {"message": 7}),
+    "bad time": obj("Event", "e", _EVENT | {"lastTimestamp": "soon"}),
 }
 OTHERS: dict[str, tuple[str, Object]] = {
     "lease negative": (LEASES, _lease("x", {"leaseDurationSeconds": -1})),
@@ -110,13 +110,13 @@ OTHERS: dict[str, tuple[str, Object]] = {
     "claim without size": (f"{CORE}/persistentvolumeclaims", _claim(resources={})),
     "claim without modes": (f"{CORE}/persistentvolumeclaims", _claim(accessModes=[])),
     "claim bad size": (f"{CORE}/persistentvolumeclaims", _claim(resources={"requests": {"storage": "x"}})),
-    "namespace bad name": ("/api/v1/namespaces", thing("Namespace", "A_b")),
-    "namespace with a dot": ("/api/v1/namespaces", thing("Namespace", "a.b")),
+    "namespace bad name": ("/api/v1/namespaces", obj("Namespace", "A_b")),
+    "namespace with a dot": ("/api/v1/namespaces", obj("Namespace", "a.b")),
 }
 
 
 def scenarios() -> Iterator[Scenario]:
-    for name, (path, body) in GOOD.items():
+    for name, (path, body) in VALID.items():
         yield from _life(name, path, body)
     for kind, plural, bodies in (
         ("service", "services", SERVICES), ("secret", "secrets", SECRETS),
@@ -127,14 +127,14 @@ def scenarios() -> Iterator[Scenario]:
     for name, (path, body) in OTHERS.items():
         yield scenario(f"other/{name}", post(path, body))
     for mode in ("Strict", "Warn", "Ignore"):
-        asked = post(f"{CORE}/configmaps", CONFIGS["unknown field"], fieldValidation=mode)
-        yield scenario(f"config/unknown field {mode}", asked)
+        created = post(f"{CORE}/configmaps", CONFIGS["unknown field"], fieldValidation=mode)
+        yield scenario(f"config/unknown field {mode}", created)
     yield from _immutable()
     yield from _namespaces()
 
 
 def _life(kind: str, path: str, body: Object) -> Iterator[Scenario]:
-    """What is the same for every kind."""
+    """Requests that each kind answers alike."""
     made, x = post(path, body), f"{path}/x"
     unnamed = {**body, "metadata": {**body["metadata"], "generateName": "y-"}}
     unnamed["metadata"].pop("name")
@@ -161,7 +161,7 @@ def _life(kind: str, path: str, body: Object) -> Iterator[Scenario]:
 def _immutable() -> Iterator[Scenario]:
     for kind, plural, value in (("Secret", "secrets", "dA=="), ("ConfigMap", "configmaps", "1")):
         path = f"{CORE}/{plural}"
-        made = post(path, thing(kind, "x", {"immutable": True, "data": {"a": value}}))
+        made = post(path, obj(kind, "x", {"immutable": True, "data": {"a": value}}))
         changes: dict[str, Object] = {
             "data": {"data": {"a": "dQ=="}},
             "more data": {"data": {"b": "dQ=="}},
@@ -171,7 +171,7 @@ def _immutable() -> Iterator[Scenario]:
         }
         for name, change in changes.items():
             yield scenario(f"{kind.lower()}/immutable {name}", made, put(f"{path}/x", Edited(0, change)))
-    typed = post(f"{CORE}/secrets", thing("Secret", "x", {"type": "a/b"}))
+    typed = post(f"{CORE}/secrets", obj("Secret", "x", {"type": "a/b"}))
     yield scenario("secret/type changes", typed, patch(f"{CORE}/secrets/x", {"type": "c/d"}))
     path, made = f"{CORE}/services/s", post(f"{CORE}/services", service())
     for name, spec in {
@@ -193,7 +193,7 @@ def _immutable() -> Iterator[Scenario]:
 def _namespaces() -> Iterator[Scenario]:
     home = "/api/v1/namespaces/{ns}"
     yield scenario("namespace/read", get(home), get(f"{home}/status"))
-    yield scenario("namespace/again", post("/api/v1/namespaces", thing("Namespace", "{ns}")))
+    yield scenario("namespace/again", post("/api/v1/namespaces", obj("Namespace", "{ns}")))
     yield scenario("namespace/label", patch(home, {"metadata": {"labels": {"a": "b"}}}))
     yield scenario("namespace/rename", patch(home, {"metadata": {"name": "other"}}))
     late = post(f"{CORE}/configmaps", config("x"))

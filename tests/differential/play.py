@@ -16,10 +16,10 @@ _AT_A_TIME = 8
 async def play(scenarios: Sequence[Scenario], folder: Path) -> list[Difference]:
     """In the order of `scenarios`. `folder`: for the servers' files."""
     async with servers.real(folder) as real, servers.local(folder) as local:
-        room = asyncio.Semaphore(_AT_A_TIME)
+        slots = asyncio.Semaphore(_AT_A_TIME)
 
         async def one(number: int, scenario: Scenario) -> list[Difference]:
-            async with room:
+            async with slots:
                 name = f"n{number}"
                 ours, theirs = await asyncio.gather(
                     local.play(scenario.calls, name), real.play(scenario.calls, name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tests.differential.bodies import CORE, pod, thing
+from tests.differential.bodies import CORE, obj, pod
 from tests.differential.scenario import (
     STRATEGIC,
     At,
@@ -35,7 +35,7 @@ def _contained(**container: Any) -> Object:
 
 
 BODIES: dict[str, Object] = {
-    "no spec": thing("Pod", "p"),
+    "no spec": obj("Pod", "p"),
     "no containers": pod(containers=[]),
     "null containers": pod(containers=None),
     "no image": _contained(image=None),
@@ -97,7 +97,7 @@ def scenarios() -> Iterator[Scenario]:
     yield scenario("pod/create twice", MADE, MADE)
     yield scenario("pod/generateName", post(PODS, {**pod(), "metadata": {"generateName": "p-"}}))
     yield scenario(
-        "pod/always", post(PODS, thing("Pod", "p", {"spec": {"containers": [{"name": "a", "image": "b"}]}}))
+        "pod/always", post(PODS, obj("Pod", "p", {"spec": {"containers": [{"name": "a", "image": "b"}]}}))
     )
     for name, body in BODIES.items():
         yield scenario(f"pod/{name}", post(PODS, body))

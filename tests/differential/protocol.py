@@ -1,4 +1,4 @@
-"""What does not depend on a kind: discovery, methods, content types, bodies that are none."""
+"""Requests that do not depend on a kind: discovery, methods, content types, bodies that are none."""
 
 from __future__ import annotations
 

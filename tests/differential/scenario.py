@@ -1,4 +1,4 @@
-"""What a scenario is: requests as data, some of which speak of earlier answers. Pure.
+"""A scenario: requests as data, some of which refer to earlier answers. Pure.
 
 `{ns}` in a path is the scenario's own namespace. `At` and `Edited`, anywhere in a body or a query, stand for
 what that very server answered before, since uids and resourceVersions differ between servers.
@@ -122,5 +122,5 @@ def delete(path: str, body: Any = None, **query: Any) -> Call:
 
 
 def watch(path: str, accept: str = JSON, **query: Any) -> Call:
-    """Ends by itself after three seconds: a busy server may tell what has happened a second later."""
+    """Ends by itself after three seconds: a busy server may send an event a second later."""
     return Call("GET", path, query={"timeoutSeconds": "3", "watch": "true", **query}, accept=accept)

@@ -2,7 +2,7 @@
 
 Neither has a controller, a scheduler or a kubelet: what changes was changed by a request. The real one
 listens on 127.0.0.1 only, speaks to etcd over a socket file, and ends with `real()`.
-Limits: its port is chosen before it listens; somebody else may take it in between who asks for that number.
+Limits: its port is chosen before it listens; another process may take it in between.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ _CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 @dataclass(frozen=True)
 class Server:
-    """Where a server is, and how to ask it."""
+    """A server: its URL, and requests to it."""
 
     url: str
     session: aiohttp.ClientSession
 
     async def play(self, calls: Sequence[Call], namespace: str) -> list[Answer]:
         """The answers to a scenario's calls."""
-        made = await self.ask(
+        made = await self.request(
             Call("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}}), namespace, []
         )
         assert made.status == 201, made.body
         seen: list[Answer] = []
         for call in calls:
             try:
-                seen.append(await self.ask(call, namespace, seen))
+                seen.append(await self.request(call, namespace, seen))
             except (aiohttp.ClientError, TimeoutError) as error:  # no HTTP, or none that is whole
                 seen.append(Answer(0, "", (), f"{type(error).__name__}: the connection broke"))
         return seen
 
-    async def ask(self, call: Call, namespace: str = "", seen: Sequence[Answer] = ()) -> Answer:
+    async def request(self, call: Call, namespace: str = "", seen: Sequence[Answer] = ()) -> Answer:
         headers = {"Authorization": f"Bearer {TOKEN}", "Accept": call.accept, "Content-Type": call.content}
         query = {name: str(value) for name, value in resolve(dict(call.query), namespace, seen).items()}
         async with self.session.request(
@@ -85,11 +85,11 @@ def _parse(raw: bytes, content: str, is_watch: bool) -> object:
 
 def why_not() -> str:
     """Why the real server cannot be started. Empty: it can, or with ROPETEAM_E2E is built first."""
-    lacking = [name for name in PROGRAMS if not (tools.folder() / name).exists()]
-    if not lacking or os.environ.get("ROPETEAM_E2E"):
+    missing = [name for name in PROGRAMS if not (tools.folder() / name).exists()]
+    if not missing or os.environ.get("ROPETEAM_E2E"):
         return ""
     return (
-        f"NOT COMPARED with a real API server: no {', '.join(lacking)} in {tools.folder()}. Build them with "
+        f"NOT COMPARED with a real API server: no {', '.join(missing)} in {tools.folder()}. Build them with "
         "`python -m tests.cluster.tools` (20 minutes, needs Go), or give a folder in ROPETEAM_CLUSTER_TOOLS"
     )
 
@@ -108,7 +108,7 @@ async def real(folder: Path) -> AsyncIterator[Server]:
             async with _session(ssl=False) as session:
                 server = Server(f"https://127.0.0.1:{port}", session)
                 await _until(server, "/readyz", folder)
-                made = await server.ask(Call("POST", _CRDS, crd()))
+                made = await server.request(Call("POST", _CRDS, crd()))
                 assert made.status == 201, made.body
                 for known in ("", "/v1alpha1", f"/v1alpha1/trainingjobs?limit={port}"):
                     await _until(server, f"/apis/ropeteam.dev{known}", folder)
@@ -147,7 +147,7 @@ def _running(program: Path, folder: Path, *flags: str) -> Iterator[None]:
 
 
 def _free_port() -> int:
-    """None of those that the kernel gives to whoever asks for any: the server takes it seconds later."""
+    """None of the ports that the kernel assigns: the server binds it seconds later."""
     while True:
         port = random.SystemRandom().randrange(20_000, 29_000)
         with socket.socket() as probe, suppress(OSError):
@@ -163,13 +163,13 @@ async def _until(server: Server, path: str, folder: Path) -> None:
     try:
         await asyncio.wait_for(poll(), _START_SECONDS)
     except TimeoutError:
-        said = (folder / "kube-apiserver.log").read_text(errors="replace")[-3000:]
-        raise TimeoutError(f"kube-apiserver never answered {path}. It said last:\n{said}") from None
+        log = (folder / "kube-apiserver.log").read_text(errors="replace")[-3000:]
+        raise TimeoutError(f"kube-apiserver never answered {path}. Its log ends with:\n{log}") from None
 
 
 async def _answers(server: Server, path: str) -> bool:
     try:
-        return (await server.ask(Call("GET", path))).status == 200
+        return (await server.request(Call("GET", path))).status == 200
     except (aiohttp.ClientError, TimeoutError):
         return False
 

@@ -41,9 +41,9 @@ def scenarios() -> Iterator[Scenario]:
         "shape", {f"several/{name}": post(JOBS, job(spec=spec)) for name, spec in SEVERAL.items()}
     )
     for number, rule in enumerate(RULES):
-        for word, example in (("good", rule.good), ("bad", rule.bad)):
+        for kind, example in (("good", rule.good), ("bad", rule.bad)):
             body = job(spec=example) if rule.path else job(example["metadata"]["name"])
-            yield scenario(f"rule/{number}-{rule.path or 'job'}/{word}", post(JOBS, body))
+            yield scenario(f"rule/{number}-{rule.path or 'job'}/{kind}", post(JOBS, body))
     for change in CHANGES.fields:
         yield from _changes(change.field, *change.examples)
 
@@ -72,10 +72,10 @@ def _changes(field: str, before: Any, after: Any) -> Iterator[Scenario]:
     first, second = (_changed(field, value) for value in (before, after))
     made = post(JOBS, job(spec=first))
     idle = put(f"{JOBS}/x/status", Edited(0, {"status": {"state": "Suspended"}}))
-    for word, calls in (("running", (made,)), ("suspended", (made, idle))):
+    for state, calls in (("running", (made,)), ("suspended", (made, idle))):
         version = At(len(calls) - 1, "metadata.resourceVersion")
         yield scenario(
-            f"change/{field}/{word}", *calls, put(f"{JOBS}/x", job(spec=second, resourceVersion=version))
+            f"change/{field}/{state}", *calls, put(f"{JOBS}/x", job(spec=second, resourceVersion=version))
         )
 
 

@@ -1,4 +1,4 @@
-"""Pod Security of a real API server: which pods of ours it takes, as whom, and what a job says of it."""
+"""Pod Security of a real API server: which pods of ours it takes, as whom, and what its job reports."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Site(NamedTuple):
     server: Server
     operator: Operator
 
-    async def told(self, level: str, **spec: Any) -> Object:
+    async def reported(self, level: str, **spec: Any) -> Object:
         """The status of a job after some rounds in a new namespace of this level, which has its name."""
         label = {"pod-security.kubernetes.io/enforce": level}
         body = {"metadata": {"name": level, "labels": label}}
-        made = await self.server.ask(Call("POST", "/api/v1/namespaces", body))
+        made = await self.server.request(Call("POST", "/api/v1/namespaces", body))
         assert made.status == 201, made.body
-        wish = job(**spec)
-        wish["metadata"]["namespace"] = level
-        await self.operator.client.create(wish)
+        created = job(**spec)
+        created["metadata"]["namespace"] = level
+        await self.operator.client.create(created)
         await self.operator.caches.jobs.parts[0].list()
         for _ in range(6):
             await self.operator.reconciler(Key(level, "job"))
@@ -74,23 +74,23 @@ def in_template(**security: Any) -> Object:
 ALL = ["job-0-1", "job-1-1", "job-coordinator-1"]
 
 
-async def test_a_job_that_says_nothing_of_users_runs_at_every_level(site: Site) -> None:
+async def test_a_job_without_a_user_runs_at_every_level(site: Site) -> None:
     for level, user, reason in (("baseline", None, "Accepted"), ("restricted", 1000, "RunsAsNonRoot")):
-        told = await site.told(level)
-        assert (told.get("runAsUser"), condition(told, "Accepted")["reason"]) == (user, reason)
+        status = await site.reported(level)
+        assert (status.get("runAsUser"), condition(status, "Accepted")["reason"]) == (user, reason)
         assert await site.pods(level) == ALL
 
 
-async def test_a_job_that_says_that_it_is_not_root_runs_as_it_is_written(site: Site) -> None:
-    told = await site.told("restricted", template=in_template(runAsNonRoot=True))
-    assert (told.get("runAsUser"), condition(told, "Accepted")["reason"]) == (None, "Accepted")
+async def test_a_job_that_declares_a_non_root_user_runs_as_written(site: Site) -> None:
+    status = await site.reported("restricted", template=in_template(runAsNonRoot=True))
+    assert (status.get("runAsUser"), condition(status, "Accepted")["reason"]) == (None, "Accepted")
     assert await site.pods("restricted") == ALL
 
 
-async def test_a_job_that_insists_on_root_is_told_what_the_level_forbids(site: Site) -> None:
-    told = await site.told("restricted", template=in_template(runAsUser=0))
-    message = condition(told, "Accepted")["message"]
-    assert (told["state"], condition(told, "Accepted")["reason"]) == ("Invalid", "PodRefused")
+async def test_a_job_that_insists_on_root_reports_what_the_level_forbids(site: Site) -> None:
+    status = await site.reported("restricted", template=in_template(runAsUser=0))
+    message = condition(status, "Accepted")["message"]
+    assert (status["state"], condition(status, "Accepted")["reason"]) == ("Invalid", "PodRefused")
     assert 'violates PodSecurity "restricted:latest": runAsNonRoot != true' in message
     assert "It is refused as a non-root user too: change spec.template" in message
     assert await site.pods("restricted") == []

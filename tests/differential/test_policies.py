@@ -1,4 +1,4 @@
-"""NetworkPolicies of jobs on a real API server: taken as they are, and refused in the words that we know."""
+"""NetworkPolicies of jobs on a real API server: accepted, or refused with messages that we know."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
 
 @pytest_asyncio.fixture
 async def operator(server: Server) -> AsyncIterator[ApiClient]:
-    """Somebody who has no rights yet."""
+    """A client without rights."""
 
     async def token() -> str:
         return TOKEN
@@ -65,12 +65,12 @@ async def operator(server: Server) -> AsyncIterator[ApiClient]:
 
 
 async def make(server: Server, path: str, body: Object) -> None:
-    answer = await server.ask(Call("POST", path, body))
+    answer = await server.request(Call("POST", path, body))
     assert answer.status == 201, answer.body
 
 
 async def permit(server: Server, operator: ApiClient) -> None:
-    """The API server goes by what its own watches have told it, of quotas too: its answer is waited for."""
+    """The API server acts on its own watches, of quotas too: the test waits for its answer."""
     named = {"metadata": {"name": "operator"}}
     await make(server, f"{ROLES}/clusterroles", {**named, "rules": [RULE]})
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "operator"}
@@ -108,24 +108,24 @@ async def test_it_is_taken_as_it_is_and_may_be_created_only(server: Server, oper
         await operator.request("GET", f"{POLICIES}/{made['metadata']['name']}")
 
 
-async def test_a_right_that_lacks_and_a_quota_that_is_full_are_told_apart(
+async def test_a_missing_right_and_a_full_quota_are_distinguished(
     server: Server, operator: ApiClient
 ) -> None:
-    lacking = await refusal(operator)
+    forbidden = await refusal(operator)
     await permit(server, operator)
     hard = {"count/networkpolicies.networking.k8s.io": "0"}
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "small"}}
     quotas = "/api/v1/namespaces/lab/resourcequotas"
     await make(server, quotas, {**quota, "spec": {"hard": hard}})
     whole = {**quota, "status": {"hard": hard, "used": hard}}
-    assert (await server.ask(Call("PUT", f"{quotas}/small/status", whole))).status == 200
+    assert (await server.request(Call("PUT", f"{quotas}/small/status", whole))).status == 200
     tried = Call("POST", POLICIES, manifest(), {"dryRun": "All"})
     async with asyncio.timeout(PATIENCE):
-        while "exceeded quota" not in str((await server.ask(tried)).body):  # noqa: ASYNC110 (as above)
+        while "exceeded quota" not in str((await server.request(tried)).body):  # noqa: ASYNC110 (as above)
             await asyncio.sleep(0.02)
     full = await refusal(operator)
     assert "exceeded quota: small" in full
-    assert (goes_on(lacking), goes_on(full)) == (True, False)
+    assert (continues(forbidden), continues(full)) == (True, False)
 
 
 async def refusal(operator: ApiClient) -> str:
@@ -135,9 +135,9 @@ async def refusal(operator: ApiClient) -> str:
     return caught.value.message
 
 
-def goes_on(words: str) -> bool:
-    """A job whose policy is refused in these words."""
+def continues(message: str) -> bool:
+    """Whether a job whose policy is refused with this message continues."""
     who = JobPolicy(operator_from=(OPERATOR,))
-    seen = a_job().but(policy=PolicySeen(refusal=policy.refusal_message(words)))
+    seen = a_job().but(policy=PolicySeen(refusal=policy.refusal_message(message)))
     seen = seen.but(defaults=seen.defaults.model_copy(update={"policy": who}))
     return not policy.blocks_gang_start(build_view(seen))

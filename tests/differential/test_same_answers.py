@@ -29,18 +29,18 @@ def answer(status: int = 200, **body: Any) -> Answer:
     return Answer(status, "application/json", (), body)
 
 
-def thing(uid: str, version: int, **more: Any) -> Any:
+def obj(uid: str, version: int, **more: Any) -> Any:
     return {"metadata": {"uid": uid, "resourceVersion": str(version), "name": "x", **more}}
 
 
 def test_what_every_server_makes_up_is_no_difference():
-    ours = [answer(**thing("a-a", 7, creationTimestamp="2026-01-01T00:00:00Z")), answer(**thing("a-a", 9))]
+    ours = [answer(**obj("a-a", 7, creationTimestamp="2026-01-01T00:00:00Z")), answer(**obj("a-a", 9))]
     theirs = [
-        answer(**thing("b-b", 100, creationTimestamp="2027-02-02T00:00:01Z")),
-        answer(**thing("b-b", 340)),
+        answer(**obj("b-b", 100, creationTimestamp="2027-02-02T00:00:01Z")),
+        answer(**obj("b-b", 340)),
     ]
     assert differences("x", ours, theirs) == []
-    late = [theirs[0], answer(**thing("b-b", 100))]
+    late = [theirs[0], answer(**obj("b-b", 100))]
     assert [each.path for each in differences("x", ours, late)] == ["body.metadata.resourceVersion"]
 
 
@@ -60,7 +60,7 @@ def test_another_status_is_one_difference():
 
 
 def test_a_scenario_speaks_of_earlier_answers():
-    seen = [answer(**thing("u", 5))]
+    seen = [answer(**obj("u", 5))]
     assert resolve({"uid": At(0, "metadata.uid"), "at": ["{ns}"]}, "n1", seen) == {"uid": "u", "at": ["n1"]}
     assert resolve(Edited(0, {"metadata": {"uid": None}}), "n1", seen)["metadata"] == {
         "resourceVersion": "5",
@@ -68,7 +68,7 @@ def test_a_scenario_speaks_of_earlier_answers():
     }
 
 
-def test_a_listed_difference_that_is_gone_is_told():
+def test_a_listed_difference_that_is_gone_is_reported():
     row = Known("why", ("pod/*", "job/*"), ("body.message",), real="Go")
     seen = Difference("pod/x", 0, "body.message", "ours", "Go says")
     assert row.covers(seen)

@@ -39,7 +39,7 @@ def scenarios() -> Iterator[Scenario]:
         _BEFORE,
         watch(CONFIGS, resourceVersion=At(3, "metadata.resourceVersion")),
     )
-    # The list makes the server's watch cache as new as what was made; else older states are told, too.
+    # The list makes the server's watch cache as new as what was made; else older states are sent, too.
     yield scenario("watch/from now", *_STORY[:4], _BEFORE, watch(CONFIGS))
     yield scenario("watch/from zero", *_STORY[:4], _BEFORE, watch(CONFIGS, resourceVersion="0"))
     yield scenario("watch/nothing", watch(CONFIGS))

@@ -62,13 +62,13 @@ class Client:
     async def phase(self, name: str, phase: str) -> Object:
         return await self.until(f"{CORE}/pods/{name}", lambda seen: seen["status"]["phase"] == phase)
 
-    async def logged(self, name: str, word: str) -> Object:
-        """Wait until the running pod has written `word`; the pod as it is then."""
+    async def logged(self, name: str, text: str) -> Object:
+        """Wait until the running pod has written `text`; the pod as it is then."""
         path = f"{CORE}/pods/{name}"
 
         async def look() -> bool:
-            status, text = await self.call("GET", f"{path}/log")
-            return status == 200 and word in text
+            status, written = await self.call("GET", f"{path}/log")
+            return status == 200 and text in written
 
         await until(look)
         return await self.phase(name, "Running")

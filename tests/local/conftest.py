@@ -51,8 +51,8 @@ def kubectl(cluster: LocalCluster) -> Kubectl:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )
-        said, _ = await asyncio.wait_for(child.communicate((text or "").encode()), 180)
-        assert (child.returncode != 0) == fails, said.decode()
-        return said.decode()
+        output, _ = await asyncio.wait_for(child.communicate((text or "").encode()), 180)
+        assert (child.returncode != 0) == fails, output.decode()
+        return output.decode()
 
     return run

@@ -47,14 +47,14 @@ async def test_a_new_object_gets_identity_and_defaults(api: Client):
     assert named["metadata"]["name"].startswith("c-")
 
 
-async def test_a_dry_run_says_everything_and_keeps_nothing(api: Client):
+async def test_a_dry_run_answers_in_full_and_stores_nothing(api: Client):
     made = await api.create(JOBS, job(), dryRun="All")
     assert made["spec"]["recovery"]
     assert (await api.call("GET", f"{JOBS}/x"))[0] == 404
-    status, said = await api.call(
+    status, answer = await api.call(
         "POST", f"{CORE}/pods", {"metadata": {"name": "p"}, "spec": {}}, dryRun="All"
     )
-    assert (status, said["message"]) == (422, 'Pod "p" is invalid: spec.containers: Required value')
+    assert (status, answer["message"]) == (422, 'Pod "p" is invalid: spec.containers: Required value')
 
 
 @pytest.mark.parametrize(
@@ -69,26 +69,26 @@ async def test_a_dry_run_says_everything_and_keeps_nothing(api: Client):
         ({"workers": None}, "spec.workers"),
     ],
 )
-async def test_what_cannot_work_is_refused_in_a_real_servers_words(api: Client, spec: Object, text: str):
-    status, said = await api.call("POST", JOBS, job(**spec))
-    assert (status, said["reason"]) == (422, "Invalid")
-    assert said["message"].startswith('TrainingJob.ropeteam.dev "x" is invalid: ')
-    assert text in said["message"]
+async def test_what_cannot_work_is_refused_with_a_real_servers_message(api: Client, spec: Object, text: str):
+    status, answer = await api.call("POST", JOBS, job(**spec))
+    assert (status, answer["reason"]) == (422, "Invalid")
+    assert answer["message"].startswith('TrainingJob.ropeteam.dev "x" is invalid: ')
+    assert text in answer["message"]
 
 
 async def test_rules_between_fields_hold_on_creation_and_on_change(api: Client):
-    status, said = await api.call("POST", JOBS, job(recovery={"lostSeconds": 100, "fenceSeconds": 50}))
-    assert status == 422, said
+    status, answer = await api.call("POST", JOBS, job(recovery={"lostSeconds": 100, "fenceSeconds": 50}))
+    assert status == 422, answer
     made = await api.create(JOBS, job())
     made["spec"]["workers"] = 2
-    status, said = await api.call("PUT", f"{JOBS}/x", made)
-    assert (status, "spec.workers" in said["message"]) == (422, True)
+    status, answer = await api.call("PUT", f"{JOBS}/x", made)
+    assert (status, "spec.workers" in answer["message"]) == (422, True)
 
 
 async def test_an_unknown_field_is_an_error_a_warning_or_dropped(api: Client):
-    status, said = await api.call("POST", JOBS, job(wrokers=3), fieldValidation="Strict")
-    assert (status, said["reason"]) == (400, "BadRequest")
-    assert 'strict decoding error: unknown field "spec.wrokers"' in said["message"]
+    status, answer = await api.call("POST", JOBS, job(wrokers=3), fieldValidation="Strict")
+    assert (status, answer["reason"]) == (400, "BadRequest")
+    assert 'strict decoding error: unknown field "spec.wrokers"' in answer["message"]
     made = await api.create(JOBS, job(wrokers=3))
     assert "wrokers" not in made["spec"]
 
@@ -97,8 +97,8 @@ async def test_a_stale_writer_gets_409_and_the_same_content_is_no_write(api: Cli
     first = await api.create(f"{CORE}/configmaps", config("c"))
     status, second = await api.call("PUT", f"{CORE}/configmaps/c", first | {"data": {"a": "2"}})
     assert status == 200
-    status, said = await api.call("PUT", f"{CORE}/configmaps/c", first | {"data": {"a": "3"}})
-    assert (status, said["reason"]) == (409, "Conflict")
+    status, answer = await api.call("PUT", f"{CORE}/configmaps/c", first | {"data": {"a": "3"}})
+    assert (status, answer["reason"]) == (409, "Conflict")
     _, same = await api.call("PUT", f"{CORE}/configmaps/c", second)
     assert same["metadata"]["resourceVersion"] == second["metadata"]["resourceVersion"]
 
@@ -201,8 +201,8 @@ async def test_a_watch_from_before_the_compaction_gets_410(api: Client):
 async def test_a_silent_watch_gets_bookmarks(api: Client):
     api.cluster.server.bookmark_seconds = 0.05
     path = f"{CORE}/configmaps"
-    wish = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
-    events = api.watch(path, allowWatchBookmarks="true", timeoutSeconds="5", **wish)
+    options = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
+    events = api.watch(path, allowWatchBookmarks="true", timeoutSeconds="5", **options)
     first, second = await anext(events), await anext(events)
     assert first["object"]["metadata"]["annotations"] == {"k8s.io/initial-events-end": "true"}
     assert second["type"] == "BOOKMARK"
@@ -257,8 +257,8 @@ async def test_an_immutable_secret_and_a_running_pod_stay_as_they_are(api: Clien
     pod = await api.phase("p", "Running")
     pod["spec"]["containers"][0]["command"] = ["true"]
     pod["metadata"].pop("resourceVersion")
-    status, said = await api.call("PUT", f"{CORE}/pods/p", pod)
-    assert (status, "may not change fields" in said["message"]) == (422, True)
+    status, answer = await api.call("PUT", f"{CORE}/pods/p", pod)
+    assert (status, "may not change fields" in answer["message"]) == (422, True)
 
 
 async def test_bad_requests_are_answered_never_a_crash(api: Client):
@@ -271,11 +271,11 @@ async def test_bad_requests_are_answered_never_a_crash(api: Client):
         ("POST", f"{CORE}/configmaps", {"metadata": {"name": "Bad_Name"}}, 422),
         ("GET", f"{CORE}/nothing", None, 404),
         ("GET", f"{CORE}/pods?labelSelector=a%3D%3D%3Db", None, 400),
-        ("GET", f"{CORE}/pods?watch=1&resourceVersion=x", None, 500),  # a real one says so too
+        ("GET", f"{CORE}/pods?watch=1&resourceVersion=x", None, 500),  # a real one answers that too
         ("PUT", f"{CORE}/pods", {}, 405),
     ]:
-        status, said = await api.call(method, path, body)
-        assert (status, said["kind"]) == (code, "Status"), (path, said)
+        status, answer = await api.call(method, path, body)
+        assert (status, answer["kind"]) == (code, "Status"), (path, answer)
 
 
 async def test_events_do_not_pile_up(api: Client, monkeypatch: pytest.MonkeyPatch):
@@ -286,7 +286,7 @@ async def test_events_do_not_pile_up(api: Client, monkeypatch: pytest.MonkeyPatc
     await api.until(f"{CORE}/events", lambda seen: len(seen["items"]) == 3)
 
 
-async def test_orphans_stay_when_the_client_says_so(api: Client):
+async def test_orphans_stay_when_the_client_requests_it(api: Client):
     owner = await api.create(f"{CORE}/configmaps", config("owner"))
     ref = {"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": owner["metadata"]["uid"]}
     await api.create(f"{CORE}/configmaps", config("child", ownerReferences=[ref]))

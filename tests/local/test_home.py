@@ -1,4 +1,4 @@
-"""What a cluster takes on a machine that others use too: a folder of its own, and a network of its own."""
+"""A cluster on a machine that others use too has a folder and a network of its own."""
 
 from __future__ import annotations
 

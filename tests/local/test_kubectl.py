@@ -66,27 +66,27 @@ async def test_a_job_from_apply_to_delete(api: Client, kubectl: Kubectl):
 
 async def test_mistakes_are_explained(kubectl: Kubectl):
     unknown = JOB.replace("workers:", "wrokers:")
-    said = await kubectl("apply", "-f", "-", text=unknown, fails=True)
-    assert 'strict decoding error: unknown field "spec.wrokers"' in said
-    said = await kubectl("apply", "-f", "-", text=JOB.replace("workers: 2", "workers: 0"), fails=True)
-    assert 'The TrainingJob "mnist" is invalid: spec.workers: Invalid value: 0' in said
+    output = await kubectl("apply", "-f", "-", text=unknown, fails=True)
+    assert 'strict decoding error: unknown field "spec.wrokers"' in output
+    output = await kubectl("apply", "-f", "-", text=JOB.replace("workers: 2", "workers: 0"), fails=True)
+    assert 'The TrainingJob "mnist" is invalid: spec.workers: Invalid value: 0' in output
 
 
 async def test_lists_are_sorted(kubectl: Kubectl):
     for name in ("first", "second"):
         await kubectl("apply", "-f", "-", text=SERVICE.replace("front", name))
-    said = await kubectl("get", "services", "--sort-by=.metadata.creationTimestamp")
-    assert [line.split()[0] for line in said.splitlines()] == ["NAME", "first", "second"]
-    assert "CLUSTER-IP" in said
+    output = await kubectl("get", "services", "--sort-by=.metadata.creationTimestamp")
+    assert [line.split()[0] for line in output.splitlines()] == ["NAME", "first", "second"]
+    assert "CLUSTER-IP" in output
 
 
-async def test_what_the_local_cluster_does_not_have_says_what_there_is(kubectl: Kubectl):
+async def test_what_the_local_cluster_does_not_have_is_answered_with_what_it_has(kubectl: Kubectl):
     await kubectl("apply", "-f", "-", text=POD)
     await kubectl("wait", "--for=condition=Ready", "pod/hello", "--timeout=60s")
-    said = await kubectl("exec", "hello", "--", "true", fails=True)
-    assert "the local cluster has no exec: a pod is processes of this machine, with address 127." in said
-    said = await kubectl("port-forward", "hello", "8080:8080", fails=True)
-    assert "the local cluster has no port-forward" in said
+    output = await kubectl("exec", "hello", "--", "true", fails=True)
+    assert "the local cluster has no exec: a pod is processes of this machine, with address 127." in output
+    output = await kubectl("port-forward", "hello", "8080:8080", fails=True)
+    assert "the local cluster has no port-forward" in output
 
 
 async def test_wait_sees_a_condition(api: Client, kubectl: Kubectl):
@@ -103,8 +103,8 @@ async def test_wait_sees_a_condition(api: Client, kubectl: Kubectl):
     row = {"type": "Complete", "status": "True", "reason": "Done", "message": "all ranks are done"}
     row["lastTransitionTime"] = "2030-01-01T00:00:00Z"
     change = {"status": {"conditions": [row]}}
-    status, said = await api.call("PATCH", f"{JOBS}/mnist/status", change, content=MERGE)
-    assert status == 200, said
+    status, answer = await api.call("PATCH", f"{JOBS}/mnist/status", change, content=MERGE)
+    assert status == 200, answer
     assert "condition met" in await waits
     await kubectl("delete", "tj", "mnist")
     assert "condition met" in await gone
@@ -155,9 +155,9 @@ async def test_the_rest_that_people_try(kubectl: Kubectl):
     assert "local   Ready" in await kubectl("get", "nodes")
     assert "default" in await kubectl("get", "ns")
     made = ("create", "configmap", "c", "--from-literal=a=b")
-    said = await kubectl(*made, fails=True)
-    assert "takes no protobuf" in said
-    assert "add `--dry-run=client -o yaml | kubectl apply -f -`" in said
+    output = await kubectl(*made, fails=True)
+    assert "takes no protobuf" in output
+    assert "add `--dry-run=client -o yaml | kubectl apply -f -`" in output
     text = await kubectl(*made, "--dry-run=client", "-o", "yaml")
     await kubectl("create", "-f", "-", text=text)
     await kubectl("label", "configmap", "c", "x=y")

@@ -1,4 +1,4 @@
-"""A liveness probe, as a kubelet asks it: who fails it is killed and run again."""
+"""A liveness probe, as a kubelet runs it: a container that fails it is killed and restarted."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ async def test_a_pod_runs_and_succeeds(api: Client):
     await api.gone(f"{CORE}/pods/p")
 
 
-async def test_a_volume_that_is_not_served_says_so_and_the_pod_can_go(api: Client):
+async def test_a_volume_that_is_not_served_is_reported_and_the_pod_can_go(api: Client):
     for name, kind in (("a", "nfs"), ("b", "csi")):
         await api.run(name, "true", volumes=[{"name": "v", kind: {}}])
         await api.until(f"{CORE}/events", lambda seen: "FailedMount" in str(seen))
@@ -79,14 +79,14 @@ async def test_exit_codes_are_those_of_a_container(api: Client, script: str, cod
     assert ended(await api.phase("p", "Failed"))["exitCode"] == code
 
 
-async def test_a_command_that_is_not_found_says_so(api: Client):
+async def test_a_command_that_is_not_found_is_reported(api: Client):
     await api.run("p", "no-such-command")
     pod = await api.phase("p", "Failed")
     assert (ended(pod)["exitCode"], ended(pod)["reason"]) == (127, "StartError")
     assert '"no-such-command": executable file not found in $PATH' in ended(pod)["message"]
 
 
-async def test_a_file_that_cannot_be_executed_says_so(api: Client, tmp_path: Path):
+async def test_a_file_that_cannot_be_executed_is_reported(api: Client, tmp_path: Path):
     script = tmp_path / "script"
     script.write_text("#!/no/such/interpreter\n")
     script.chmod(0o755)
@@ -101,7 +101,7 @@ async def test_python_is_ours(api: Client):
     assert (await log_of(api, "p")).strip() == sys.prefix
 
 
-async def test_always_restarts_and_the_log_before_is_kept(api: Client):
+async def test_always_restarts_and_the_previous_log_stays(api: Client):
     await api.run("p", "sh", "-c", "echo run; sleep 60", restartPolicy="Always")
     first = await api.logged("p", "run")
     await kill(first)
@@ -212,8 +212,8 @@ async def test_a_missing_claim_keeps_the_pod_pending_and_coming_lets_it_run(api:
     await api.run("never", "true", container=container, volumes=volumes)
     await api.call("DELETE", f"{CORE}/pods/never")
     await api.gone(f"{CORE}/pods/never")
-    wish = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
-    body = {"metadata": {"name": "ckpt"}, "spec": wish}
+    claim_spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+    body = {"metadata": {"name": "ckpt"}, "spec": claim_spec}
     claim = await api.create(f"{CORE}/persistentvolumeclaims", body)
     assert claim["status"]["phase"] == "Bound"
     await api.phase("p", "Succeeded")
@@ -254,7 +254,7 @@ async def test_environment_from_all_its_sources(api: Client):
     ).strip() == f"of all|{uid}|{ip}|local|x|a-$(A)-$(NONE)|from map|hidden||{ip}|a"
 
 
-async def test_mount_paths_are_rewritten_where_the_spec_says_them(api: Client, tmp_path: Path):
+async def test_mount_paths_are_rewritten_where_the_spec_names_them(api: Client, tmp_path: Path):
     await api.create(f"{CORE}/secrets", {"metadata": {"name": "s"}, "stringData": {"token": "t0ken"}})
     volumes = [
         {"name": "s", "secret": {"secretName": "s"}},

@@ -176,7 +176,7 @@ def row(**state: Object) -> Object:
 
 
 @pytest.mark.parametrize(
-    ("main", "init", "word"),
+    ("main", "init", "column"),
     [
         (row(running={}), [], "Running"),
         (row(waiting={"reason": "CrashLoopBackOff"}), [], "CrashLoopBackOff"),
@@ -187,10 +187,10 @@ def row(**state: Object) -> Object:
         (row(running={}), [row(terminated={"reason": "Completed", "exitCode": 0})], "Running"),
     ],
 )
-def test_the_status_column_of_pods(main: Object, init: list[Object], word: str):
+def test_the_status_column_of_pods(main: Object, init: list[Object], column: str):
     status = {"phase": "Pending", "containerStatuses": [main], "initContainerStatuses": init}
     pod = {"metadata": {"name": "p"}, "status": status, "spec": {"containers": [{}]}}
-    assert tables.pod_status(pod) == word
+    assert tables.pod_status(pod) == column
     assert tables.pod_status(pod | {"metadata": {"deletionTimestamp": "x"}}) == "Terminating"
     whole = tables.table(r.PODS, [pod], {"resourceVersion": "1"}, "Object")
     assert whole["rows"][0]["object"] == {"kind": "Pod", "apiVersion": "v1", **pod}
@@ -218,7 +218,7 @@ def test_programs_of_an_activated_environment_come_before_ours(active: str):
     assert found == f"/theirs/bin:/usr/bin:{ours}"
 
 
-def test_a_container_without_a_command_is_told_what_to_do(tmp_path: Path):
+def test_a_container_without_a_command_is_refused_with_what_to_do(tmp_path: Path):
     context = podspec.ExecutionContext({}, {}, tmp_path)
     with pytest.raises(podspec.StartError, match="write the command in the manifest"):
         podspec.process_spec({}, {"name": "a"}, context, lambda *_: None)

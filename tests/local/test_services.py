@@ -62,7 +62,7 @@ async def service(api: Client, name: str, app: str, target: int | str = 8000) ->
     return address
 
 
-async def ask(host: str) -> str:
+async def first_line(host: str) -> str:
     reader, writer = await asyncio.open_connection(host, 29999)
     writer.write(b"hello")
     answer = await reader.read(100)
@@ -75,10 +75,10 @@ async def test_a_service_leads_to_its_pod_and_follows_the_selector(api: Client):
     await start(api, "two")
     host = await service(api, "s", "one", "echo")
     await until(lambda: reaches(host, 29999))
-    assert await ask(host) == "one hello"
+    assert await first_line(host) == "one hello"
     change = {"spec": {"selector": {"app": "two"}}}
     await api.call("PATCH", f"{CORE}/services/s", change, content="application/merge-patch+json")
-    assert await ask(host) == "two hello"
+    assert await first_line(host) == "two hello"
     await api.call("DELETE", f"{CORE}/services/s")
 
     async def refused() -> bool:
@@ -110,15 +110,15 @@ async def test_an_address_that_was_in_use_is_listened_on_when_it_is_free(
     await start(api, "one")
     host = await service(api, "s", "nobody")
 
-    async def told() -> bool:
+    async def reported() -> bool:
         return "service s cannot listen" in caplog.text
 
     with socket.create_server((host, 29999)):
         change = {"spec": {"selector": {"app": "one"}}}
         await api.call("PATCH", f"{CORE}/services/s", change, content="application/merge-patch+json")
-        await until(told)
+        await until(reported)
     await until(lambda: reaches(host, 29999))
-    assert await ask(host) == "one hello"
+    assert await first_line(host) == "one hello"
 
 
 async def test_connections_to_a_dead_pod_end_at_once(api: Client):
@@ -139,11 +139,11 @@ async def test_the_api_server_proxies_to_a_service_without_the_clients_token(api
     await service(api, "s", "web")
     status, text = await api.call("GET", f"{CORE}/services/s:p/proxy/status/x", a="b")
     assert (status, text) == (418, "/status/x?a=b None None")
-    status, said = await api.call("GET", f"{CORE}/services/none:p/proxy/")
+    status, answer = await api.call("GET", f"{CORE}/services/none:p/proxy/")
     assert status == 404
     await service(api, "empty", "nobody")
-    status, said = await api.call("GET", f"{CORE}/services/empty:29999/proxy/")
-    assert (status, said["reason"]) == (503, "ServiceUnavailable")
+    status, answer = await api.call("GET", f"{CORE}/services/empty:29999/proxy/")
+    assert (status, answer["reason"]) == (503, "ServiceUnavailable")
 
 
 async def test_two_clusters_side_by_side_have_their_own_addresses(api: Client, tmp_path):
