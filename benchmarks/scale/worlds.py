@@ -40,7 +40,7 @@ class Worlds:
     complete: set[str] = field(default_factory=set)
     """UIDs of jobs whose ranks are done."""
     calls: int = 0
-    _gates: dict[tuple[str, int], signing.Gate] = field(default_factory=dict)
+    _gates: dict[tuple[str, int], signing.Server] = field(default_factory=dict)
     """By UID of the job, and term."""
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
@@ -55,10 +55,10 @@ class Worlds:
         headers = {signing.HEADER: gate.sign(given, status, body, now)}
         return web.Response(status=status, body=body, headers=headers, content_type="application/json")
 
-    def _gate(self, uid: str, term: int) -> signing.Gate:
+    def _gate(self, uid: str, term: int) -> signing.Server:
         if (uid, term) not in self._gates:
             keys = signing.Keys(wire.job_token(OPERATOR_KEY, uid), uid, term)
-            self._gates[uid, term] = signing.Gate(keys, os.urandom, time.monotonic())
+            self._gates[uid, term] = signing.Server(keys, os.urandom, time.monotonic())
         return self._gates[uid, term]
 
     async def _job(self, address: str) -> str:

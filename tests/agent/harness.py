@@ -131,7 +131,7 @@ class Coordinator:
         chance = os.urandom(wire.NONCE_SIZE)
         self.said = wire.HELLO + chance if self.older else wire.greeting(chance)
         if not self.looks:
-            self.said = self.said.replace(wire.LOOKS, wire.ASKS + chance[:2])
+            self.said = self.said.replace(wire.EXPECTS_EMPTY_FRAME, wire.ACCEPTS_ANSWER + chance[:2])
         nonce, key = self.said[len(wire.HELLO) :], TOKEN
         writer.write(self.said)
         if not self.older:

@@ -9,8 +9,8 @@ from ropeteam_trainer.agent.machine import step as machine
 from ropeteam_trainer.agent.machine.effects import ClaimRun, Effect
 from ropeteam_trainer.agent.machine.report import report
 from ropeteam_trainer.agent.machine.state import (
-    BeatsRead,
     Event,
+    HeartbeatsRead,
     LinkUp,
     OrdersReceived,
     RankExited,
@@ -21,7 +21,7 @@ from ropeteam_trainer.agent.machine.state import (
 )
 from ropeteam_trainer.checkpoint.decisions.journal import Claim, Held
 from ropeteam_trainer.contract.config import CheckpointConfig, PodIdentity, Start, Timeouts, WorkerConfig
-from ropeteam_trainer.contract.local import Beat, FromRank
+from ropeteam_trainer.contract.local import FromRank, Heartbeat
 from ropeteam_trainer.contract.messages import AgentReport, Orders
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Member, Plan, ProcessExit
 from ropeteam_trainer.launchers import Launch, Run
@@ -43,9 +43,9 @@ def a_plan(n: int = 1, *, processes: int = 2, slot: int = 0, **changes: Any) -> 
 
 
 def a_served_plan(n: int = 1, born: int | None = None, **changes: Any) -> Plan:
-    """Slot 0 is a worker with one rank, slot 1 a server. `born`: the epoch of slot 0's ranks, if kept."""
+    """Slot 0: a worker with one rank; slot 1: a server. `born`: earlier world that started slot 0's ranks."""
     plan = a_plan(n, processes=1, **changes)
-    first = replace(plan.members[0], born=epoch(born) if born else None)
+    first = replace(plan.members[0], started_in=epoch(born) if born else None)
     return replace(plan, members=(first, *plan.members[1:]), origin=epoch(1) if n > 1 else None)
 
 
@@ -133,7 +133,7 @@ class Life:
             "monotonic_ns": int(self.now * 1e9),
             "phase": "train",
         } | changes
-        return self.sees(BeatsRead(epoch(n), {rank: Beat(step=step, **values)}))
+        return self.sees(HeartbeatsRead(epoch(n), {rank: Heartbeat(step=step, **values)}))
 
     def died(self, *ranks: int, n: int = 1, exit: ProcessExit | None = None) -> Life:
         return self.sees(*(RankExited(epoch(n), rank, exit or killed()) for rank in ranks))

@@ -209,7 +209,7 @@ def test_a_claim_tells_what_each_descends_from(tmp_path):
     later = committed(tmp_path, 15, 30, 40, parent=line[1], n=2)
     away = a_ref(99, 7, "another-job")
     found = claimed(tmp_path, 3, *line, away)
-    pasts = zip(found.restore, found.pasts, strict=True)
+    pasts = zip(found.restore, found.ancestors, strict=True)
     steps = {ref.step: [each.step for each in past] for ref, past in pasts}
     assert steps == {40: [30, 15, 10], 30: [15, 10], 15: [10], 20: [10], 10: [], 99: []}
     assert later[0] == found.restore[0]

@@ -48,4 +48,4 @@ def test_an_entry_that_says_that_it_is_another_is_none(tmp_path: Path):
     later = CheckpointRef(9, AT, "5" * 64)
     claimed = found(tmp_path, {FIVE: JournalEntry(later, FIVE), THREE: JournalEntry(THREE, None)})
     assert claimed.restore == (THREE,)
-    assert claimed.pasts == ((),)
+    assert claimed.ancestors == ((),)

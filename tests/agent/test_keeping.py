@@ -153,7 +153,7 @@ def a_chief() -> Life:
     """Of slot 1; kept from world 1 for world 2."""
     life = a_life(slot=1).said(1, hello_pid=1, feature_level=3)
     plan = a_served_plan(2, slot=1)
-    kept = replace(plan.members[1], born=epoch(1))
+    kept = replace(plan.members[1], started_in=epoch(1))
     return life.ordered(plan=replace(plan, members=(plan.members[0], kept)))
 
 

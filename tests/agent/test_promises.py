@@ -30,7 +30,7 @@ class AgentDay(RuleBasedStateMachine):
             match effect:
                 case StartRanks(plan=plan):
                     assert not self.living, "ranks that two epochs started would live together"
-                    assert plan.born(0) == plan.epoch, "what is kept is not started again"
+                    assert plan.started_in(0) == plan.epoch, "what is kept is not started again"
                     assert self.life.state.orders.plan == plan, (
                         "only the plan of the latest orders is started"
                     )
@@ -45,7 +45,7 @@ class AgentDay(RuleBasedStateMachine):
     def orders_that_keep_ranks(self, n, born):
         """They live on if they are those that the plan means, else they end."""
         before, plan = self.life.state, a_plan(n)
-        kept = replace(plan.members[0], born=Epoch(1, 0, born))
+        kept = replace(plan.members[0], started_in=Epoch(1, 0, born))
         plan = replace(plan, members=(kept, *plan.members[1:]))
         if (before.term, before.boot) > (1, 0) or born >= n:
             return
@@ -54,7 +54,7 @@ class AgentDay(RuleBasedStateMachine):
         self.answered_at = self.life.now
         world = self.life.state.world
         if self.living and not world.killing:
-            assert {epoch for epoch, _ in self.living} == {kept.born}
+            assert {epoch for epoch, _ in self.living} == {kept.started_in}
 
     @rule(term=integers(1, 2), boot=integers(0, 1), n=integers(0, 3), release=booleans(), leave=booleans())
     def orders(self, term, boot, n, release, leave):

@@ -29,7 +29,7 @@ async def test_who_asks_for_the_secret_of_servers_is_told_and_nobody_else(tmp_pa
     assert heard == []
     link = await asyncio.to_thread(agentlink.connect, environ, 0)
     assert link is not None
-    told.tell(ToRank(servers=("10.0.0.1:29404",)))
+    told.send(ToRank(servers=("10.0.0.1:29404",)))
     await asyncio.to_thread(heard_of_servers, link)
     assert "c0ffee" not in str(vars(link))
     await asyncio.to_thread(link.close)

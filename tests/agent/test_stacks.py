@@ -54,20 +54,20 @@ def written(frames: list[tuple[str, int, str]], title: str = "Thread") -> list[s
     ],
 )
 def test_it_is_the_innermost_frame_of_the_users_own_code(frames, where, waits):
-    assert stacks.stands(written(frames)) == Hang(where, waits)
+    assert stacks.hang_in(written(frames)) == Hang(where, waits)
 
 
 def test_it_is_the_main_thread():
-    assert stacks.stands([*written(THREAD), *written(MAIN)]).where == "train.py:40 (main)", "the last"
+    assert stacks.hang_in([*written(THREAD), *written(MAIN)]).where == "train.py:40 (main)", "the last"
     current = [*written(MAIN, "Current thread"), "", *written(THREAD)]
-    assert stacks.stands(current).where == "train.py:40 (main)", "the one that took the signal"
+    assert stacks.hang_in(current).where == "train.py:40 (main)", "the one that took the signal"
 
 
 def test_it_is_found_behind_a_progress_bar_and_among_what_else_is_printed():
     bar, *rest = [*written(MAIN), "epoch 3"]
-    assert stacks.stands(["step 12", f" 12%|# | 12/100{bar}", *rest]).where == "train.py:40 (main)"
-    assert stacks.stands(['  File "/app/train.py", line 3 in main', "epoch 3"]) is None
-    assert stacks.stands([bar, "  <no Python frame>"]) is None
+    assert stacks.hang_in(["step 12", f" 12%|# | 12/100{bar}", *rest]).where == "train.py:40 (main)"
+    assert stacks.hang_in(['  File "/app/train.py", line 3 in main', "epoch 3"]) is None
+    assert stacks.hang_in([bar, "  <no Python frame>"]) is None
 
 
 # ---- when it is asked for
@@ -139,7 +139,7 @@ def test_a_rank_shows_its_stacks_and_goes_on(shim, tmp_path):
     (tmp_path / "x.py").write_text(ASKED)
     done = shim("script", "x.py")
     assert (done.returncode, done.stdout) == (0, "goes on\n")
-    assert stacks.stands(done.stderr.splitlines()) == Hang("x.py:2 (<module>)")
+    assert stacks.hang_in(done.stderr.splitlines()) == Hang("x.py:2 (<module>)")
 
 
 @pytest.mark.parametrize("version", PYTHONS)
@@ -149,7 +149,7 @@ def test_every_python_writes_what_is_read(version, tmp_path):
     root = childhooks.__file__.removesuffix("/ropeteam_trainer/agent/script/childhooks.py")
     (tmp_path / "x.py").write_text(THREADED.format(root=root, signal=childhooks.STACKS_SIGNAL))
     done = subprocess.run([python, str(tmp_path / "x.py")], capture_output=True, text=True)
-    assert stacks.stands(done.stderr.splitlines()) == Hang("x.py:8 (main)"), done.stderr
+    assert stacks.hang_in(done.stderr.splitlines()) == Hang("x.py:8 (main)"), done.stderr
     assert " in wait\n" in done.stderr, "the other thread"
 
 

@@ -15,7 +15,7 @@ from tests.agent.life import Life, killed
 from tests.agent.life import a_plan as world
 
 from ropeteam_trainer.agent.machine.effects import Exit, KillRanks
-from ropeteam_trainer.agent.machine.state import RankUnburied
+from ropeteam_trainer.agent.machine.state import RankUnkillable
 from ropeteam_trainer.agent.processes.ranksocket import RankSocket
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.local import FromRank, ToRank
@@ -95,7 +95,7 @@ async def test_a_stray_that_cannot_be_killed_is_told_and_ends_the_container(pod,
 
 
 def test_a_rank_that_cannot_be_buried_ends_the_agent_once_the_others_are_dead():
-    life = Life().running().sees(RankUnburied(world().epoch, 0, ERROR, LEFT))
+    life = Life().running().sees(RankUnkillable(world().epoch, 0, ERROR, LEFT))
     assert life.did_a(KillRanks).ranks == (0, 1)
     assert life.did_no(Exit)
     assert not life.report.stopped
@@ -108,7 +108,7 @@ def test_a_rank_that_cannot_be_buried_ends_the_agent_once_the_others_are_dead():
 def test_what_is_left_of_a_rank_that_was_done_ends_with_the_release():
     life = Life().running()
     for rank in (0, 1):
-        life.sees(RankUnburied(world().epoch, rank, ProcessExit(0, None), LEFT))
+        life.sees(RankUnkillable(world().epoch, rank, ProcessExit(0, None), LEFT))
     assert life.did_no(Exit)
     assert all(each.phase is RankPhase.EXITED and each.exit.clean for each in life.report.ranks)
     life.ordered(complete=world().epoch).ordered(release=True)
@@ -116,13 +116,13 @@ def test_what_is_left_of_a_rank_that_was_done_ends_with_the_release():
 
 
 def test_what_is_left_of_a_rank_that_was_done_keeps_no_next_world_waiting():
-    life = Life().running().sees(RankUnburied(world().epoch, 0, ProcessExit(0, None), LEFT))
+    life = Life().running().sees(RankUnkillable(world().epoch, 0, ProcessExit(0, None), LEFT))
     life.ordered(plan=world(2)).died(1)
     assert life.did_a(Exit).code == 3
 
 
 def test_a_rank_that_is_buried_late_was_not_given_up_in_vain():
-    life = Life().running().sees(RankUnburied(world().epoch, 0, killed(), LEFT))
+    life = Life().running().sees(RankUnkillable(world().epoch, 0, killed(), LEFT))
     life.died(0)
     assert life.did_no(Exit)
     assert life.died(1).did_a(Exit).code == 3
@@ -193,8 +193,8 @@ async def test_of_what_a_rank_did_not_read_it_gets_the_newest_when_it_reads_agai
     await until(lambda: heard, lambda: "no hello")
     servers = tuple("x" * 100 for _ in range(100))
     for step in range(200):  # 2 MB: the socket's buffer is full long before
-        peer.tell(ToRank(stop_at=step, servers=servers))
-    peer.tell(ToRank(pause=True, stop_at=1000))
+        peer.send(ToRank(stop_at=step, servers=servers))
+    peer.send(ToRank(pause=True, stop_at=1000))
     await until(lambda: ToRank(pause=True, stop_at=1000) in library.heard(), lambda: "the pause is lost")
     steps = [message.stop_at or 0 for message in library.heard()]
     assert steps == sorted(steps)
@@ -205,7 +205,7 @@ async def test_of_what_a_rank_did_not_read_it_gets_the_newest_when_it_reads_agai
 
 async def test_a_library_that_comes_again_is_told_again(tmp_path):
     peer = RankSocket(tmp_path / "s", lambda _: None)
-    peer.tell(ToRank(pause=True))
+    peer.send(ToRank(pause=True))
     for _ in range(2):
         library = Library(peer.path)
         await until(lambda: library.heard() == [ToRank(pause=True)], lambda: "it is not told")  # noqa: B023

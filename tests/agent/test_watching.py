@@ -17,7 +17,7 @@ from ropeteam_trainer.agent.machine.effects import (
     StartRanks,
     WriteManifest,
 )
-from ropeteam_trainer.agent.machine.report import news
+from ropeteam_trainer.agent.machine.report import urgent_part
 from ropeteam_trainer.agent.machine.state import (
     LinkLost,
     LinkUp,
@@ -68,11 +68,13 @@ def test_progress_is_that_of_the_lowest_rank():
 
 def test_only_what_cannot_wait_is_news():
     life = Life().running().said(0, feature_level=1).beats(0, 1)
-    before = news(life.report)
-    assert news(life.wait(1).beats(0, 2).said(0, loss="1").report) == before
-    assert news(life.said(0, drained=2).report) != before
-    before = news(life.report)
-    assert news(life.ordered().report) != before, "the coordinator waits to hear that orders were applied"
+    before = urgent_part(life.report)
+    assert urgent_part(life.wait(1).beats(0, 2).said(0, loss="1").report) == before
+    assert urgent_part(life.said(0, drained=2).report) != before
+    before = urgent_part(life.report)
+    assert urgent_part(life.ordered().report) != before, (
+        "the coordinator waits to hear that orders were applied"
+    )
 
 
 def test_a_rank_that_makes_no_step_is_killed_as_hung():

@@ -21,11 +21,11 @@ def grant(ranks: int, each: int = 1, ref: CheckpointRef = REF) -> Grant:
 def test_the_largest_checkpoint_that_a_job_may_have_goes_through():
     whole = grant(8192, each=16)
     orders, came = Orders(3, 0, 1, grant=whole), None
-    for body in grantchunks.cut(whole):
+    for body in grantchunks.parts(whole):
         assert len(body) < wire.MAX_BODY
         part = grantchunks.read(body)
         assert part is not None
-        came = grantchunks.add(came, part)
+        came = grantchunks.with_part(came, part)
     last = codec.encode(grantchunks.without_files(orders))
     assert len(last) < 2000
     assert grantchunks.with_files(codec.decode(Orders, last), came) == orders
@@ -39,9 +39,9 @@ def test_orders_without_a_grant_stay_as_they_are():
 
 
 def test_files_of_an_older_grant_are_forgotten_and_missing_ones_refused():
-    old, new = (grantchunks.FilesOf(ref, grant(1).files) for ref in (REF, CheckpointRef(5000, REF.epoch)))
-    assert grantchunks.add(grantchunks.add(None, old), old).files == grant(1).files * 2
-    assert grantchunks.add(old, new) == new
+    old, new = (grantchunks.GrantFiles(ref, grant(1).files) for ref in (REF, CheckpointRef(5000, REF.epoch)))
+    assert grantchunks.with_part(grantchunks.with_part(None, old), old).files == grant(1).files * 2
+    assert grantchunks.with_part(old, new) == new
     orders = grantchunks.without_files(Orders(3, 0, 1, grant=grant(2)))
     for came in (None, old, new):
         with pytest.raises(codec.DecodeError, match=r"got . of 2 files of step 4000"):

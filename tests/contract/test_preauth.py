@@ -7,21 +7,21 @@ from functools import partial
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ropeteam_trainer.contract.preauth import Strangers
+from ropeteam_trainer.contract.preauth import UnauthenticatedConnections
 
 
 class Port:
     """Strangers by name. `left`: those who were told to, in order."""
 
     def __init__(self, places: int) -> None:
-        self.strangers, self.left = Strangers(places), list[str]()
+        self.strangers, self.left = UnauthenticatedConnections(places), list[str]()
         self._leaves = dict[str, partial[None]]()
 
     def take(self, *names: str) -> None:
         """`a1`: the connection 1 of the address a."""
         for name in names:
             leave = self._leaves.setdefault(name, partial(self.left.append, name))
-            self.strangers.take(name[0], leave)
+            self.strangers.admit(name[0], leave)
 
     def free(self, name: str) -> None:
         self.strangers.free(name[0], self._leaves[name])
@@ -59,9 +59,9 @@ def test_who_takes_another_place_may_lose_all_of_its_own():
 
 def test_room_can_be_made_before_the_places_are_taken():
     port = Port(places=9)
-    assert not port.strangers.end_one()
+    assert not port.strangers.evict_one()
     port.take("a1", "b1", "b2")
-    assert port.strangers.end_one()
+    assert port.strangers.evict_one()
     assert port.left == ["b1"]
 
 

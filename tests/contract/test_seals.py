@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropeteam_trainer.contract import seals
-from ropeteam_trainer.contract.seals import folder_key, holds, of_run, signed
+from ropeteam_trainer.contract.seals import folder_key, is_valid, of_run, signed
 
 OLD, NEW = folder_key(b"old", "folder"), folder_key(b"new", "folder")
 TEXT = b'{"step":1,"note":"a \\",\\"signature\\":\\" in a text"}'
@@ -19,9 +19,9 @@ SIGNED = signed("manifest", TEXT, (NEW, OLD))
 
 def test_the_first_key_signs_and_any_is_accepted() -> None:
     assert signed("manifest", TEXT, (NEW,)) == SIGNED
-    assert holds("manifest", SIGNED, (OLD, NEW))
-    assert not holds("manifest", SIGNED, (OLD,))
-    assert not holds("manifest", SIGNED, ())
+    assert is_valid("manifest", SIGNED, (OLD, NEW))
+    assert not is_valid("manifest", SIGNED, (OLD,))
+    assert not is_valid("manifest", SIGNED, ())
 
 
 def test_who_knows_of_no_signatures_reads_the_same() -> None:
@@ -30,25 +30,25 @@ def test_who_knows_of_no_signatures_reads_the_same() -> None:
 
 def test_without_keys_nothing_is_signed() -> None:
     assert signed("manifest", TEXT, ()) == TEXT
-    assert not holds("manifest", TEXT, (NEW,))
+    assert not is_valid("manifest", TEXT, (NEW,))
 
 
 def test_signed_as_something_else_it_does_not_hold() -> None:
-    assert not holds("journal", SIGNED, (NEW,))
+    assert not is_valid("journal", SIGNED, (NEW,))
 
 
 @given(st.integers(0, len(SIGNED) - 1), st.integers(1, 255))
 def test_whatever_byte_is_altered_it_does_not_hold(at: int, by: int) -> None:
     altered = bytearray(SIGNED)
     altered[at] ^= by
-    assert not holds("manifest", bytes(altered), (NEW,))
+    assert not is_valid("manifest", bytes(altered), (NEW,))
 
 
 @given(st.binary(max_size=8))
 def test_nothing_may_be_cut_off_or_added(more: bytes) -> None:
-    assert not holds("manifest", SIGNED[: -1 - len(more)], (NEW,))
-    assert holds("manifest", SIGNED + more, (NEW,)) == (more == b"")
-    assert not holds("manifest", more, (NEW,))
+    assert not is_valid("manifest", SIGNED[: -1 - len(more)], (NEW,))
+    assert is_valid("manifest", SIGNED + more, (NEW,)) == (more == b"")
+    assert not is_valid("manifest", more, (NEW,))
 
 
 def test_keys_differ_by_operator_folder_and_run() -> None:

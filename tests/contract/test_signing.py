@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ropeteam_trainer.contract.signing import CHALLENGE_SECONDS, NONCE_SIZE, Caller, Gate, Keys, covers
+from ropeteam_trainer.contract.signing import CHALLENGE_SECONDS, NONCE_SIZE, Client, Keys, Server, covers
 
 KEYS = Keys(b"t" * 32, "uid", 1)
 PUT, GET = "PUT /desired", "GET /status"
@@ -16,12 +16,12 @@ NONCE = b"n" * NONCE_SIZE
 OTHERS = [Keys(b"u" * 32, "uid", 1), Keys(b"t" * 32, "diu", 1), Keys(b"t" * 32, "uid", 2)]
 
 
-def acquainted(keys: Keys = KEYS) -> tuple[Caller, Gate]:
+def acquainted(keys: Keys = KEYS) -> tuple[Client, Server]:
     """They have spoken before."""
-    caller, gate = Caller(keys), Gate(keys, Random(1).randbytes)
+    caller, gate = Client(keys), Server(keys, Random(1).randbytes)
     signature = caller.sign(PUT, b"", NONCE)
     assert not gate.admits(PUT, signature, 0.0), "it names no challenge yet"
-    assert caller.believes(signature, 401, gate.sign(signature, 401, b"no", 0.0), b"no")
+    assert caller.is_genuine(signature, 401, gate.sign(signature, 401, b"no", 0.0), b"no")
     return caller, gate
 
 
@@ -33,7 +33,7 @@ def test_what_is_signed_is_admitted_once_and_each_answer_brings_the_next_challen
         assert covers(signature, b"x")
         assert not covers(signature, b"y")
         assert not gate.admits(PUT, signature, 0.0)
-        assert caller.believes(signature, 200, gate.sign(signature, 200, b"ok", 0.0), b"ok")
+        assert caller.is_genuine(signature, 200, gate.sign(signature, 200, b"ok", 0.0), b"ok")
 
 
 def test_who_only_reads_uses_nothing_up() -> None:
@@ -54,22 +54,22 @@ def test_a_challenge_ends() -> None:
 
 
 def test_no_challenge_is_needed_until_the_first_request_or_for_a_minute() -> None:
-    first = Caller(KEYS).sign(PUT, b"", NONCE)
-    gate = Gate(KEYS, Random(1).randbytes, 5.0)
+    first = Client(KEYS).sign(PUT, b"", NONCE)
+    gate = Server(KEYS, Random(1).randbytes, 5.0)
     assert [gate.admits(PUT, first, 6.0) for _ in range(2)] == [True, False]
-    assert not Gate(KEYS, Random(1).randbytes, 5.0).admits(PUT, first, 5.0 + CHALLENGE_SECONDS)
+    assert not Server(KEYS, Random(1).randbytes, 5.0).admits(PUT, first, 5.0 + CHALLENGE_SECONDS)
 
 
 @pytest.mark.parametrize("other", OTHERS)
 def test_another_key_job_or_term_is_neither_admitted_nor_believed(other: Keys) -> None:
     caller, gate = acquainted()
-    theirs = Caller(other)
+    theirs = Client(other)
     theirs._challenge = caller._challenge
     assert not gate.admits(PUT, theirs.sign(PUT, b"", NONCE), 0.0)
     signature = caller.sign(PUT, b"", NONCE)
     if other.token != KEYS.token:
-        assert not caller.believes(
-            signature, 200, Gate(other, Random(1).randbytes).sign(signature, 200, b"", 0.0), b""
+        assert not caller.is_genuine(
+            signature, 200, Server(other, Random(1).randbytes).sign(signature, 200, b"", 0.0), b""
         )
     assert gate.admits(PUT, signature, 0.0)
 
@@ -96,17 +96,17 @@ def test_an_altered_answer_is_not_believed(at: int, bit: int, which: str) -> Non
     altered = bytearray(said[which].encode())
     altered[at % len(altered)] ^= 1 << bit
     said[which] = altered.decode()
-    assert not caller.believes(said["signature"], 200, said["given"], said["body"].encode())
+    assert not caller.is_genuine(said["signature"], 200, said["given"], said["body"].encode())
 
 
 def test_an_answer_is_to_one_request_and_of_one_status() -> None:
     caller, gate = acquainted()
     first, second = caller.sign(PUT, b"x", NONCE), caller.sign(PUT, b"x", b"m" * NONCE_SIZE)
     answer = gate.sign(first, 200, b"yes", 0.0)
-    assert not caller.believes(second, 200, answer, b"yes")
-    assert not caller.believes(first, 201, answer, b"yes")
-    assert not caller.believes(second, 200, first, b"yes"), "nor is a request sent back one"
-    assert caller.believes(first, 200, answer, b"yes")
+    assert not caller.is_genuine(second, 200, answer, b"yes")
+    assert not caller.is_genuine(first, 201, answer, b"yes")
+    assert not caller.is_genuine(second, 200, first, b"yes"), "nor is a request sent back one"
+    assert caller.is_genuine(first, 200, answer, b"yes")
 
 
 @given(noise=st.text(max_size=250))
@@ -114,12 +114,12 @@ def test_noise_is_no_signature(noise: str) -> None:
     caller, gate = acquainted()
     assert not gate.admits(PUT, noise, 0.0)
     assert gate.sign(noise, 401, b"", 0.0) == ""
-    assert not caller.believes(caller.sign(PUT, b"", NONCE), 200, noise, b"")
+    assert not caller.is_genuine(caller.sign(PUT, b"", NONCE), 200, noise, b"")
 
 
 def test_no_secret_is_shown() -> None:
     assert "tttt" not in repr(KEYS)
-    assert KEYS.token.hex() not in Caller(KEYS).sign(PUT, b"", NONCE)
+    assert KEYS.token.hex() not in Client(KEYS).sign(PUT, b"", NONCE)
 
 
 def test_what_is_signed_as_a_request_is_no_answer() -> None:

@@ -12,8 +12,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ropeteam_trainer.contract.wire import (
+    ACCEPTS_ANSWER,
     ANSWER,
-    ASKS,
     HELLO,
     MAX_BODY,
     NONCE_SIZE,
@@ -22,12 +22,12 @@ from ropeteam_trainer.contract.wire import (
     Opener,
     Sealer,
     WireError,
+    accepts_answer,
     answered,
-    asks,
+    expects_empty_frame,
     greeting,
     http_bearer,
     job_token,
-    looks,
     session_key,
 )
 
@@ -108,10 +108,10 @@ def test_a_greeting_asks_for_an_answer_and_looks_to_older_agents_as_before() -> 
     ours, older = greeting(NONCE), HELLO + NONCE
     assert len(ours) == len(older)
     assert ours.startswith(HELLO)
-    assert asks(ours[len(HELLO) :])
-    assert looks(ours[len(HELLO) :])
-    assert not looks(ASKS + NONCE)
-    assert not asks(older[len(HELLO) :])
+    assert accepts_answer(ours[len(HELLO) :])
+    assert expects_empty_frame(ours[len(HELLO) :])
+    assert not expects_empty_frame(ACCEPTS_ANSWER + NONCE)
+    assert not accepts_answer(older[len(HELLO) :])
 
 
 @given(frame=st.binary(max_size=60), cut=st.integers(0, 80))

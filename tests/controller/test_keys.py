@@ -61,7 +61,7 @@ def test_while_keys_change_a_job_keeps_its_own_and_knows_what_was_signed_with_th
     assert keys(new)[0] == keys(words(NOW, NEW, folder="f"))[0]
     assert keys(old)[0] == keys(words(BEFORE, OLD, folder="f"))[0]
     saved = seals.signed("m", b'{"a":1}', keys(words(BEFORE, OLD, folder="f")))
-    assert seals.holds("m", saved, keys(new))
+    assert seals.is_valid("m", saved, keys(new))
 
 
 def test_previous_keys_need_no_file_and_each_has_a_line(tmp_path: Path) -> None:

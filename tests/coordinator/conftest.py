@@ -12,7 +12,7 @@ from tests.coordinator.link import TOKEN
 
 from ropeteam_trainer.coordinator.http import MOST_HEAD, Http
 from ropeteam_trainer.coordinator.log import Log
-from ropeteam_trainer.coordinator.server import AgentLine, Coordinator, listen
+from ropeteam_trainer.coordinator.server import AgentConnection, Coordinator, listen
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Served:
 async def served() -> AsyncIterator[Served]:
     lines: list[str] = []
     coordinator = Coordinator(config(), 0, TOKEN, Log(lines.append))
-    agents, agent_port = await listen(lambda: AgentLine(coordinator), "127.0.0.1", 0)
+    agents, agent_port = await listen(lambda: AgentConnection(coordinator), "127.0.0.1", 0)
     http = await asyncio.start_server(Http(coordinator).serve, "127.0.0.1", 0, limit=MOST_HEAD)
     yield Served(coordinator, agent_port, http.sockets[0].getsockname()[1], lines)
     agents.close()

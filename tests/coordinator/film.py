@@ -201,7 +201,11 @@ def obeyed(report: AgentReport, orders: Orders, feature_level: int = 1) -> Agent
         changes["store"] = StoreOffer(orders.host_store, report.address, 29500 + orders.host_store.n)
     if orders.plan is None and not report.stopped:
         changes |= {"stopped": True, "ranks": tuple(_dead(rank) for rank in report.ranks)}
-    elif orders.plan and report.plan and orders.plan.born(report.slot) == report.plan.born(report.slot):
+    elif (
+        orders.plan
+        and report.plan
+        and orders.plan.started_in(report.slot) == report.plan.started_in(report.slot)
+    ):
         changes["plan"] = orders.plan
     elif orders.plan and orders.plan != report.plan:
         ranks = tuple(RankReport(rank, RankPhase.STARTING) for rank in orders.plan.ranks(report.slot))

@@ -29,7 +29,7 @@ class Link:
         self._token, self._older = token, older
         self.orders: Orders | None = None
         self.count = self.bytes = 0
-        self._files: grantchunks.FilesOf | None = None
+        self._files: grantchunks.GrantFiles | None = None
         self._bodies: deque[bytes] = deque()
         """Read, and not judged yet: of frames that came together, each may be the one that is waited for."""
 
@@ -66,7 +66,7 @@ class Link:
         self.count += 1
         self.bytes += len(body)
         if part := grantchunks.read(body):
-            self._files = grantchunks.add(self._files, part)
+            self._files = grantchunks.with_part(self._files, part)
         else:
             self.orders = grantchunks.with_files(as_answer(body) or codec.decode(Orders, body), self._files)
         return True
@@ -235,7 +235,7 @@ class Operator:
     """It signs, believes only what is signed, and counts its requests."""
 
     def __init__(self, port: int, token: bytes = TOKEN, term: int = 1) -> None:
-        self.port, self.caller, self.requests = port, signing.Caller(signing.Keys(token, JOB_UID, term)), 0
+        self.port, self.caller, self.requests = port, signing.Client(signing.Keys(token, JOB_UID, term)), 0
 
     def signed(self, what: str, body: bytes = b"") -> tuple[bytes, str]:
         """A request, and its signature."""
@@ -250,7 +250,7 @@ class Operator:
             raw, signature = self.signed(what, body)
             self.requests += 1
             status, given, text = await answered(self.port, raw)
-            assert self.caller.believes(signature, status, given, text.encode()), text
+            assert self.caller.is_genuine(signature, status, given, text.encode()), text
             if status != 401:
                 break
         return status, text

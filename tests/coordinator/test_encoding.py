@@ -9,13 +9,13 @@ from tests.coordinator.film import SIGKILL, Film, agent
 
 from ropeteam_trainer.contract import VERSION, codec
 from ropeteam_trainer.contract.messages import Orders
-from ropeteam_trainer.coordinator.encoding import Words
+from ropeteam_trainer.coordinator.encoding import OrdersEncoder
 from ropeteam_trainer.coordinator.membership.orders import Replies
 
 
 @pytest.mark.parametrize("servers", [0, 1])
 def test_the_bytes_for_an_agent_are_its_orders(servers: int):
-    film, words = Film(3, feature_level=2, servers=servers), Words()
+    film, words = Film(3, feature_level=2, servers=servers), OrdersEncoder()
     film.agents = {slot: agent(slot, contract=VERSION - slot % 3) for slot in range(film.config.slots)}
 
     def compare() -> None:

@@ -134,7 +134,9 @@ def test_of_agents_of_an_earlier_release_nothing_is_concluded():
     seen = film()
     seen.says(1, reports_groups=False)
     seen.state = (
-        replace(seen.state, world=replace(seen.state.world, telling=1)) if seen.state.world else seen.state
+        replace(seen.state, world=replace(seen.state.world, reporting_groups=1))
+        if seen.state.world
+        else seen.state
     )
     seen.later(700)
     assert told(seen) is None
@@ -200,11 +202,11 @@ def test_of_many_groups_the_largest_are_kept_and_shown():
     mine = tuple(group(1, 0, id=str(n)) for n in range(15))
     for slot in range(40):
         seen.says(slot, groups=(*(replace(each, id=f"{slot}-{each.id}") for each in mine), group(40, slot)))
-    assert len(seen.state.world.groups if seen.state.world else ()) == groups.KEPT
+    assert len(seen.state.world.groups if seen.state.world else ()) == groups.MAX_GROUPS
     assert told(seen) is None
     (whole, *others) = seen.report.process_groups
-    assert (whole.size, whole.members, len(whole.slots)) == (40, 40, groups.SLOTS_SHOWN)
-    assert len(others) == groups.SHOWN - 1
+    assert (whole.size, whole.members, len(whole.slots)) == (40, 40, groups.MAX_SLOTS_SHOWN)
+    assert len(others) == groups.MAX_SHOWN - 1
     seen.says(0, groups=(group(40, 0, 1 << 30, -1),))
     assert seen.report.process_groups[0].members == 40, "no number of a process makes the set large"
 
@@ -225,5 +227,5 @@ def test_a_world_that_ends_is_not_judged():
     seen.says(0, groups=(group(1, 0),))
     seen.desires(drain=False)
     assert groups.notice(Film().state, 0.0) is None
-    assert groups.split(Film().state, 0.0) is None
+    assert groups.split_world(Film().state, 0.0) is None
     assert groups.shown(Film().state) == ()

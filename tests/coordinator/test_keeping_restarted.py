@@ -50,7 +50,7 @@ def test_after_a_restart_while_a_world_forms_kept_ranks_are_kept_still():
         seen.says(slot)
     seen.obeys()
     plan = seen.told(0).plan
-    assert (plan.kept, plan.line) == (others(1), old.epoch)
+    assert (plan.preserved, plan.server_generation) == (others(1), old.epoch)
     assert all(exits(seen.agents[slot]) == [None] for slot in others(1)), "nobody was killed"
 
 
@@ -71,7 +71,7 @@ def test_a_plan_that_only_some_got_is_superseded_and_its_kept_ranks_live():
         seen.says(slot)
     seen.obeys()
     plan = seen.told(0).plan
-    assert plan.kept == others(1)
+    assert plan.preserved == others(1)
     assert all(exits(seen.agents[slot]) == [None] for slot in others(1))
 
 
@@ -80,7 +80,7 @@ def test_an_agent_without_the_ranks_that_were_kept_is_a_fault():
     seen.obeys()
     dead = replace(seen.agents[2].ranks[0], phase=RankPhase.EXITED, exit=KILLED)
     seen.says(2, ranks=(dead,), stopped=True)
-    assert recovered(seen).kept == others(2)
+    assert recovered(seen).preserved == others(2)
 
 
 def test_ranks_are_those_of_a_world_only_if_pod_and_birth_are_the_same():

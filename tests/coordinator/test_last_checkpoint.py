@@ -8,7 +8,7 @@ import pytest
 from tests.coordinator.film import CLEAN, Film
 
 from ropeteam_trainer.contract.messages import RankPhase
-from ropeteam_trainer.coordinator.membership.commits import LAST_WORD_SECONDS
+from ropeteam_trainer.coordinator.membership.commits import AWAITED_COMMIT_SECONDS
 
 
 def ends(film: Film) -> None:
@@ -101,7 +101,7 @@ def test_finished_pods_hold_their_gpus_for_so_long_at_most(written: bool):
     film = waits_for_a_manifest()
     if written:
         writes(film)
-    film.later(LAST_WORD_SECONDS - 2)
+    film.later(AWAITED_COMMIT_SECONDS - 2)
     assert film.phase == "Completing"
     film.later(3)
     assert film.phase == "Complete"

@@ -86,8 +86,8 @@ async def test_while_it_is_late_of_reports_that_came_together_the_newest_is_read
     link = await Link().connect(served.agents)
     reports = [agent(0, contract=VERSION, number=n, progress=Progress(step=n)) for n in (1, 2, 3)]
     read: list[int] = []
-    heard = served.coordinator.heard
-    served.coordinator.heard = lambda line, report: (read.append(report.number), heard(line, report))  # type: ignore
+    heard = served.coordinator.take_report
+    served.coordinator.take_report = lambda line, report: (read.append(report.number), heard(line, report))  # type: ignore
     bodies = [codec.encode(reports[0]), LEASE, *map(codec.encode, reports[1:]), LEASE]
     link.write(b"".join(map(link.sealer.seal, bodies)))
     await eventually(lambda: read == ([3] if late else [1, 2, 3]))

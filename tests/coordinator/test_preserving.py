@@ -56,10 +56,10 @@ def test_a_rank_dies_and_the_others_go_on(slot):
     seen.obeys()
     plan = seen.told(0).plan
     assert seen.phase == "Running"
-    assert plan.kept == others(slot)
+    assert plan.preserved == others(slot)
     assert plan.epoch > old.epoch
-    assert {plan.born(other) for other in others(slot)} == {old.epoch}
-    assert (plan.born(slot), plan.line) == (plan.epoch, old.epoch)
+    assert {plan.started_in(other) for other in others(slot)} == {old.epoch}
+    assert (plan.started_in(slot), plan.server_generation) == (plan.epoch, old.epoch)
     assert seen.incident.slot == slot
     assert (seen.incident.steps_lost, len(seen.report.incidents)) == (0, 1)
 
@@ -93,7 +93,7 @@ def test_a_kept_rank_that_has_ended_well_takes_part_as_it_is():
     seen.exits(0, CLEAN)
     seen.exits(1, SIGKILL)
     seen.obeys()
-    assert seen.told(0).plan.kept == others(1), "its script is not run again"
+    assert seen.told(0).plan.preserved == others(1), "its script is not run again"
     seen.ranks(1, RankPhase.RUNNING, 11)
     seen.reaches(11)
     seen.exits(0, CLEAN)
@@ -124,7 +124,7 @@ def test_the_death_of_a_kept_rank_counts_before_its_agent_knows_the_new_plan():
     seen.exits(2, SIGKILL)
     assert seen.phase in ("Stopping", "Forming")
     assert seen.told(2).plan is None
-    assert recovered(seen).kept == others(1, 2), "slot 1 had not confirmed that world yet"
+    assert recovered(seen).preserved == others(1, 2), "slot 1 had not confirmed that world yet"
     assert {each.slot for each in seen.report.incidents} == {1, 2}
 
 
@@ -133,7 +133,7 @@ def test_a_kept_rank_that_fails_while_the_world_forms_is_replaced_as_well():
     seen.exits(4, SIGKILL)
     assert seen.told(4).plan is None
     seen.obeys()
-    assert seen.told(0).plan.kept == (0, 2, 3)
+    assert seen.told(0).plan.preserved == (0, 2, 3)
     assert seen.told(0).plan.origin is not None, "the server's state is in the memory of its pod"
     assert len(seen.report.incidents) == 1, "what fails during one recovery is one incident"
 
@@ -149,7 +149,7 @@ def test_a_slot_that_was_kept_no_more_is_never_kept_again():
     assert seen.told(2).plan is None
     assert not seen.agents[2].stopped
     seen.obeys()
-    assert seen.told(0).plan.kept == (0, 3, 4)
+    assert seen.told(0).plan.preserved == (0, 3, 4)
 
 
 @pytest.mark.parametrize("slot", SERVERS)
@@ -163,7 +163,7 @@ def test_a_lost_server_sends_all_back_to_the_checkpoint(slot):
     seen.replaces(slot)
     seen.obeys()
     plan = seen.told(0).plan
-    assert (plan.kept, plan.origin) == ((), None)
+    assert (plan.preserved, plan.origin) == ((), None)
     assert plan.restore[0].step == 8
 
 
@@ -176,7 +176,7 @@ def test_a_lost_worker_is_replaced_alone():
     seen.replaces(2)
     seen.obeys()
     plan = seen.told(0).plan
-    assert (plan.kept, plan.line) == (others(2), old)
+    assert (plan.preserved, plan.server_generation) == (others(2), old)
     assert plan.member(2).incarnation == 2
 
 
@@ -189,7 +189,7 @@ def test_a_worker_that_is_asked_to_leave_disturbs_nobody():
     assert all(seen.told(slot).plan and not seen.told(slot).pause for slot in others(1))
     seen.replaces(1)
     seen.obeys()
-    assert seen.told(0).plan.kept == others(1)
+    assert seen.told(0).plan.preserved == others(1)
     assert seen.incident.cause is Cause.POD_DELETED
 
 
@@ -201,7 +201,7 @@ def test_when_all_ranks_die_at_once_servers_still_go_on_from_memory():
         seen.exits(slot, SIGKILL)
     seen.obeys()
     plan = seen.told(0).plan
-    assert (plan.kept, plan.origin) == ((), old)
+    assert (plan.preserved, plan.origin) == ((), old)
 
 
 def test_a_server_that_was_not_there_from_the_start_remembers_nothing():
@@ -294,7 +294,7 @@ def test_a_grant_outlives_a_plan_that_keeps_the_chief():
     seen.exits(1, SIGKILL)
     seen.obeys(0, 1, 2, 4)
     assert seen.epoch.n == 2
-    assert seen.told(3).grant.ref == CheckpointRef(11, seen.state.world.plan.line)
+    assert seen.told(3).grant.ref == CheckpointRef(11, seen.state.world.plan.server_generation)
     seen.obeys()
     assert lineage(seen) == [(11, "1.0.1")]
 
@@ -314,7 +314,7 @@ def test_what_was_being_written_when_the_chief_died_counts_for_a_line_that_goes_
     seen = struck(3)
     seen.obeys()
     assert seen.epoch.n == 2
-    seen.says(3, committed=CheckpointRef(11, seen.state.world.plan.line, "d1"))
+    seen.says(3, committed=CheckpointRef(11, seen.state.world.plan.server_generation, "d1"))
     assert lineage(seen) == [(11, "1.0.1")]
 
 
@@ -341,7 +341,7 @@ def saves_as_born(seen: Film, step: int) -> None:
     """As the film's `saves`, but under the epoch that started the chief."""
     seen.saves(step, 3)
     report = seen.agents[3]
-    born = report.plan.born(3)
+    born = report.plan.started_in(3)
     seen.says(3, shards=tuple(replace(shard, epoch=born) for shard in report.shards))
 
 

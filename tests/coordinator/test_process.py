@@ -21,7 +21,7 @@ from tests.coordinator.link import PATIENCE, TOKEN, FakeAgent, eventually, get_s
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.desired import Desired, SlotDesired
 from ropeteam_trainer.coordinator.__main__ import count_boot
-from ropeteam_trainer.coordinator.log import SELDOM_SECONDS, Log
+from ropeteam_trainer.coordinator.log import LIMIT_SECONDS, Log
 
 DESIRED = Desired(1, 1, 1, {str(slot): SlotDesired(1, f"pod-{slot}-1") for slot in (0, 1)}, allowance=5)
 
@@ -193,15 +193,15 @@ def test_a_nuisance_is_logged_seldom_and_a_value_cannot_fake_a_line():
     now = [0.0]
     log = Log(lines.append, lambda: now[0])
     for _ in range(5):
-        log.seldom("closed", reason="wrong MAC", peer="a")
-    now[0] += SELDOM_SECONDS
-    log.seldom("closed", reason="wrong MAC", peer="b")
-    log.say("x", text="two\nlines", none=None, empty="")
+        log.write_limited("closed", reason="wrong MAC", peer="a")
+    now[0] += LIMIT_SECONDS
+    log.write_limited("closed", reason="wrong MAC", peer="b")
+    log.write("x", text="two\nlines", none=None, empty="")
     assert [line.partition(" ")[2] for line in lines] == [
         'closed peer=a reason="wrong MAC"',
         'closed peer=b reason="wrong MAC" left_out=4',
         'x text="two\\nlines" empty=""',
     ]
     for number in range(300):
-        log.seldom("closed", reason=f"reason {number}")
+        log.write_limited("closed", reason=f"reason {number}")
     assert len(lines) == 303

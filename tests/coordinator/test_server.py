@@ -244,7 +244,7 @@ async def test_an_empty_frame_is_a_lease_that_counts_and_is_answered_in_24_bytes
     put = await put_desired(served.http, DESIRED)
     assert put.slots["0"].registered
     (again,) = served.coordinator.state.agents.values()
-    assert again.heard > known.heard
+    assert again.received_at > known.received_at
     assert again.report is known.report, "nothing was decoded, judged or copied"
     await link.close()
 

@@ -108,7 +108,7 @@ async def test_an_altered_request_is_refused(served: Served):
         assert old in raw
         status, given, text = await answered(served.http, raw.replace(old, new))
         assert status == 401
-        assert operator.caller.believes(signature, status, given, text.encode()), "and it says what holds"
+        assert operator.caller.is_genuine(signature, status, given, text.encode()), "and it says what holds"
     assert generation(served) == 1
 
 
@@ -118,7 +118,7 @@ async def test_who_has_another_key_is_refused(served: Served, token: bytes, term
     raw, signature = stranger.signed(PUT, body(1))
     status, given, text = await answered(served.http, raw)
     assert (status, text, generation(served)) == (401, UNSIGNED, 0)
-    assert stranger.caller.believes(signature, status, given, text.encode()) is (token == TOKEN)
+    assert stranger.caller.is_genuine(signature, status, given, text.encode()) is (token == TOKEN)
 
 
 @pytest.mark.parametrize("signature", ["", "x", "0" * 32, "é" * 200, "0" * 32 + " " + "0" * 64])

@@ -35,9 +35,9 @@ def test_the_roll_is_what_asking_everybody_gives():
     film.falls_silent(1)
     film.later(6)
     state = film.state
-    blank = replace(state, roll=slotfacts.NOBODY, saved={})
+    blank = replace(state, facts=slotfacts.NOBODY, saved={})
     asked = slotindex.refresh(None, blank, state.everybody, film.now)
-    assert (asked.roll, asked.saved) == (state.roll, state.saved)
+    assert (asked.facts, asked.saved) == (state.facts, state.saved)
 
 
 def test_a_lease_of_a_stranger_or_of_one_who_was_lost_is_not_enough():

@@ -32,7 +32,7 @@ def ask(seen: Film) -> Stage:
 
 def test_each_step_on_the_way_has_a_name():
     seen = Film(workers=3)
-    assert ask(seen) is Stage.UNTOLD
+    assert ask(seen) is Stage.UNKNOWN
     seen.up()
     seen.says(2, ranks=(replace(seen.agents[2].ranks[0], phase=RankPhase.STARTING),))
     stages, sentences = [ask(seen)], [seen.report.why]
@@ -64,7 +64,7 @@ def test_each_step_on_the_way_has_a_name():
     ]
     for slot in range(3):
         seen.exits(slot, CLEAN)
-    assert ask(seen) is Stage.UNTOLD
+    assert ask(seen) is Stage.UNKNOWN
 
 
 def test_ranks_that_are_not_started_yet():
@@ -153,7 +153,7 @@ def test_agents_of_an_earlier_release_tell_of_no_groups():
     seen = Film(feature_level=0).up()
     for slot in (0, 1):
         seen.says(slot, reports_groups=False)
-    seen.state = with_world(seen.state, telling=0)
+    seen.state = with_world(seen.state, reporting_groups=0)
     seen.later(11)
     assert ask(seen) is Stage.TRAINING
 

@@ -11,26 +11,26 @@ from tests.coordinator.link import eventually
 
 from ropeteam_trainer.contract.messages import RankPhase
 from ropeteam_trainer.coordinator.http import Http, Refused, Request
-from ropeteam_trainer.coordinator.storagehealth import Pulse
+from ropeteam_trainer.coordinator.storagehealth import StorageHealth
 
 HEALTH = Request("GET", "/healthz", {})
 
 
 def test_a_folder_that_does_not_answer_for_half_a_minute_is_told(tmp_path: Path):
     now, folder = [0.0], tmp_path / "state"
-    pulse = Pulse(folder, lambda: now[0])
-    assert pulse.trouble() == ""
+    pulse = StorageHealth(folder, lambda: now[0])
+    assert pulse.problem() == ""
     now[0] = 31.0
-    assert pulse.trouble() == f"{folder} has not answered for 31 s"
+    assert pulse.problem() == f"{folder} has not answered for 31 s"
     pulse.touch()
-    assert pulse.trouble().endswith(f"No such file or directory: '{folder}/alive'")
+    assert pulse.problem().endswith(f"No such file or directory: '{folder}/alive'")
     folder.mkdir()
     pulse.touch()
-    assert pulse.trouble() == ""
+    assert pulse.problem() == ""
 
 
 async def test_the_folder_is_touched_by_a_thread(tmp_path: Path):
-    Pulse(tmp_path).start()
+    StorageHealth(tmp_path).start()
     await eventually(lambda: (tmp_path / "alive").exists())
 
 

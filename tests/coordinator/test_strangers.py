@@ -59,7 +59,7 @@ async def test_who_has_shown_the_token_stays_however_long_its_report_is(served: 
     await put_desired(served.http, DESIRED)
     link = await Link().connect(served.agents)
     link.write(link.sealer.seal(b""))
-    await eventually(lambda: served.coordinator.strangers.taken == 0)
+    await eventually(lambda: served.coordinator.unauthenticated.taken == 0)
     frame = link.sealer.seal(codec.encode(long_report()))
     link.write(frame[: len(frame) // 2])
     crowd = Crowd(served.agents, 150)

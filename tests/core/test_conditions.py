@@ -264,7 +264,7 @@ def test_a_coordinator_that_falls_silent_before_the_first_step_changes_nothing()
     starting = reporting(stage=Stage.FIRST_STEP, why="works on its first step")
     seen = a_running_job().after(starting, written)
     before = condition(seen, ConditionType.RUNNING)
-    for change in (unreachable, reporting(phase=WorldPhase.WAITING, why=before.message, stage=Stage.UNTOLD)):
+    for change in (unreachable, reporting(phase=WorldPhase.WAITING, why=before.message, stage=Stage.UNKNOWN)):
         after = condition(seen.after(change), ConditionType.RUNNING)
         assert (after.holds, after.reason, after.message) == (False, before.reason, before.message)
 

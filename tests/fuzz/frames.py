@@ -44,7 +44,7 @@ from ropeteam_trainer.contract.messages import (
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, FailReason, Member, Plan, ShardFile
 from ropeteam_trainer.coordinator.log import Log
 from ropeteam_trainer.coordinator.metrics import render
-from ropeteam_trainer.coordinator.server import AgentLine, Coordinator, listen
+from ropeteam_trainer.coordinator.server import AgentConnection, Coordinator, listen
 
 _BETWEEN = b"\0|\0"
 _WITH_TOKEN, _OLDER, _OTHER_TOKEN, _ALTERED, _UNAUTHENTICATED = b"T", b"O", b"W", b"A", b"S"
@@ -141,7 +141,7 @@ class Pipe(asyncio.Transport):
 
     def __init__(self, coordinator: Coordinator, case: bytes) -> None:
         super().__init__({"peername": ("10.0.0.9", 1)})
-        self.protocol, self.sent, self.is_open = AgentLine(coordinator), b"", True
+        self.protocol, self.sent, self.is_open = AgentConnection(coordinator), b"", True
         self.protocol.connection_made(self)
         self.speech = Speech(case, self.sent[len(wire.HELLO) :])
         self.feed(self.speech.greeting)
@@ -223,7 +223,7 @@ async def _memory() -> AsyncIterator[Attempt]:
 async def _live() -> AsyncIterator[Attempt]:
     async def attempt(case: bytes) -> list[str]:
         coordinator = _coordinator(Clock())
-        server, port = await listen(lambda: AgentLine(coordinator), "127.0.0.1", 0)
+        server, port = await listen(lambda: AgentConnection(coordinator), "127.0.0.1", 0)
         try:
             for body in bodies_of(case):
                 await _send(port, case, body)
@@ -283,7 +283,7 @@ async def _ranks() -> AsyncIterator[Attempt]:
                     rank.setblocking(False)
                     with suppress(BrokenPipeError, ConnectionResetError):  # refused before its end
                         await loop.sock_sendall(rank, line + b"\n")
-                    rank_socket.tell(ToRank(pause=True))
+                    rank_socket.send(ToRank(pause=True))
                     rank_socket.drain()
                     ended.append("taken" if rank_socket._buffers else "refused")
                 rank_socket.drain()

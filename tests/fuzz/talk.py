@@ -136,14 +136,14 @@ async def _coordinator() -> AsyncIterator[Attempt]:
 
 async def _signed(port: int, body: bytes) -> bytes:
     """Once more with the challenge of the first answer."""
-    caller, found = signing.Caller(signing.Keys(TOKEN, JOB_UID, 1)), b""
+    caller, found = signing.Client(signing.Keys(TOKEN, JOB_UID, 1)), b""
     for _ in range(2):
         signature = caller.sign("PUT /desired", body, b"n" * signing.NONCE_SIZE)
         raw = request("PUT", "/desired", body, X_Ropeteam_Signature=signature)
         found = await answered(port, raw)
         head, _, text = found.partition(b"\r\n\r\n")
         headers = dict(line.partition(": ")[::2] for line in head.decode().split("\r\n"))
-        assert caller.believes(signature, int(status_of(found)), headers[signing.HEADER], text)
+        assert caller.is_genuine(signature, int(status_of(found)), headers[signing.HEADER], text)
     return found
 
 
@@ -220,7 +220,7 @@ class Liar:
     case = b""
 
     def __init__(self) -> None:
-        self._gate = signing.Gate(signing.Keys(TOKEN, UID, 1), lambda size: b"c" * size)
+        self._gate = signing.Server(signing.Keys(TOKEN, UID, 1), lambda size: b"c" * size)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError, asyncio.IncompleteReadError):

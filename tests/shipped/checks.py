@@ -25,7 +25,7 @@ from ropeteam_trainer.agent.main import Agent
 from ropeteam_trainer.checkpoint.decisions.journal import CheckpointKey, key_of
 from ropeteam_trainer.contract.messages import Grant
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan
-from ropeteam_trainer.coordinator.membership.commits import LAST_WORD_SECONDS
+from ropeteam_trainer.coordinator.membership.commits import AWAITED_COMMIT_SECONDS
 
 if TYPE_CHECKING:
     from tests.shipped.kubernetes import Object
@@ -101,7 +101,7 @@ class ShippedChecks(Checks):
         limit = _TOLD_SECONDS + 3 * setup.lost + setup.fence + setup.start
         running = site.status.condition(ConditionType.RUNNING)
         if running is not None and running.reason == "WorldCompleting":
-            limit += LAST_WORD_SECONDS
+            limit += AWAITED_COMMIT_SECONDS
         silent = site.loop.now - self._lived_at
         require(silent < limit, "status says Running only of ranks that run", f"no step for {silent:.0f} s")
 

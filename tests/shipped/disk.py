@@ -139,7 +139,7 @@ class Disk:
             path = place / file.name
             if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != file.sha256:
                 return Inspection(manifest, f"{file.name} is missing or altered")
-        return Inspection(manifest, ref=manifest.ref_as(text), signed=seals.holds(MANIFEST, text, KEYS))
+        return Inspection(manifest, ref=manifest.ref_as(text), signed=seals.is_valid(MANIFEST, text, KEYS))
 
     def found(self) -> tuple[CheckpointRef, ...]:
         """Of all runs, as the reader lists them."""

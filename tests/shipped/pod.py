@@ -16,8 +16,8 @@ from tests.shipped.loop import Process
 from tests.sim.ranks import Rank
 
 from ropeteam_trainer.agent.machine.state import (
-    BeatsRead,
     Event,
+    HeartbeatsRead,
     RankDying,
     RankExited,
     RankMessage,
@@ -113,15 +113,15 @@ class SimPod:
         for number in numbers:
             self._post(StackShown(epoch, number, Hang()))
 
-    def tell(self, epoch: Epoch, number: int, message: ToRank) -> None:
+    def send(self, epoch: Epoch, number: int, message: ToRank) -> None:
         rank = self.alive.get(number)
         if rank and rank.plan.epoch == epoch:
             self._site.loop.after(0.001, rank.tell, message)
 
-    def read_beats(self) -> BeatsRead | None:
+    def read_heartbeats(self) -> HeartbeatsRead | None:
         beats = {number: beat for number, rank in self.alive.items() if rank.alive and (beat := rank.beat())}
         epoch = next((rank.plan.epoch for rank in self.alive.values()), None)
-        return BeatsRead(epoch, beats) if epoch and beats else None
+        return HeartbeatsRead(epoch, beats) if epoch and beats else None
 
     @property
     def pod_slot(self) -> int:
@@ -140,7 +140,7 @@ class SimPod:
     def reaped(self, rank: Rank, exit: ProcessExit) -> None:
         epoch, beat, random = rank.plan.epoch, rank.beat(), self._site.random
         if beat:
-            self.process.call(self._post, BeatsRead(epoch, {rank.number: beat}))
+            self.process.call(self._post, HeartbeatsRead(epoch, {rank.number: beat}))
         if exit.signal is not None and not rank.finished and random.random() < 0.7:
             self.process.call(self._post, RankDying(epoch, rank.number, exit))
         event = RankExited(epoch, rank.number, replace(exit, reached_end=rank.finished))

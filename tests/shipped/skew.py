@@ -27,7 +27,7 @@ _NEW_IN_DESIRED = ("boot", "heard")
 _NEW_IN_JOB_REPORT = ("stalled", "newer_term", "sent", "leased")
 _NEW_IN_REPORT = ("number", "disk_owes", "superseded")
 _NEW_IN_ORDERS = ("answers", "same")
-_asks, _greeting = wire.asks, wire.greeting
+_asks, _greeting = wire.accepts_answer, wire.greeting
 
 
 def _is_former() -> bool:
@@ -92,7 +92,7 @@ _link: dict[str, Any] = {
     "as_answer": lambda body: None if _is_former() else as_answer(body),
     "grantchunks": SimpleNamespace(
         read=lambda body: None if _is_former() else grantchunks.read(body),
-        add=grantchunks.add,
+        add=grantchunks.with_part,
         with_files=grantchunks.with_files,
     ),
 }

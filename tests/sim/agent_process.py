@@ -142,7 +142,7 @@ class Agent:
         self._watch_connection()
         beats = {number: beat for number, rank in self.ranks.items() if (beat := rank.beat())}
         if beats:
-            self.see(state.BeatsRead(next(iter(self.ranks.values())).plan.epoch, beats))
+            self.see(state.HeartbeatsRead(next(iter(self.ranks.values())).plan.epoch, beats))
         self.see(state.Tick())
         if self.is_awake:
             self._world.checks.alone(self, self._world.clock.now - self._answered_at)
@@ -236,7 +236,7 @@ class Agent:
         takes it apart may be seen before."""
         epoch, beat = rank.plan.epoch, rank.beat()
         if beat:
-            self.see(state.BeatsRead(epoch, {rank.number: beat}))
+            self.see(state.HeartbeatsRead(epoch, {rank.number: beat}))
         if exit.signal is not None and not rank.finished and self._world.random.random() < 0.7:
             self.see(state.RankDying(epoch, rank.number, exit))
         event = state.RankExited(epoch, rank.number, replace(exit, reached_end=rank.finished))
@@ -374,7 +374,7 @@ class Agent:
         if (
             self._told is not None
             and now - self._told_at < lease
-            and report.news(told) == report.news(self._told)
+            and report.urgent_part(told) == report.urgent_part(self._told)
         ):
             return
         self._told, self._told_at = told, now

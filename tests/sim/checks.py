@@ -221,11 +221,11 @@ class Checks:
     def rank_ended(self, rank: Rank, exit: ProcessExit) -> None:
         self.told.ended(rank, exit)
         done = exit.clean or (exit.signal is not None and rank.finished)
-        key = (rank.plan.line, rank.number)
+        key = (rank.plan.server_generation, rank.number)
         if rank.plan.epoch >= self._ended.get(key, rank.plan.epoch):
             self._ended[key] = rank.plan.epoch
-            self._ends.setdefault(rank.plan.line, {})[rank.number] = done
-            self._sizes[rank.plan.line] = rank.plan.world_size
+            self._ends.setdefault(rank.plan.server_generation, {})[rank.number] = done
+            self._sizes[rank.plan.server_generation] = rank.plan.world_size
 
     def agent_exits(self, code: int, unaware: Sequence[str] = ()) -> None:
         """`unaware`: pods whose agents are in touch, and do not know that the job is complete."""

@@ -31,7 +31,12 @@ class LineChecks:
         """It is back, or has just begun."""
         self.of[server.plan.epoch] = server.line
         memory = server.memory
-        require(memory.line == server.plan.line, "a server goes on from its own line", memory, server.plan)
+        require(
+            memory.line == server.plan.server_generation,
+            "a server goes on from its own line",
+            memory,
+            server.plan,
+        )
         lost = {w: step for w, step in server.line.steps.items() if memory.steps[w] < step}
         require(not lost, "no acknowledged update is lost", lost, memory.steps)
 

@@ -16,7 +16,7 @@ from tests.sim.ranks import Parent, Rank
 
 from ropeteam_trainer.agent.machine.environment import rank_plan
 from ropeteam_trainer.checkpoint.decisions.restore import CheckpointNotFound, CheckpointUnavailable, choose
-from ropeteam_trainer.contract.local import Beat, FromRank, ToRank
+from ropeteam_trainer.contract.local import FromRank, Heartbeat, ToRank
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan
 
 if TYPE_CHECKING:
@@ -81,14 +81,16 @@ class Worker(Served):
         super().__init__(world, parent, plan, number)
         self.blocked = False
 
-    def beat(self) -> Beat | None:
+    def beat(self) -> Heartbeat | None:
         """While it waits for servers it beats as long as it lives."""
         if self.blocked and not self.stuck:
             self.touch()
         beat = super().beat()
         if beat is None or not self.blocked:
             return beat
-        return Beat(beat.step, beat.steps_here, beat.monotonic_ns, "serve", beat.samples, beat.reached_end)
+        return Heartbeat(
+            beat.step, beat.steps_here, beat.monotonic_ns, "serve", beat.samples, beat.reached_end
+        )
 
     def begin(self) -> None:
         """Show the servers who comes; they tell how far this rank had come."""
@@ -104,7 +106,7 @@ class Worker(Served):
 
     def _refuses(self, memory: Memory) -> bool:
         newest = memory.sessions.get(self.number)
-        return memory.line != self.plan.line or (newest is not None and newest > self.plan.epoch)
+        return memory.line != self.plan.server_generation or (newest is not None and newest > self.plan.epoch)
 
     def _servers(self) -> list[Memory] | None:
         """Of all servers; None if one of them does not answer."""
@@ -217,7 +219,7 @@ class Server(Served):
             if not self._choose():
                 return
         if self.parent.memory is None:
-            self.parent.memory = Memory(self.plan.line, dict(self.line.base))
+            self.parent.memory = Memory(self.plan.server_generation, dict(self.line.base))
         self._world.checks.lines.remembers(self)
         self.ready = True
         self.go_on_from(self._slowest())

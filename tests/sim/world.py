@@ -174,7 +174,7 @@ class World:
         return kind(self, agent, plan, number)
 
     def line(self, plan: Plan) -> Line:
-        return self._lines.setdefault(plan.line, Line(plan.line))
+        return self._lines.setdefault(plan.server_generation, Line(plan.server_generation))
 
     def live_agents(self) -> list[Agent]:
         return [agent for agent in self.agents.values() if agent.alive]

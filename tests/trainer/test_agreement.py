@@ -23,7 +23,7 @@ from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
 from ropeteam_trainer.rank.world import World
-from ropeteam_trainer.system.folders import Folder, NotOurs
+from ropeteam_trainer.system.folders import Folder, UnexpectedFile
 
 FIRED = "FIRED"
 
@@ -218,7 +218,7 @@ def test_what_is_not_ours_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.
     ref, file = CheckpointRef(3, Epoch(1, 0, 1)), ShardFile(METADATA, 3, "00")
     (tmp_path / folder(ref)).mkdir(parents=True)
     (tmp_path / folder(ref) / METADATA).write_bytes(b"more")
-    with pytest.raises(NotOurs, match="larger than 3 bytes"):
+    with pytest.raises(UnexpectedFile, match="larger than 3 bytes"):
         agreement.with_retries(lambda: reader.load_metadata(tmp_path, ref, (file,)), tmp_path, lambda: None)
 
 

@@ -301,7 +301,7 @@ def test_a_rewritten_entry_has_no_ancestors(tmp_path: Path):
     write_entry(tmp_path, JournalEntry(newest, planted))
     found = claimed(tmp_path, newest, named)
     assert found.restore == (newest, named)
-    assert found.pasts == ((), ())
+    assert found.ancestors == ((), ())
 
 
 @pytest.mark.parametrize("left", [0, 40, -1])

@@ -18,7 +18,7 @@ from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from ropeteam.controller import metrics
-from ropeteam_trainer.contract.preauth import BACKLOG, HEAD_SECONDS, Strangers
+from ropeteam_trainer.contract.preauth import BACKLOG, HEAD_SECONDS, UnauthenticatedConnections
 
 _HUNG_SECONDS = 300.0
 _MAX_CONNECTIONS = 64
@@ -29,7 +29,7 @@ class _Connection(web.RequestHandler):
 
     __slots__ = ("_address", "_unauthenticated", "_until")
 
-    def __init__(self, server: web.Server, admission: Strangers) -> None:
+    def __init__(self, server: web.Server, admission: UnauthenticatedConnections) -> None:
         super().__init__(server, loop=asyncio.get_running_loop(), access_log=None)  # type: ignore[arg-type]
         self._unauthenticated = admission
 
@@ -38,7 +38,7 @@ class _Connection(web.RequestHandler):
         # uvloop looks the name up only now; for a connection that was reset meanwhile there is none
         self._address: str = (transport.get_extra_info("peername") or ("",))[0]
         self._until = self._loop.call_later(HEAD_SECONDS, self._abort)
-        self._unauthenticated.take(self._address, self._abort)
+        self._unauthenticated.admit(self._address, self._abort)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._until.cancel()
@@ -100,7 +100,7 @@ async def served(
         response.force_close()
         return response
 
-    server, admission = web.Server(answer), Strangers(_MAX_CONNECTIONS)
+    server, admission = web.Server(answer), UnauthenticatedConnections(_MAX_CONNECTIONS)
     host, _, port = address.rpartition(":")
     connection = partial(_Connection, server, admission)
     try:

@@ -21,7 +21,7 @@ from ropeteam_trainer.contract.config import WorkerConfig
 from ropeteam_trainer.contract.messages import Grant
 from ropeteam_trainer.contract.seals import Keys
 from ropeteam_trainer.contract.world import CheckpointRef, Plan
-from ropeteam_trainer.system.folders import Folder, NotOurs, location
+from ropeteam_trainer.system.folders import Folder, UnexpectedFile, location
 
 T = TypeVar("T")
 _NUMBER = re.compile(r"\d{1,9}")
@@ -32,7 +32,7 @@ class Claimed:
     held: Held
     restore: tuple[CheckpointRef, ...]
     """Checkpoints that the world may resume from, best first."""
-    pasts: tuple[tuple[CheckpointRef, ...], ...]
+    ancestors: tuple[tuple[CheckpointRef, ...], ...]
     """The ancestors of each of these among the others."""
 
 
@@ -110,7 +110,7 @@ class Disk:
             case journal.Write(name, text):
                 return entries.write(name, text.encode())
             case journal.ReadEntry(name):
-                with suppress(FileNotFoundError, NotOurs):
+                with suppress(FileNotFoundError, UnexpectedFile):
                     return entries.read(name, manifest.MAX_BYTES).decode(errors="replace")
                 return ""
             case journal.Rename(name, to):

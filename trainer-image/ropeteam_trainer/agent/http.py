@@ -14,7 +14,7 @@ from ropeteam_trainer.agent.log import log
 from ropeteam_trainer.agent.machine.metrics import CONTENT_TYPE
 from ropeteam_trainer.agent.processes.waiting import within
 from ropeteam_trainer.contract.config import AGENT_METRICS_PORT
-from ropeteam_trainer.contract.preauth import BACKLOG, HEAD_SECONDS, Strangers
+from ropeteam_trainer.contract.preauth import BACKLOG, HEAD_SECONDS, UnauthenticatedConnections
 
 MOST_HEAD, MOST_PEERS = 8 << 10, 16
 FRESH_SECONDS = 1.0
@@ -26,7 +26,7 @@ class Metrics:
     def __init__(self, render: Callable[[], str]) -> None:
         self._render = render
         self._text, self._made_at = b"", float("-inf")
-        self._admission = Strangers(MOST_PEERS)
+        self._admission = UnauthenticatedConnections(MOST_PEERS)
         self._server: asyncio.Server | None = None
 
     async def listen(self, address: str, port: int = AGENT_METRICS_PORT) -> int:
@@ -51,7 +51,7 @@ class Metrics:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         address, abort = writer.get_extra_info("peername")[0], writer.transport.abort
-        self._admission.take(address, abort)
+        self._admission.admit(address, abort)
         try:
             head = await within(HEAD_SECONDS, reader.readuntil(b"\r\n\r\n"))
             writer.write(self._answer(head))

@@ -128,7 +128,7 @@ class Link:
     async def _exchange(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, nonce: bytes
     ) -> None:
-        self._takes_nonce = takes_nonce = wire.asks(nonce)
+        self._takes_nonce = takes_nonce = wire.accepts_answer(nonce)
         key = self._token
         if takes_nonce:
             agent_nonce = self._chance.randbytes(wire.NONCE_SIZE)
@@ -136,18 +136,18 @@ class Link:
             key = wire.session_key(self._token, agent_nonce)
         opener = wire.Opener(key, nonce, wire.TO_AGENT)
         self._writer, self._sealer = writer, wire.Sealer(key, nonce, wire.TO_COORDINATOR)
-        if wire.looks(nonce):
+        if wire.expects_empty_frame(nonce):
             writer.write(self._sealer.seal(LEASE))
         self._received_at, self._delay = asyncio.get_running_loop().time(), _FIRST_DELAY
         self._number = 0
         self._sent.clear()
         self._post(LinkUp())
-        files: grantchunks.FilesOf | None = None
+        files: grantchunks.GrantFiles | None = None
         try:
             while data := await reader.read(1 << 16):
                 for body in opener.feed(data):
                     if part := grantchunks.read(body):
-                        files = grantchunks.add(files, part)
+                        files = grantchunks.with_part(files, part)
                         continue
                     orders = as_answer(body) or codec.decode(Orders, body)
                     orders = grantchunks.with_files(orders, files)

@@ -48,7 +48,7 @@ from ropeteam_trainer.agent.machine.effects import (
     WriteManifest,
 )
 from ropeteam_trainer.agent.machine.environment import interface_names
-from ropeteam_trainer.agent.machine.report import news, report, steps_matter
+from ropeteam_trainer.agent.machine.report import report, steps_matter, urgent_part
 from ropeteam_trainer.agent.machine.state import (
     ClaimFailed,
     Event,
@@ -62,7 +62,7 @@ from ropeteam_trainer.agent.machine.state import (
 from ropeteam_trainer.agent.pod import Pod, Processes
 from ropeteam_trainer.agent.processes import proc
 from ropeteam_trainer.agent.processes.memory import make as make_memory
-from ropeteam_trainer.agent.processes.ranks import How
+from ropeteam_trainer.agent.processes.ranks import LaunchSettings
 from ropeteam_trainer.agent.processes.spawn import write_shims
 from ropeteam_trainer.checkpoint.decisions.journal import Held, Superseded
 from ropeteam_trainer.contract import config
@@ -105,7 +105,7 @@ class Agent:
             asyncio.Queue()
         )
         self._done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._sent_news = news(report(self._state))
+        self._sent_urgent = urgent_part(report(self._state))
         self._sent_at = 0.0
         self._pod = make_pod(self.post)
         self._prune_lane, self._pending_prune = Lane("prune"), deque[Prune](maxlen=1)
@@ -152,8 +152,8 @@ class Agent:
     async def _clock(self) -> None:
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            beats, tick = self._pod.ranks.read_beats(), Tick(self._asleep() - self._asleep_before)
-            self.post(*((beats, tick) if beats else (tick,)))
+            heartbeats, tick = self._pod.ranks.read_heartbeats(), Tick(self._asleep() - self._asleep_before)
+            self.post(*((heartbeats, tick) if heartbeats else (tick,)))
 
     def _send_report(self) -> None:
         """Send urgent changes at once, others with the next lease. After long silence request an answer."""
@@ -162,11 +162,11 @@ class Agent:
             self._sent_at = 0.0
             return
         current = report(self._state)
-        current_news = news(current)
-        unchanged = current_news == self._sent_news
+        urgent = urgent_part(current)
+        unchanged = urgent == self._sent_urgent
         if unchanged and now - self._sent_at < renew_seconds(lost):
             return
-        self._sent_news, self._sent_at = current_news, now
+        self._sent_urgent, self._sent_at = urgent, now
         silence = self._link.silent_seconds()
         if silence > 3 * lost:
             self._link.drop(f"no answer for {silence:.0f} s")
@@ -217,7 +217,7 @@ class Agent:
                 case TerminateRanks(epoch, ranks):
                     self._pod.ranks.terminate(epoch, ranks)
                 case SendToRank(epoch, rank, message):
-                    self._pod.ranks.tell(epoch, rank, message)
+                    self._pod.ranks.send(epoch, rank, message)
 
     async def _claim(self, plan: Plan) -> None:
         identity = self._state.identity
@@ -231,7 +231,7 @@ class Agent:
         except Superseded as found:
             self._report_superseded(found)
         else:
-            self.post(RunClaimed(plan.epoch, claimed.held, claimed.restore, claimed.pasts))
+            self.post(RunClaimed(plan.epoch, claimed.held, claimed.restore, claimed.ancestors))
 
     async def _write_manifest(self, held: Held, grant: Grant) -> None:
         keys = self._state.identity.keys
@@ -302,19 +302,19 @@ def _prepare(
     command: tuple[str, ...],
     folder: Path,
     memory: Path | None,
-) -> tuple[How, Problem | None]:
+) -> tuple[LaunchSettings, Problem | None]:
     """Parameters of starting ranks in this pod, and the problem that prevents it, if there is one."""
     identity, unsigned = preflight.signer(settings, identity)
     launch, python, problem = preflight.plan_launch(command, settings, os.environ)
     interfaces = interface_names(identity.pod_ip, proc.interface_of(identity.pod_ip))
     memory_variable = {config.MEMORY: str(memory)} if memory else {}
     base = interfaces | os.environ | dict(launch.env) | memory_variable
-    return How(
+    return LaunchSettings(
         settings, identity, launch, python, base, write_shims(folder), folder, memory
     ), unsigned or problem
 
 
-async def _run(how: How, problem: Problem | None) -> int:
+async def _run(how: LaunchSettings, problem: Problem | None) -> int:
     agent = Agent(how.settings, how.identity, how.launch, partial(Processes, how, problem))
     end_loudly(log, agent.fail)
     return await agent.run()

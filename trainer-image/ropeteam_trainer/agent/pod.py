@@ -14,10 +14,10 @@ from typing import Protocol
 
 from ropeteam_trainer.agent.lane import Lane
 from ropeteam_trainer.agent.log import log
-from ropeteam_trainer.agent.machine.state import BeatsRead, Event, ProblemFound
-from ropeteam_trainer.agent.processes.ranks import How, Ranks
+from ropeteam_trainer.agent.machine.state import Event, HeartbeatsRead, ProblemFound
+from ropeteam_trainer.agent.processes.ranks import LaunchSettings, Ranks
 from ropeteam_trainer.agent.processes.reaper import Reaper
-from ropeteam_trainer.agent.processes.stores import Keeper
+from ropeteam_trainer.agent.processes.stores import StoreHost
 from ropeteam_trainer.agent.processes.zygoteclient import ZygoteClient
 from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.local import ToRank
@@ -40,9 +40,9 @@ class RankProcesses(Protocol):
 
     def show_stacks(self, epoch: Epoch, numbers: Iterable[int]) -> None: ...
 
-    def tell(self, epoch: Epoch, number: int, message: ToRank) -> None: ...
+    def send(self, epoch: Epoch, number: int, message: ToRank) -> None: ...
 
-    def read_beats(self) -> BeatsRead | None: ...
+    def read_heartbeats(self) -> HeartbeatsRead | None: ...
 
 
 class Stores(Protocol):
@@ -80,7 +80,7 @@ class Pod(Protocol):
 class Processes:
     """The pod as it is run. `problem`: the one that preflight.py found, if any."""
 
-    def __init__(self, how: How, problem: Problem | None, post: Callable[[Event], None]) -> None:
+    def __init__(self, how: LaunchSettings, problem: Problem | None, post: Callable[[Event], None]) -> None:
         self._how, self._problem, self._post = how, problem, post
         is_served = os.environ.get(config.STORE) != "none" and not how.launch.per_pod
         self._uses_torch = is_served and problem is None
@@ -89,7 +89,7 @@ class Processes:
         command = (how.python, *flags, how.shims.zygote)
         environment = os.environ | dict(how.launch.env)
         self._zygote = ZygoteClient(reaper, command, environment, self._report_broken_zygote)
-        self.stores = Keeper(how.identity.pod_ip, reaper, self._zygote if self._uses_torch else None, post)
+        self.stores = StoreHost(how.identity.pod_ip, reaper, self._zygote if self._uses_torch else None, post)
         self.ranks = Ranks(how, reaper, self._zygote, self._service_pids, post)
         self.disk = Lane("disk")
 

@@ -142,10 +142,12 @@ def _script_interpreter(program: str, environ: Mapping[str, str]) -> str | None:
         return None
     with open(path, "rb") as file:
         first, second = file.readline(512), file.readline(512)
-    words = shlex.split(first[2:].decode(errors="replace")) if first.startswith(b"#!") else []
-    if words and words[0].endswith("/sh") and second.startswith(b"'''exec'"):
-        words = shlex.split(second.decode(errors="replace").removeprefix("'''exec'"))  # pip, for long paths
-    return next((word for word in words if Path(word).name.startswith("python")), None)
+    arguments = shlex.split(first[2:].decode(errors="replace")) if first.startswith(b"#!") else []
+    if arguments and arguments[0].endswith("/sh") and second.startswith(b"'''exec'"):
+        arguments = shlex.split(
+            second.decode(errors="replace").removeprefix("'''exec'")
+        )  # pip, for long paths
+    return next((argument for argument in arguments if Path(argument).name.startswith("python")), None)
 
 
 def _checkpoint_problem(settings: WorkerConfig) -> Problem | None:

@@ -41,7 +41,7 @@ from ropeteam_trainer.contract.config import RankPlan
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
 from ropeteam_trainer.rank.exchange import Vocabulary
 from ropeteam_trainer.rank.world import World
-from ropeteam_trainer.system.folders import Location, NotOurs
+from ropeteam_trainer.system.folders import Location, UnexpectedFile
 
 T = TypeVar("T")
 RETRY_SECONDS = 300.0
@@ -203,7 +203,7 @@ def with_retries(action: Callable[[], T], directory: Location, heartbeat: Callab
     while True:
         try:
             return action()
-        except NotOurs:
+        except UnexpectedFile:
             raise
         except OSError as error:
             if time.monotonic() - began >= RETRY_SECONDS:

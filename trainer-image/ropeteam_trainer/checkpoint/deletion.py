@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST
 from ropeteam_trainer.contract.world import Epoch
-from ropeteam_trainer.system.folders import Folder, NotOurs
+from ropeteam_trainer.system.folders import Folder, UnexpectedFile
 
 
 def delete(run: Folder, step: int, world_id: Epoch) -> None:
@@ -14,7 +14,10 @@ def delete(run: Folder, step: int, world_id: Epoch) -> None:
     step stays."""
     name = f"step-{step}"
     with suppress(OSError), run.folder(name) as folder:
-        with suppress(FileNotFoundError, NotOurs, IsADirectoryError), folder.folder(str(world_id)) as inner:
+        with (
+            suppress(FileNotFoundError, UnexpectedFile, IsADirectoryError),
+            folder.folder(str(world_id)) as inner,
+        ):
             inner.remove(MANIFEST)  # without it a half-deleted folder is no checkpoint any more
         folder.remove_tree(str(world_id))
         with suppress(OSError):  # another world has saved the same step

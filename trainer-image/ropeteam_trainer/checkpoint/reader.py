@@ -36,11 +36,11 @@ from ropeteam_trainer.checkpoint.objects.tensorshard import TensorShard, overlap
 from ropeteam_trainer.contract import codec, seals
 from ropeteam_trainer.contract.seals import Keys
 from ropeteam_trainer.contract.world import CheckpointRef, ShardFile
-from ropeteam_trainer.system.folders import Folder, Location, NotOurs, is_plain
+from ropeteam_trainer.system.folders import Folder, Location, UnexpectedFile, is_plain
 
 _BLOCK = 4 << 20
-_ABSENT = (FileNotFoundError, NotOurs)
-_WRONG_KIND = (NotOurs, NotADirectoryError)
+_ABSENT = (FileNotFoundError, UnexpectedFile)
+_WRONG_KIND = (UnexpectedFile, NotADirectoryError)
 """Errors that prove that the file is not the one that was saved."""
 
 
@@ -127,7 +127,7 @@ def inspect(directory: Location, ref: CheckpointRef, keys: Keys = ()) -> Inspect
         return Inspection(
             None, f"its manifest was altered: {ascii(foreign[0])[:80]} is not a checkpoint file"
         )
-    signed = seals.holds(MANIFEST, text, keys)
+    signed = seals.is_valid(MANIFEST, text, keys)
     if METADATA not in names:
         return Inspection(
             manifest, "it has the format of an earlier Ropeteam, without .metadata", signed=signed

@@ -36,7 +36,7 @@ USER_ENV = (TRACE, STORE, HOOKS)
 RANK_SOCKET = "ROPETEAM_RANK_SOCKET"
 """Unix socket of the agent; unset outside of a TrainingJob. With it come RANK_PAGE and RANK_PLAN."""
 AGENT_SOCKET = "ROPETEAM_AGENT_SOCKET"
-"""The same socket, for the processes that a rank starts and that are no ranks themselves: see
+"""That socket, for the processes that a rank starts and that are no ranks themselves: see
 agent/script/childhooks.py."""
 STORE_ADDRESS = "ROPETEAM_STORE_ADDRESS"
 """`host:port` of the store that TORCHELASTIC_USE_AGENT_STORE refers to (agent/script/childhooks.py)."""
@@ -227,8 +227,8 @@ class CoordinatorConfig(Shape):
     """Parameter servers: slots after those of the workers, one rank each. With them ranks depend on no
     collective, and those of healthy slots live on when another one is replaced."""
     lease: int = 0
-    """Seconds for which it may answer agents after the operator has received its report (Desired.heard). 0:
-    without limit."""
+    """Seconds for which it may answer agents after the operator has received its report
+    (Desired.acknowledged_sent). 0: without limit."""
     worlds_per_pod: bool = False
     """Each pod may train a world of its own: more than one default process group is expected."""
     contract: int = VERSION

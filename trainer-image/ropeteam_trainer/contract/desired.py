@@ -21,8 +21,8 @@ class SlotDesired:
     """Empty: the pod does not exist yet."""
     terminating: bool = stored_as("deleting", False)
     previous_pod_fenced: bool = stored_as("old_pod_gone", True)
-    """No former pod of this slot can still write: its container is known to have ended, or fenceSeconds have
-    passed. A script below feature level 2 is not started in a replacement before this is true."""
+    """No previous pod of this slot can still write: its container is known to have ended, or fenceSeconds
+    have passed. A script below feature level 2 is not started in a replacement before this is true."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class WorldPhase(str, enum.Enum):
 class Stage(str, enum.Enum):
     """Progress of a running world on its way to its first step."""
 
-    UNTOLD = ""  # nothing runs, or a coordinator of an earlier release
+    UNKNOWN = ""  # nothing runs, or a coordinator of an earlier release
     RANKS_STARTING = "RanksStarting"
     SCRIPT_STARTING = "ScriptStarting"  # it imports, say
     PROCESS_GROUP_FORMING = "ProcessGroupForming"  # some ranks are in init_process_group
@@ -146,7 +146,7 @@ class JobReport:
     phase: WorldPhase
     why: str
     """One sentence: the coordinator's activity, or what it waits for, and the reason."""
-    stage: Stage = Stage.UNTOLD
+    stage: Stage = Stage.UNKNOWN
     epoch: Epoch | None = None
     world_size: int = 0
     slots: dict[str, SlotReport] = field(default_factory=dict)
@@ -169,7 +169,7 @@ class JobReport:
     process_groups: tuple[ProcessGroup, ...] = ()
     """Default process groups that processes of the current world have formed, largest first, at most 10."""
     newer_term: int = 0
-    """A world of this term has claimed the checkpoint folder, or an agent obeys it, so this coordinator is
+    """A world of this term has claimed the checkpoint folder, or an agent has seen it, so this coordinator is
     silent. Status went back (a backup of etcd), or this coordinator was cut off. 0: there is none."""
     observed_generation: int = stored_as("generation_seen", 0)
     sent: float = 0.0

@@ -19,17 +19,17 @@ _MARK = b"F"
 
 
 @dataclass(frozen=True)
-class FilesOf:
+class GrantFiles:
     """Some files of a grant, in order."""
 
     ref: CheckpointRef
     files: tuple[ShardFile, ...]
 
 
-def cut(grant: Grant) -> Iterator[bytes]:
+def parts(grant: Grant) -> Iterator[bytes]:
     """Bodies of the messages that carry the parts."""
     for first in range(0, len(grant.files), FILES):
-        yield _MARK + codec.encode(FilesOf(grant.ref, grant.files[first : first + FILES]))
+        yield _MARK + codec.encode(GrantFiles(grant.ref, grant.files[first : first + FILES]))
 
 
 def without_files(orders: Orders) -> Orders:
@@ -40,19 +40,19 @@ def without_files(orders: Orders) -> Orders:
     return replace(orders, grant=replace(grant, files=(), files_before=len(grant.files)))
 
 
-def read(body: bytes) -> FilesOf | None:
+def read(body: bytes) -> GrantFiles | None:
     """Part of a grant. None: `body` is another message. Raises DecodeError."""
-    return codec.decode(FilesOf, body[len(_MARK) :]) if body.startswith(_MARK) else None
+    return codec.decode(GrantFiles, body[len(_MARK) :]) if body.startswith(_MARK) else None
 
 
-def add(known: FilesOf | None, new: FilesOf) -> FilesOf:
+def with_part(known: GrantFiles | None, new: GrantFiles) -> GrantFiles:
     """All files of the newest grant that have been received."""
     if known is None or known.ref != new.ref:
         return new
     return replace(known, files=known.files + new.files)
 
 
-def with_files(orders: Orders, received: FilesOf | None) -> Orders:
+def with_files(orders: Orders, received: GrantFiles | None) -> Orders:
     """Inverse of `without_files`. Raises DecodeError if parts are missing."""
     grant = orders.grant
     if grant is None or not grant.files_before:

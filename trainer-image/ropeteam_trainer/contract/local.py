@@ -2,12 +2,12 @@
 
 A rank writes the page at every step: no system call, 2 us. The socket carries the rare messages. The agent
 creates the page file before the rank starts; the rank maps it. One writer, one reader, two processes.
-A beat is a record of one cache line with a checksum, written twice, one copy after the other, so at most one
-of them is being written. Promise: a beat that is read is one that was written, in whatever order a machine
-makes the words of a record visible (except for 1 torn record in 2^32), also after a writer was killed inside
-a write. A reader of an older release reads the first copy as it always did. Limit: a writer of an older
-release has one copy without checksum; it is read whole where stores become visible in order (x86), and nearly
-always elsewhere.
+A heartbeat is a record of one cache line with a checksum, written twice, one copy after the other, so at most
+one of them is being written. Promise: a heartbeat that is read is one that was written, in whatever order a
+machine makes the words of a record visible (except for 1 torn record in 2^32), also after a writer was killed
+inside a write. A reader of an older release reads the first copy as it always did. Limit: a writer of an
+older release has one copy without checksum; it is read whole where stores become visible in order (x86), and
+nearly always elsewhere.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from ropeteam_trainer.contract.codec import stored_as
 from ropeteam_trainer.contract.world import CheckpointRef, ShardFile
 
 _LAYOUT = struct.Struct("<QQQQB7xdQ")
-_WORD = struct.Struct("<Q")
-_RECORD = _LAYOUT.size + _WORD.size
+_UINT64 = struct.Struct("<Q")
+_RECORD = _LAYOUT.size + _UINT64.size
 _COPIES = (0, _RECORD)
 _CHECKED = 1 << 63
 """Bit of a sequence number: a checksum follows. In the number itself, because all else may be visible
 late."""
 PAGE_SIZE = 4096
 PHASES = ("", "train", "eval", "restore", "checkpoint", "data", "paused", "serve")
-"""`Beat.phase`. The hang clock runs in "train" and "data" (and "" until the first beat: startSeconds), and in
-"serve", in which a parameter server, or a worker that waits for one, beats every second."""
+"""`Heartbeat.phase`. The hang clock runs in "train" and "data" (and "" until the first heartbeat:
+startSeconds), and in "serve", in which a parameter server, or a worker that waits for one, sends one every
+second."""
 
 
 @dataclass(frozen=True)
-class Beat:
+class Heartbeat:
     """Heartbeat of a rank. `monotonic_ns` is CLOCK_MONOTONIC, the same for all processes of a node."""
 
     step: int = 0
@@ -46,39 +47,42 @@ class Beat:
     reached_end: bool = False
 
 
-def write_beat(page: memoryview, beat: Beat, sequence: int) -> None:
-    """Write a beat into the page. `sequence` must grow by one with each call."""
+def write_heartbeat(page: memoryview, heartbeat: Heartbeat, sequence: int) -> None:
+    """Write a heartbeat into the page. `sequence` must grow by one with each call."""
     number = sequence % _CHECKED | _CHECKED
-    phase = PHASES.index(beat.phase) | beat.reached_end << 7
-    record = _LAYOUT.pack(number, beat.step, beat.steps_here, beat.monotonic_ns, phase, beat.samples, number)
-    record += _WORD.pack(zlib.crc32(record))
+    phase = PHASES.index(heartbeat.phase) | heartbeat.reached_end << 7
+    record = _LAYOUT.pack(
+        number, heartbeat.step, heartbeat.steps_here, heartbeat.monotonic_ns, phase, heartbeat.samples, number
+    )
+    record += _UINT64.pack(zlib.crc32(record))
     for copy in reversed(_COPIES):
         page[copy : copy + _RECORD] = record  # one memmove; pack_into would fill the place with zeros first
 
 
-def read_beat(page: memoryview) -> Beat | None:
-    """Newest beat. None: nothing is written yet, the record is torn (read again), or it is no beat: a script
-    may write anywhere in its memory."""
+def read_heartbeat(page: memoryview) -> Heartbeat | None:
+    """Newest heartbeat. None: nothing is written yet, the record is torn (read again), or it is none: a
+    script may write anywhere in its memory."""
     for copy in _COPIES:
         # The writer goes from begin to end, so a reader that starts at the end meets it, or nothing of it.
-        (end,) = _WORD.unpack_from(page, copy + _LAYOUT.size - _WORD.size)
+        (end,) = _UINT64.unpack_from(page, copy + _LAYOUT.size - _UINT64.size)
         record = bytes(page[copy : copy + _RECORD])
-        (begin,) = _WORD.unpack_from(page, copy)
-        if beat := decode_beat(end, record, begin):
-            return beat
+        (begin,) = _UINT64.unpack_from(page, copy)
+        if heartbeat := decode_heartbeat(end, record, begin):
+            return heartbeat
     return None
 
 
-def decode_beat(end: int, record: bytes, begin: int) -> Beat | None:
-    """Beat from three reads of one record, in this order: its last number, all of it, its first number."""
+def decode_heartbeat(end: int, record: bytes, begin: int) -> Heartbeat | None:
+    """Heartbeat from three reads of one record, in this order: its last number, all of it, its first
+    number."""
     first, step, here, at, phase, samples, last = _LAYOUT.unpack_from(record)
     if not end == last == first == begin != 0:
         return None
-    if begin & _CHECKED and _WORD.pack(zlib.crc32(record[: _LAYOUT.size])) != record[_LAYOUT.size :]:
+    if begin & _CHECKED and _UINT64.pack(zlib.crc32(record[: _LAYOUT.size])) != record[_LAYOUT.size :]:
         return None
     if phase & 0x7F >= len(PHASES) or not math.isfinite(samples):
         return None
-    return Beat(step, here, at, PHASES[phase & 0x7F], samples, bool(phase >> 7))
+    return Heartbeat(step, here, at, PHASES[phase & 0x7F], samples, bool(phase >> 7))
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ class Served:
     staleness: int = 0
     """Summed over them: steps of others between the pull of the weights and the push."""
     dropped: int | None = None
-    """Gradients that steps went on without, since the job began. Known to the chief only."""
+    """Gradients that steps did not wait for, since the job began. Known to the chief only."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,7 @@ class GroupFormed:
     size: int
     rank: int
     id: str = ""
-    """The same for all of its processes, and for no other group. "": its store gave no id."""
+    """Equal for all of its processes, and for no other group. "": its store gave no id."""
     who: str = ""
     """The program: `train.py`."""
 

@@ -23,7 +23,7 @@ from ropeteam_trainer.contract.world import CheckpointRef, Epoch, FailReason, Pl
 LEASE = b""
 """Frame in place of a report: nothing has changed since the last one of this connection. It counts as the
 report of the next number. Only for a coordinator that is known to support LEASES. As the first frame it is no
-lease, and only proves the token (`wire.LOOKS`)."""
+lease, and only proves the token (`wire.EXPECTS_EMPTY_FRAME`)."""
 EXIT_FAILED = 4
 """Exit code of an agent whose job has failed (`Orders.failed`)."""
 _ANSWER = struct.Struct(">QQQ")
@@ -138,7 +138,7 @@ class GroupReport:
     """Ranks of the plan that formed the group, or whose children did. A command that runs once per pod has
     the lowest rank of the pod."""
     members: tuple[int, ...]
-    """Their ranks in the group."""
+    """Ranks within the group."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class AgentReport:
     pending_disk_request: str = stored_as("disk_owes", "")
     """Request to the checkpoint volume that has been pending for a minute."""
     superseded: Epoch | None = None
-    """A world of this epoch has claimed the checkpoint folder after ours: ours may not go on."""
+    """A world of this epoch has claimed the checkpoint folder after ours: ours may not continue."""
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ class Orders:
     pause: Epoch | None = None
     """Ranks of this epoch wait at their next report()."""
     stop_at: int | None = None
-    """With pause: go on to this step, save a checkpoint there, then wait (a drain that loses no step)."""
+    """With pause: continue to this step, save a checkpoint there, then wait (a drain that loses no step)."""
     terminate: bool = False
     """With pause, feature level below 2: SIGTERM the ranks, SIGKILL them after drainSeconds."""
     leave: bool = False

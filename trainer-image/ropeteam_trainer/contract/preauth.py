@@ -17,7 +17,7 @@ BACKLOG = 4096
 finds the backlog full tries again after a second."""
 
 
-class Strangers:
+class UnauthenticatedConnections:
     """Connections that have not authenticated. Key: address and `leave`, which closes the connection and may
     call `free`."""
 
@@ -26,16 +26,16 @@ class Strangers:
         self._places: dict[str, dict[Callable[[], None], int]] = {}
         """Number of places by address and connection, oldest connection first."""
 
-    def take(self, address: str, leave: Callable[[], None]) -> None:
+    def admit(self, address: str, leave: Callable[[], None]) -> None:
         """Take a place, or one more for a connection that has one. At the limit this closes an older
         connection, which may be this one."""
         connections = self._places.setdefault(address, {})
         connections[leave] = connections.get(leave, 0) + 1
         self.taken += 1
         while self.taken > self.places:
-            self.end_one()
+            self.evict_one()
 
-    def end_one(self) -> bool:
+    def evict_one(self) -> bool:
         """Close one connection to make room. False: there is none."""
         if not self._places:
             return False

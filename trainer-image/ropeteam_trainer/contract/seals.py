@@ -2,7 +2,7 @@
 weights.
 
 There is one key per folder: it is derived from the operator's key and from (namespace, volume, path), not
-from the job, so a job that is created anew accepts the checkpoints of the one before it. Pods receive it
+from the job, so a job that is created again accepts the checkpoints of the one before it. Pods receive it
 beside the job's token, as a file:
 
     checkpoint-keys    hex, one key a line: the first one signs, all of them are accepted
@@ -79,7 +79,7 @@ def signed(use: str, text: bytes, keys: Keys) -> bytes:
     return text[:-1] + _FIELD + _mac(keys[0], use, text) + _END if keys else text
 
 
-def holds(use: str, text: bytes, keys: Keys) -> bool:
+def is_valid(use: str, text: bytes, keys: Keys) -> bool:
     """Whether the signature of this text is valid for one of these keys."""
     head, _, tail = text.rpartition(_FIELD)
     given = tail.removesuffix(_END)

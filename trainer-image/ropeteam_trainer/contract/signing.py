@@ -59,7 +59,7 @@ class Keys:
         return hmac.new(key, text, hashlib.sha256).hexdigest()
 
 
-class Caller:
+class Client:
     """Client end: an operator, or a command of the CLI."""
 
     def __init__(self, keys: Keys) -> None:
@@ -70,7 +70,7 @@ class Caller:
         prefix = f"{nonce.hex()} {self._challenge} {_digest(body)}"
         return f"{prefix} {self._keys.of_request(target, prefix)}"
 
-    def believes(self, signature: str, status: int, given: str, body: bytes) -> bool:
+    def is_genuine(self, signature: str, status: int, given: str, body: bytes) -> bool:
         """Whether this is the coordinator's response to the request with this signature. `given`: the header
         of the response. A genuine response sets the next challenge."""
         if not _ANSWER.fullmatch(given):
@@ -82,7 +82,7 @@ class Caller:
         return True
 
 
-class Gate:
+class Server:
     """Coordinator's end. `randbytes`: returns so many random bytes. `began`: now, if no process of this term
     has accepted requests before; None: one may have.
     """

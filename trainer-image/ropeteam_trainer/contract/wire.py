@@ -8,9 +8,9 @@ connection. After a frame that fails the connection is closed, with a reason in 
 
 The coordinator sends first, in clear: `HELLO` + nonce. The agent answers with `ANSWER` + a nonce of its own;
 without it, recorded frames of a coordinator could be replayed to an agent. To a coordinator that expects it
-(`LOOKS`) the agent's first frame is an empty one: it proves the token before a report, which can be long, is
-complete. Limits: some releases know no answer. Their agents accept our greeting as theirs, whose nonces were
-all random; their coordinators are recognized by the missing `ASKS`. The connection of such a pair
+(`EXPECTS_EMPTY_FRAME`) the agent's first frame is an empty one: it proves the token before a report, which
+can be long, is complete. Limits: some releases know no answer. Their agents accept our greeting as theirs,
+whose nonces were all random; a coordinator of theirs has no `ACCEPTS_ANSWER`. The connection of such a pair
 authenticates the agent only, so an attacker that can record and redirect the traffic of a job could replay
 old orders of the same term.
 
@@ -28,10 +28,10 @@ MAX_BODY = 1 << 20
 HELLO, ANSWER = b"ROPE\x01", b"ROPE\x02"
 """Neither can be the length of a frame."""
 NONCE_SIZE = 16
-ASKS = b"ASKS"
+ACCEPTS_ANSWER = b"ASKS"
 """Prefix of the nonce of a coordinator that accepts an answer. The nonce of an older coordinator begins so by
 chance once in 4 billion connections: it then closes that connection, and the next one works."""
-LOOKS = ASKS + b"PF"
+EXPECTS_EMPTY_FRAME = ACCEPTS_ANSWER + b"PF"
 """Prefix of the nonce of a coordinator that expects an empty frame first. By chance, as above: once in 65,536
 connections."""
 TO_COORDINATOR, TO_AGENT = b"C", b"A"
@@ -60,17 +60,17 @@ def job_token(operator_key: bytes, job_uid: str) -> bytes:
 
 def greeting(randbytes: bytes) -> bytes:
     """First bytes that a coordinator sends. `randbytes`: NONCE_SIZE of them; the first few are not used."""
-    return HELLO + LOOKS + randbytes[len(LOOKS) :]
+    return HELLO + EXPECTS_EMPTY_FRAME + randbytes[len(EXPECTS_EMPTY_FRAME) :]
 
 
-def asks(nonce: bytes) -> bool:
+def accepts_answer(nonce: bytes) -> bool:
     """Whether this coordinator accepts an answer. False: it is of an older release."""
-    return nonce.startswith(ASKS)
+    return nonce.startswith(ACCEPTS_ANSWER)
 
 
-def looks(nonce: bytes) -> bool:
+def expects_empty_frame(nonce: bytes) -> bool:
     """Whether this coordinator expects an empty frame before the first report."""
-    return nonce.startswith(LOOKS)
+    return nonce.startswith(EXPECTS_EMPTY_FRAME)
 
 
 def answered(token: bytes, received: bytes) -> tuple[bytes, bytes] | None:

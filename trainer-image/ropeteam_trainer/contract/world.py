@@ -67,13 +67,13 @@ class Member:
     processes: int
     """Ranks on this slot. Ranks are dense in slot order: the first rank of a slot is the sum of those
     before."""
-    born: Epoch | None = None
+    started_in: Epoch | None = codec.stored_as("born", None)
     """The earlier epoch that started its ranks, if they live on: its agent adopts the new epoch and starts
     nothing. None: they are started now."""
 
 
 @dataclass(frozen=True)
-class Whole:
+class PlanSummary:
     """Summary of a whole plan, in a part of it."""
 
     hash: str
@@ -107,9 +107,9 @@ class Plan:
     restart_count: int = 0
     origin: Epoch | None = None
     """With parameter servers: the first epoch of the server generation that this epoch continues. A server
-    that has been in each of its epochs still has its state in memory. None: a generation begins, all ranks go
-    on from `restore`."""
-    whole: Whole | None = None
+    that has been in each of its epochs still has its state in memory. None: a generation begins, all ranks
+    resume from `restore`."""
+    whole: PlanSummary | None = None
     """Summary of the whole plan. None: `members` are all members."""
 
     def part(self, slot: int, others: Iterable[int] = ()) -> Plan:
@@ -117,7 +117,7 @@ class Plan:
         members = tuple(self._by_slot[each] for each in sorted({slot, *others}))
         first = self.first_rank(slot)
         known = self.whole.incarnations if self.whole else self._incarnations
-        whole = Whole(self.hash, slot, first, self.slots, self.world_size, known)
+        whole = PlanSummary(self.hash, slot, first, self.slots, self.world_size, known)
         return replace(self, members=members, whole=whole)
 
     @functools.cached_property
@@ -134,19 +134,19 @@ class Plan:
         return self.whole.ranks if self.whole else sum(member.processes for member in self.members)
 
     @property
-    def line(self) -> Epoch:
+    def server_generation(self) -> Epoch:
         """The epoch in which this server generation began: this one, if no state was preserved."""
         return self.origin or self.epoch
 
     @property
-    def kept(self) -> tuple[int, ...]:
+    def preserved(self) -> tuple[int, ...]:
         """Slots whose ranks live on from an earlier epoch."""
-        return tuple(member.slot for member in self.members if member.born)
+        return tuple(member.slot for member in self.members if member.started_in)
 
-    def born(self, slot: int) -> Epoch:
+    def started_in(self, slot: int) -> Epoch:
         """The epoch that started the ranks of `slot`; their checkpoints are stored under its name."""
         member = self.member(slot)
-        return (member and member.born) or self.epoch
+        return (member and member.started_in) or self.epoch
 
     def first_rank(self, slot: int) -> int:
         """The lowest rank of `slot`. Raises KeyError if it is not a member, or this part is for another."""
@@ -222,7 +222,7 @@ class FailReason(str, enum.Enum):
     SPLIT_WORLD = "SplitWorld"  # several default process groups, where one of the job's size was requested
     SMALLER_PROCESS_GROUP = "SmallerProcessGroup"  # one, but of fewer ranks than the job has
     NO_PROCESS_GROUP = "NoProcessGroup"  # none, though there are ranks to form one
-    RANK_ENDED = "RankEnded"  # some ranks have exited with 0 while others go on
+    RANK_ENDED = "RankEnded"  # some ranks have exited with 0 while others continue
 
 
 @dataclass(frozen=True)
@@ -241,13 +241,13 @@ class ProcessExit:
     """The agent killed it on orders, when terminating or when fenced: a consequence, never the cause of an
     incident. Not set for hung, late_start and oom."""
     storage: str = ""
-    """It could not read checkpoints that may be good. Where reading failed: "here", in this pod only;
-    "elsewhere", in other pods; "everywhere"."""
+    """Set if the rank could not read checkpoints that may be good. Where reading failed: "here", in this pod
+    only; "elsewhere", in other pods; "everywhere"."""
     reached_end: bool = False
     """The script had run to its end before the process died (finished gloo processes sometimes SIGABRT)."""
     early: bool = False
-    """It exited with 0 although the parameter servers wait for it, or workers for this server: neither had
-    its script run to its end, nor had it reported that it leaves."""
+    """The rank exited with 0 although the parameter servers wait for it, or workers for this server: neither
+    had its script run to its end, nor had it reported that it leaves."""
     fingerprint: str = ""
     """Same text = same fault: exception type and innermost frame, or signal, or exit code."""
     message: str = ""

@@ -24,8 +24,8 @@ from ropeteam_trainer.contract.config import CoordinatorConfig
 from ropeteam_trainer.contract.preauth import BACKLOG
 from ropeteam_trainer.coordinator.http import MOST_HEAD, Http
 from ropeteam_trainer.coordinator.log import Log
-from ropeteam_trainer.coordinator.server import AgentLine, Coordinator, listen
-from ropeteam_trainer.coordinator.storagehealth import Pulse
+from ropeteam_trainer.coordinator.server import AgentConnection, Coordinator, listen
+from ropeteam_trainer.coordinator.storagehealth import StorageHealth
 from ropeteam_trainer.system.background import end_loudly
 from ropeteam_trainer.system.folders import Folder
 from ropeteam_trainer.system.lines import take_over
@@ -33,7 +33,7 @@ from ropeteam_trainer.system.lines import take_over
 STATE_DIR = "/ropeteam-state"
 
 
-SELDOM = (100_000, 20, 20)
+GC_THRESHOLDS = (100_000, 20, 20)
 """Thresholds of the garbage collector. Reports of thousands of agents are many objects and no cycle: the
 search for cycles took a third of the time in which a world is formed."""
 
@@ -60,12 +60,12 @@ def main() -> int:
         boot = count_boot(folder, int(time.time()))
         host = os.environ.get(contract.POD_IP, "0.0.0.0")
         ports = Ports(host, flags.agent_port, flags.http_port)
-        pulse = Pulse(folder)
-        pulse.start()
-        gc.set_threshold(*SELDOM)
-        asyncio.run(_run(lambda: Coordinator(settings, boot, token, log), ports, pulse))
+        storage_health = StorageHealth(folder)
+        storage_health.start()
+        gc.set_threshold(*GC_THRESHOLDS)
+        asyncio.run(_run(lambda: Coordinator(settings, boot, token, log), ports, storage_health))
     except (KeyError, ValueError, OSError) as error:
-        log.say("cannot-start", error=f"{type(error).__name__}: {error}")
+        log.write("cannot-start", error=f"{type(error).__name__}: {error}")
         return 1
     return 0
 
@@ -85,12 +85,12 @@ def count_boot(folder: Path, unix: int) -> int:
     return boot
 
 
-async def _run(make: Callable[[], Coordinator], ports: Ports, pulse: Pulse) -> None:
-    await serve(make(), ports, pulse.trouble)
+async def _run(make: Callable[[], Coordinator], ports: Ports, storage_health: StorageHealth) -> None:
+    await serve(make(), ports, storage_health.problem)
 
 
-async def serve(coordinator: Coordinator, ports: Ports, trouble: Callable[[], str] = str) -> None:
-    """Serve until SIGTERM or SIGINT. `trouble`: as for Http."""
+async def serve(coordinator: Coordinator, ports: Ports, storage_problem: Callable[[], str] = str) -> None:
+    """Serve until SIGTERM or SIGINT. `storage_problem`: as for Http."""
     config, log = coordinator.state.config, coordinator.log
     over = asyncio.Event()
     faults: list[BaseException] = []
@@ -99,14 +99,14 @@ async def serve(coordinator: Coordinator, ports: Ports, trouble: Callable[[], st
         faults.append(error)
         over.set()
 
-    end_loudly(lambda text: log.say("fault", error=text), fail)
+    end_loudly(lambda text: log.write("fault", error=text), fail)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, over.set)
-    agents, agent_port = await listen(lambda: AgentLine(coordinator), ports.host, ports.agents)
-    handler = Http(coordinator, trouble).serve
+    agents, agent_port = await listen(lambda: AgentConnection(coordinator), ports.host, ports.agents)
+    handler = Http(coordinator, storage_problem).serve
     http = await asyncio.start_server(handler, ports.host, ports.http, limit=MOST_HEAD, backlog=BACKLOG)
     http_port = http.sockets[0].getsockname()[1]
-    log.say(
+    log.write(
         "listening",
         job=config.job,
         term=config.term,
@@ -119,7 +119,7 @@ async def serve(coordinator: Coordinator, ports: Ports, trouble: Callable[[], st
     agents.close()
     http.close()
     coordinator.stop()
-    log.say("stopped")
+    log.write("stopped")
     if faults:
         raise RuntimeError("an internal error has ended this boot") from faults[0]
 

@@ -11,7 +11,7 @@ from ropeteam_trainer.contract.world import Plan
 from ropeteam_trainer.coordinator.membership.orders import Reply
 
 
-class Words:
+class OrdersEncoder:
     """Encoder of one coordinator's orders, with caches."""
 
     def __init__(self) -> None:

@@ -4,12 +4,12 @@ connection.
 `/desired` and `/status` are signed with the job's token, and so are their answers (contract/signing.py). A
 malformed request is answered 4xx with a sentence, and the connection ends. A body is read after its signature
 was verified. Operators of earlier releases send a bearer (wire.http_bearer), in Authorization or in
-X-Ropeteam-Bearer (an API server's proxy removes the former): it is accepted when no operator has signed a
-request for a minute. `/metrics` are rendered once a second at most, and less often while the coordinator is
+X-Ropeteam-Bearer (an API server's proxy removes `Authorization`): it is accepted when no operator has signed
+a request for a minute. `/metrics` are rendered once a second at most, and less often while the coordinator is
 late. `/healthz` is the kubelet's liveness probe: any answer means that the event loop runs, 200 that the
-state folder is healthy too.
-Limits: a request line and headers of 16 KiB within 5 seconds, a body of 1 MiB with Content-Length, 10 seconds
-for it and for the answer; at most 64 unauthenticated connections (contract/preauth.py).
+state folder is healthy too. Limits: a request line and headers of 16 KiB within 5 seconds, a body of 1 MiB
+with Content-Length, 10 seconds for it and for the answer; at most 64 unauthenticated connections
+(contract/preauth.py).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from dataclasses import dataclass, replace
 from ropeteam_trainer.contract import OLDEST, VERSION, codec, signing, wire
 from ropeteam_trainer.contract.config import CoordinatorConfig
 from ropeteam_trainer.contract.desired import Desired, JobReport
-from ropeteam_trainer.contract.preauth import HEAD_SECONDS, Strangers
+from ropeteam_trainer.contract.preauth import HEAD_SECONDS, UnauthenticatedConnections
 from ropeteam_trainer.coordinator.metrics import render
 from ropeteam_trainer.coordinator.server import Coordinator
 
-MOST_HEAD, MOST_BODY, MOST_STRANGERS = 16 << 10, 1 << 20, 64
+MOST_HEAD, MOST_BODY, MAX_UNAUTHENTICATED = 16 << 10, 1 << 20, 64
 SECONDS = 10.0
 BEARER_SECONDS = 60.0
 """Time without a signed request after which a bearer is accepted: no operator of this release leads."""
@@ -89,26 +89,26 @@ class Refused(Exception):
 class Http:
     """The handler of one coordinator's second port."""
 
-    def __init__(self, coordinator: Coordinator, trouble: Callable[[], str] = str) -> None:
-        """`trouble`: why this process should be restarted, or ""."""
-        self._coordinator, self._trouble = coordinator, trouble
+    def __init__(self, coordinator: Coordinator, problem: Callable[[], str] = str) -> None:
+        """`storage_problem`: why this process should be restarted, or ""."""
+        self._coordinator, self._storage_problem = coordinator, problem
         self._bearer = wire.http_bearer(coordinator.token)
         config = coordinator.state.config
         keys = signing.Keys(coordinator.token, config.job_uid, config.term)
         self._signed_at = coordinator.now()
         """Time of the last request signed by an operator."""
         began = self._signed_at if coordinator.state.boot == 0 else None
-        self._gate = signing.Gate(keys, coordinator.chance.randbytes, began)
-        self.strangers = Strangers(MOST_STRANGERS)
+        self._gate = signing.Server(keys, coordinator.chance.randbytes, began)
+        self.unauthenticated = UnauthenticatedConnections(MAX_UNAUTHENTICATED)
         self._metrics = Answer(200, b"")
         self._metrics_at = float("-inf")
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one request. Never raises because of a peer."""
         address, leave = writer.get_extra_info("peername")[0], writer.transport.abort
-        self.strangers.take(address, leave)
+        self.unauthenticated.admit(address, leave)
         try:
-            answer = await self._answer(reader, lambda: self.strangers.free(address, leave))
+            answer = await self._answer(reader, lambda: self.unauthenticated.free(address, leave))
             writer.write(answer.to_bytes())
             await asyncio.wait_for(writer.drain(), SECONDS)
             if answer.status >= 400:
@@ -117,7 +117,7 @@ class Http:
         except (asyncio.TimeoutError, ConnectionError):  # noqa: UP041 (two classes before Python 3.11)
             pass  # the peer disconnected, or does not read
         finally:
-            self.strangers.free(address, leave)
+            self.unauthenticated.free(address, leave)
             writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader, proved: Callable[[], None]) -> Answer:
@@ -153,8 +153,8 @@ class Http:
             return refused.answer
 
     def _health_answer(self) -> Answer:
-        if trouble := self._trouble():
-            raise Refused(503, trouble)
+        if problem := self._storage_problem():
+            raise Refused(503, problem)
         return Answer(200, b"ok\n")
 
     def _metrics_answer(self) -> Answer:

@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Callable
 
-SELDOM_SECONDS = 10.0
+LIMIT_SECONDS = 10.0
 _MOST_KINDS = 256
 
 
@@ -18,30 +18,30 @@ class Log:
         self._last = ""
         self._kinds: dict[str, tuple[float, int]] = {}
 
-    def say(self, event: str, **facts: object) -> None:
+    def write(self, event: str, **facts: object) -> None:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._write(f"{stamp} {_text(event, facts)}")
 
-    def when_new(self, event: str, **facts: object) -> None:
+    def write_if_changed(self, event: str, **facts: object) -> None:
         """Write the line only if it differs from the last one of this method."""
         text = _text(event, facts)
         if text != self._last:
             self._last = text
-            self.say(event, **facts)
+            self.write(event, **facts)
 
-    def seldom(self, event: str, reason: str, **facts: object) -> None:
+    def write_limited(self, event: str, reason: str, **facts: object) -> None:
         """Write the same event with the same reason at most every SELDOM_SECONDS; the next line has the
         number of lines left out."""
         now, kind = self._clock(), f"{event} {reason}"
-        written_at, left_out = self._kinds.get(kind, (-SELDOM_SECONDS, 0))
-        if now < written_at + SELDOM_SECONDS:
+        written_at, left_out = self._kinds.get(kind, (-LIMIT_SECONDS, 0))
+        if now < written_at + LIMIT_SECONDS:
             self._kinds[kind] = (written_at, left_out + 1)
             return
         if len(self._kinds) >= _MOST_KINDS:
             self._kinds.clear()
         self._kinds[kind] = (now, 0)
         extra = {"left_out": left_out} if left_out else {}
-        self.say(event, **facts, reason=reason, **extra)
+        self.write(event, **facts, reason=reason, **extra)
 
 
 def _text(event: str, facts: dict[str, object]) -> str:

@@ -22,9 +22,9 @@ from ropeteam_trainer.contract.config import CoordinatorConfig
 from ropeteam_trainer.contract.desired import Desired, JobReport
 from ropeteam_trainer.contract.fence import answer_seconds
 from ropeteam_trainer.contract.messages import LEASE, AgentReport, Grant, Orders, answer
-from ropeteam_trainer.contract.preauth import BACKLOG, Strangers
+from ropeteam_trainer.contract.preauth import BACKLOG, UnauthenticatedConnections
 from ropeteam_trainer.contract.world import CheckpointRef
-from ropeteam_trainer.coordinator.encoding import Words
+from ropeteam_trainer.coordinator.encoding import OrdersEncoder
 from ropeteam_trainer.coordinator.log import Log
 from ropeteam_trainer.coordinator.membership import step as membership
 from ropeteam_trainer.coordinator.membership.orders import Reply
@@ -61,16 +61,16 @@ class Coordinator:
         asleep: Callable[[], float] = asleep_seconds,
     ) -> None:
         self.token, self.log, self._wall, self.chance = token, log, wall, chance
-        self.strangers = Strangers(config.slots + SPARE_PLACES)
+        self.unauthenticated = UnauthenticatedConnections(config.slots + SPARE_PLACES)
         self.buffer = memoryview(bytearray(READ_AT_ONCE))
         self._loop, self._asleep = asyncio.get_running_loop(), asleep
         self.state = membership.initial(config, boot, self.now())
-        self.words = Words()
-        self._lines: dict[AgentLine, None] = {}
+        self.encoder = OrdersEncoder()
+        self._lines: dict[AgentConnection, None] = {}
         """Connections in the order in which they came."""
-        self._by_slot: dict[int, dict[AgentLine, None]] = {}
+        self._by_slot: dict[int, dict[AgentConnection, None]] = {}
         """Connections that have sent a report, by slot."""
-        self._unprocessed: dict[AgentLine, bool] = {}
+        self._unprocessed: dict[AgentConnection, bool] = {}
         """Connections with an unprocessed report, and whether the agent has applied its newest orders."""
         self._leases: dict[Pod, float] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -90,7 +90,7 @@ class Coordinator:
         self._apply(membership.DesiredReceived(desired))
         return self.report()
 
-    def heard(self, line: AgentLine, report: AgentReport) -> None:
+    def take_report(self, line: AgentConnection, report: AgentReport) -> None:
         """Take a report; the first one on a connection displaces older connections of that pod."""
         others = self._by_slot.setdefault(report.slot, {})
         for other in [each for each in others if each is not line and each.pod == line.pod]:
@@ -98,7 +98,7 @@ class Coordinator:
         others[line] = None
         self._enqueue(line, line.note_seen(report.applied_orders, self.now()))
 
-    def renewed(self, line: AgentLine, report: AgentReport) -> None:
+    def take_lease(self, line: AgentConnection, report: AgentReport) -> None:
         """Take a lease: the report has not changed. It may still affect the state."""
         now, pod = self.now(), pod_of(report)
         applied = line.note_seen(report.applied_orders, now)
@@ -108,7 +108,7 @@ class Coordinator:
         self._leases[pod] = now
         line.answer(self.state, now)
 
-    def _enqueue(self, line: AgentLine, applied: bool) -> None:
+    def _enqueue(self, line: AgentConnection, applied: bool) -> None:
         if not self._unprocessed:
             self._loop.call_soon(self._process_reports)
         self._unprocessed[line] = applied
@@ -130,10 +130,10 @@ class Coordinator:
         self._process_reports()
         self._apply(membership.Tick())
 
-    def opened(self, line: AgentLine) -> None:
+    def opened(self, line: AgentConnection) -> None:
         self._lines[line] = None
 
-    def closed(self, line: AgentLine) -> None:
+    def closed(self, line: AgentConnection) -> None:
         self._lines.pop(line, None)
         if line.report:
             self._by_slot.get(line.report.slot, {}).pop(line, None)
@@ -144,7 +144,7 @@ class Coordinator:
         for line in list(self._lines):
             line.end("the coordinator stops")
 
-    def _apply(self, event: membership.Event, senders: Iterable[AgentLine] = ()) -> None:
+    def _apply(self, event: membership.Event, senders: Iterable[AgentConnection] = ()) -> None:
         now, unix_ms = self.now(), int(self._wall() * 1000)
         if self._leases:
             leases, self._leases = self._leases, {}
@@ -160,7 +160,9 @@ class Coordinator:
         wake = membership.wake_at(self.state, now)
         self._timer = self._loop.call_later(wake - now, self._tick) if wake is not None else None
 
-    def _affected_lines(self, slots: slotset.Slots, senders: Iterable[AgentLine]) -> list[AgentLine]:
+    def _affected_lines(
+        self, slots: slotset.Slots, senders: Iterable[AgentConnection]
+    ) -> list[AgentConnection]:
         """The connections whose orders may have changed."""
         if slots == slotset.ALL:
             return list(self._lines)
@@ -172,10 +174,10 @@ class Coordinator:
     def _log_decision(self, now: float) -> None:
         epoch = self.state.world.plan.epoch if self.state.world else None
         why = membership.why(self.state, now)
-        self.log.when_new("decision", phase=self.state.phase.value, world=epoch, why=why)
+        self.log.write_if_changed("decision", phase=self.state.phase.value, world=epoch, why=why)
 
 
-class AgentLine(asyncio.BufferedProtocol):
+class AgentConnection(asyncio.BufferedProtocol):
     """One connection. Unauthenticated until its first genuine frame, mostly an empty one; without a pod until
     its first report.
 
@@ -216,7 +218,7 @@ class AgentLine(asyncio.BufferedProtocol):
         loop = asyncio.get_running_loop()
         self._first_report_timer = loop.call_later(FIRST_REPORT_SECONDS, self.end, "no report was received")
         self._coordinator.opened(self)
-        self._coordinator.strangers.take(self._address, self._make_room)
+        self._coordinator.unauthenticated.admit(self._address, self._evict)
         self._transport.write(greeting)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 (asyncio's name)
@@ -250,16 +252,16 @@ class AgentLine(asyncio.BufferedProtocol):
         """Count unauthenticated bytes, and take more places: at most one per read (READ_AT_ONCE)."""
         before, self._size = self._size, self._size + nbytes
         if self._size // BYTES_PER_PLACE > before // BYTES_PER_PLACE:
-            self._coordinator.strangers.take(self._address, self._make_room)
+            self._coordinator.unauthenticated.admit(self._address, self._evict)
 
-    def _make_room(self) -> None:
+    def _evict(self) -> None:
         self.end("it has not authenticated, and others need its place")
 
     def _note_genuine_frame(self) -> bool:
         """Note a genuine frame: the agent has the token. False: this frame was the first."""
         known, self._is_unauthenticated = not self._is_unauthenticated, False
         if not known:
-            self._coordinator.strangers.free(self._address, self._make_room)
+            self._coordinator.unauthenticated.free(self._address, self._evict)
         return known
 
     def _take_report(self, report: AgentReport) -> None:
@@ -268,13 +270,13 @@ class AgentLine(asyncio.BufferedProtocol):
         if self.pod not in (None, pod_of(report)):
             raise wire.WireError(f"a connection of {self.pod} reported as {pod_of(report)}")
         self.report, self.pod, self._report_number = report, pod_of(report), report.number
-        self._coordinator.heard(self, report)
+        self._coordinator.take_report(self, report)
 
     def _take_lease(self) -> None:
         if self.report is None:
             raise wire.WireError("a lease was received before any report")
         self._report_number += 1
-        self._coordinator.renewed(self, self.report)
+        self._coordinator.take_lease(self, self.report)
 
     def note_seen(self, number: int, now: float) -> bool:
         """Whether the agent has applied the newest orders. If not for RESEND_SECONDS, they are sent again."""
@@ -299,19 +301,19 @@ class AgentLine(asyncio.BufferedProtocol):
             return
         refused = reply.orders.refused
         if refused and (self._sent is None or not self._sent.orders.refused):
-            self._coordinator.log.say("refused", peer=self._peer, agent=self.pod, reason=refused)
+            self._coordinator.log.write("refused", peer=self._peer, agent=self.pod, reason=refused)
         self._sent, self._sent_at, self._number = reply, now, self._number + 1
         if self._supports_leases:
             self._send_files(reply.orders.grant, now)
             reply = reply._replace(orders=grantchunks.without_files(reply.orders))
-        self._write(self._coordinator.words.encode(reply, self._number, self._report_number or None), now)
+        self._write(self._coordinator.encoder.encode(reply, self._number, self._report_number or None), now)
 
     def _send_files(self, grant: Grant | None, now: float) -> None:
         """Send the files of a new grant, before the grant itself."""
         if grant is None or grant.ref == self._granted:
             return
         self._granted, self._granted_bytes = grant.ref, 0
-        for body in grantchunks.cut(grant):
+        for body in grantchunks.parts(grant):
             self._granted_bytes += len(body)
             self._write(body, now)
 
@@ -334,7 +336,7 @@ class AgentLine(asyncio.BufferedProtocol):
         if self._is_closed:
             return
         self._is_closed = True
-        self._coordinator.log.seldom("closed", peer=self._peer, agent=self.pod, reason=reason)
+        self._coordinator.log.write_limited("closed", peer=self._peer, agent=self.pod, reason=reason)
         self._transport.abort()
         self._release()
 
@@ -344,7 +346,7 @@ class AgentLine(asyncio.BufferedProtocol):
 
     def _release(self) -> None:
         self._first_report_timer.cancel()
-        self._coordinator.strangers.free(self._address, self._make_room)
+        self._coordinator.unauthenticated.free(self._address, self._evict)
         self._coordinator.closed(self)
 
 

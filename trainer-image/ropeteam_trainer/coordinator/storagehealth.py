@@ -14,22 +14,22 @@ EVERY_SECONDS = 5.0
 PATIENCE_SECONDS = 30.0
 
 
-class Pulse:
+class StorageHealth:
     """Liveness of `folder`, where boots are counted. No file is touched before `start`."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._file, self._clock = folder / "alive", clock
-        self._touched_at, self._trouble = clock(), ""
+        self._touched_at, self._error = clock(), ""
 
     def start(self) -> None:
-        threading.Thread(target=self._run, name="pulse", daemon=True).start()
+        threading.Thread(target=self._run, name="storage-health", daemon=True).start()
 
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """The problem, in a sentence; "": none."""
         silent = self._clock() - self._touched_at
         if silent <= PATIENCE_SECONDS:
             return ""
-        return f"{self._file.parent} has not answered for {silent:.0f} s{self._trouble}"
+        return f"{self._file.parent} has not answered for {silent:.0f} s{self._error}"
 
     def _run(self) -> None:
         while True:
@@ -41,6 +41,6 @@ class Pulse:
         try:
             self._file.touch()
         except OSError as error:
-            self._trouble = f": {error}"
+            self._error = f": {error}"
         else:
-            self._touched_at, self._trouble = self._clock(), ""
+            self._touched_at, self._error = self._clock(), ""

@@ -19,7 +19,14 @@ from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from ropeteam_trainer.contract import codec, config
-from ropeteam_trainer.contract.local import PAGE_SIZE, Beat, FromRank, ToRank, read_beat, write_beat
+from ropeteam_trainer.contract.local import (
+    PAGE_SIZE,
+    FromRank,
+    Heartbeat,
+    ToRank,
+    read_heartbeat,
+    write_heartbeat,
+)
 
 _LOSS_SECONDS = 1.0
 _ANSWER_SECONDS = 60.0
@@ -47,8 +54,10 @@ class HeartbeatWriter:
                 return
             self._sequence += 1
             now = time.monotonic_ns()
-            write_beat(
-                self._page, Beat(self.step, self.steps_here, now, self.phase, self.samples), self._sequence
+            write_heartbeat(
+                self._page,
+                Heartbeat(self.step, self.steps_here, now, self.phase, self.samples),
+                self._sequence,
             )
 
     @contextmanager
@@ -65,7 +74,7 @@ class HeartbeatWriter:
     @property
     def script_has_ended(self) -> bool:
         """Whether the agent's shim, which runs the script, has marked its regular end."""
-        heartbeat = read_beat(self._page)
+        heartbeat = read_heartbeat(self._page)
         return heartbeat is not None and heartbeat.reached_end
 
 

@@ -1,7 +1,7 @@
 """Extensions of the standard library: nothing here knows of training.
 
 background.py   the one way to start tasks that nobody awaits
-clocks.py       a clock that goes on while the machine is suspended
+clocks.py       a clock that runs while the machine is suspended
 folders.py      folders that other processes can write to, too
 lines.py        lines for stdout and stderr, written by a thread
 """

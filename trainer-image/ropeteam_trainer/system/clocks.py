@@ -1,4 +1,4 @@
-"""Clock of leases, fences and elections: it goes on while the machine is suspended.
+"""Clock of leases, fences and elections: it runs while the machine is suspended.
 
 Limits: Linux only. Counts from the boot of one machine; never compared with another machine's.
 """

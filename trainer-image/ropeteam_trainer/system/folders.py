@@ -5,7 +5,7 @@ everything below a folder that was opened is reached by one name at a time, thro
 (`dir_fd`).
 Promises: links are neither followed nor deleted through; only regular files are read or written, and nothing
 blocks on others; once `write` has returned, the new content is there whole after a power cut, before that the
-former content is. Limits: links on the way to the first folder, or to its volume, are followed, because
+previous content is. Limits: links on the way to the first folder, or to its volume, are followed, because
 people mount volumes that way; so are hard links, for reading; one writer of a name at a time. Raises OSError.
 """
 
@@ -33,7 +33,7 @@ _LINK = (
 )
 
 
-class NotOurs(OSError):
+class UnexpectedFile(OSError):
     """File that is not one that we write: no plain name, a link, no regular file, too large."""
 
 
@@ -101,7 +101,7 @@ class Folder:
             try:
                 return self._enter(name, make)
             except NotADirectoryError:
-                raise NotOurs(errno.ENOTDIR, "Not a directory, and links are not followed") from None
+                raise UnexpectedFile(errno.ENOTDIR, "Not a directory, and links are not followed") from None
 
     def down(self, path: str) -> Folder:
         """Open a folder some levels below, `step-1/1.0.1`. "": this one, opened once more."""
@@ -140,7 +140,7 @@ class Folder:
             file = os.fdopen(os.open(name, _READ, dir_fd=self._descriptor), "rb")
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 file.close()
-                raise NotOurs(errno.EINVAL, "is not a regular file")
+                raise UnexpectedFile(errno.EINVAL, "is not a regular file")
             os.set_blocking(file.fileno(), True)  # some file systems (FUSE, HSM) would answer EAGAIN
         return file
 
@@ -152,7 +152,7 @@ class Folder:
         return content
 
     def new(self, name: str, buffering: int = -1) -> BinaryIO:
-        """Create a file and open it for writing. A former file of this name is removed."""
+        """Create a file and open it for writing. A previous file of this name is removed."""
         self.remove(name)
         with self._checked(name):
             return os.fdopen(os.open(name, _NEW, 0o666, dir_fd=self._descriptor), "wb", buffering)
@@ -173,7 +173,7 @@ class Folder:
         self.sync()
 
     def rename(self, name: str, to: str) -> None:
-        """Rename an entry. A former entry of the name `to` is replaced."""
+        """Rename an entry. A previous entry of the name `to` is replaced."""
         with self._checked(name):
             _require(is_plain(to), "cannot have that name")
             os.replace(name, to, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
@@ -230,7 +230,7 @@ class Folder:
             raise OSError(errno.ELOOP, _LINK.format(name))
 
     def _entries(self) -> list[str]:
-        """Names of all entries. The folder is opened anew: then an NFS client revalidates its listing at the
+        """Names of all entries. The folder is opened again: then an NFS client revalidates its listing at the
         server."""
         descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._descriptor)
         try:
@@ -254,4 +254,4 @@ class Folder:
 
 def _require(holds: bool, otherwise: str) -> None:
     if not holds:
-        raise NotOurs(errno.EINVAL, otherwise)
+        raise UnexpectedFile(errno.EINVAL, otherwise)

@@ -108,7 +108,7 @@ def _wait_for(fd: int) -> None:
     poll.poll()
 
 
-class Words(io.TextIOBase):
+class LineStream(io.TextIOBase):
     """Text stream in place of sys.stdout or sys.stderr."""
 
     def __init__(self, lines: Lines, source: str) -> None:
@@ -127,4 +127,4 @@ STDOUT, STDERR = Lines(1), Lines(2)
 def take_over(source: str) -> None:
     """Replace stdout and stderr: from now on no output of this process blocks it: prints, warnings,
     tracebacks, logging."""
-    sys.stdout, sys.stderr = Words(STDOUT, source), Words(STDERR, source)
+    sys.stdout, sys.stderr = LineStream(STDOUT, source), LineStream(STDERR, source)

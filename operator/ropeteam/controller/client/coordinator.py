@@ -56,13 +56,13 @@ class RequestAuth(Protocol):
 
 class SignedAuth:
     def __init__(self, keys: signing.Keys) -> None:
-        self._caller = signing.Caller(keys)
+        self._caller = signing.Client(keys)
 
     def headers(self, what: str, body: bytes, chance: Random) -> dict[str, str]:
         return {signing.HEADER: self._caller.sign(what, body, chance.randbytes(signing.NONCE_SIZE))}
 
     def is_authentic(self, headers: dict[str, str], status: int, signature: str, body: bytes) -> bool:
-        return self._caller.believes(headers[signing.HEADER], status, signature, body)
+        return self._caller.is_genuine(headers[signing.HEADER], status, signature, body)
 
 
 class BearerAuth:

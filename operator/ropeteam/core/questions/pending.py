@@ -27,7 +27,7 @@ _RUNNING_PHASES = frozenset(
     {WorldPhase.RUNNING, WorldPhase.DRAINING, WorldPhase.COMPLETING, WorldPhase.COMPLETE}
 )
 _BEFORE_THE_FIRST_STEP = frozenset(
-    stage.value for stage in Stage if stage not in (Stage.UNTOLD, Stage.TRAINING)
+    stage.value for stage in Stage if stage not in (Stage.UNKNOWN, Stage.TRAINING)
 )
 _IMAGE_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 _ALL_TRAIN = "All workers train together."

@@ -80,7 +80,7 @@ def launcher_environment(
     which a torchrun inside reads. RANK and WORLD_SIZE count such commands. Their store is hosted at their
     meeting place, by a process of theirs.
     """
-    member, place = plan.member(identity.slot), meeting_place(settings, plan, identity.slot)
+    member, place = plan.member(identity.slot), rendezvous_address(settings, plan, identity.slot)
     nodes = 1 if settings.worlds_per_pod else plan.slots
     assert member is not None
     where: dict[str, object] = {"MASTER_ADDR": place.address, "MASTER_PORT": place.port}
@@ -97,7 +97,7 @@ def launcher_environment(
     return _defaults(base) | {name: str(value) for name, value in own.items()}
 
 
-def meeting_place(settings: WorkerConfig, plan: Plan, slot: int) -> Rendezvous:
+def rendezvous_address(settings: WorkerConfig, plan: Plan, slot: int) -> Rendezvous:
     """The rendezvous address of a command: slot 0 for all pods; its own pod if each is a world of its own."""
     host = plan.member(slot)
     if settings.worlds_per_pod and host is not None:
@@ -134,12 +134,12 @@ def rank_plan(settings: WorkerConfig, plan: Plan, identity: PodIdentity) -> Rank
         strategy=settings.strategy,
         servers=server_addresses(settings, plan),
         secret=servers_secret(identity.token) if settings.servers else "",
-        line=str(plan.line) if settings.servers else "",
+        line=str(plan.server_generation) if settings.servers else "",
         keys=identity.keys_file,
         trust=settings.trust,
     )
 
 
 def _defaults(base: Mapping[str, str]) -> dict[str, str]:
-    kept = {name: value for name, value in base.items() if name not in _NOT_FOR_RANKS}
-    return {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | kept
+    inherited = {name: value for name, value in base.items() if name not in _NOT_FOR_RANKS}
+    return {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | inherited

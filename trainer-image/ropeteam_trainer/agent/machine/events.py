@@ -8,9 +8,9 @@ from dataclasses import replace
 from ropeteam_trainer.agent.machine import childreports, hang
 from ropeteam_trainer.agent.machine.effects import DropLink, Effect
 from ropeteam_trainer.agent.machine.state import (
-    BeatsRead,
     ClaimFailed,
     Event,
+    HeartbeatsRead,
     LinkLost,
     LinkUp,
     ManifestFailed,
@@ -22,7 +22,7 @@ from ropeteam_trainer.agent.machine.state import (
     RankMessage,
     RanksStarted,
     RankState,
-    RankUnburied,
+    RankUnkillable,
     RunClaimed,
     RunSuperseded,
     StackShown,
@@ -68,18 +68,22 @@ def apply_event(state: State, event: Event) -> Stepped:
         case LinkLost():
             return replace(state, linked=False, applied_orders=0), ()
         case StoreUp(offer):
-            stores = (*state.stores, offer) if offer.epoch in state.asked else state.stores
+            stores = (*state.stores, offer) if offer.epoch in state.requested_stores else state.stores
             return replace(state, stores=stores), ()
         case StoreDown(epoch):
-            return replace(state, asked=state.asked - {epoch}, store_retry_at=state.now + RETRY_SECONDS), ()
+            return replace(
+                state,
+                requested_stores=state.requested_stores - {epoch},
+                store_retry_at=state.now + RETRY_SECONDS,
+            ), ()
         case ManifestWritten(ref):
             return replace(state, committed=ref, writing=None), ()
         case ManifestFailed(_):
             return replace(state, writing=None, write_retry_at=state.now + RETRY_SECONDS), ()
-        case RunClaimed(_, held, restore, pasts):
+        case RunClaimed(_, held, restore, ancestors):
             was_unavailable = state.problem and state.problem.reason is FailReason.CHECKPOINT_NOT_WRITABLE
             problem = None if was_unavailable else state.problem
-            claimed = replace(state, held=held, restore=restore, pasts=pasts, claiming=None)
+            claimed = replace(state, held=held, restore=restore, ancestors=ancestors, claiming=None)
             return replace(claimed, problem=problem), ()
         case ClaimFailed(_):
             return replace(state, claiming=None, claim_retry_at=state.now + RETRY_SECONDS), ()
@@ -100,11 +104,11 @@ def _apply_orders(state: State, orders: Orders, age: float) -> Stepped:
     orders that waits for the operator: it will know of every replaced pod before it makes a plan.
     """
     if (orders.term, orders.boot) < (state.term, state.boot):
-        # Not a sign of life of *our* coordinator: the fence clock goes on from where it was.
+        # Not a sign of life of *our* coordinator: the fence clock keeps running.
         why = f"stale orders of term {orders.term}.{orders.boot}, after {state.term}.{state.boot}"
         return replace(state, linked=False), (DropLink(why),)
-    heard_at = max(state.heard_at, state.awake_or_not - age)
-    state = replace(state, term=orders.term, boot=orders.boot, linked=True, heard_at=heard_at)
+    answered_at = max(state.answered_at, state.awake_or_not - age)
+    state = replace(state, term=orders.term, boot=orders.boot, linked=True, answered_at=answered_at)
     if orders.same:
         return state, ()
     completed = orders.complete or state.completed
@@ -116,35 +120,36 @@ def _apply_orders(state: State, orders: Orders, age: float) -> Stepped:
 
 def _apply_rank_event(
     state: State,
-    event: RanksStarted | RankDying | RankExited | RankUnburied | RankMessage | StackShown | BeatsRead,
+    event: RanksStarted | RankDying | RankExited | RankUnkillable | RankMessage | StackShown | HeartbeatsRead,
 ) -> State:
     world = state.world
-    if world is None or event.epoch != world.born:
+    if world is None or event.epoch != world.started_in:
         return state  # a late event of a world that is gone
     match event:
         case RanksStarted():
             ranks = tuple(replace(rank, started_at=state.now) for rank in world.ranks)
             return replace(state, world=replace(world, ranks=ranks))
-        case BeatsRead(_, beats):
+        case HeartbeatsRead(_, heartbeats):
             ranks = tuple(
-                hang.with_beat(rank, beats[rank.rank]) if rank.rank in beats else rank for rank in world.ranks
+                hang.with_heartbeat(rank, heartbeats[rank.rank]) if rank.rank in heartbeats else rank
+                for rank in world.ranks
             )
             return replace(state, world=replace(world, ranks=ranks))
-        case StackShown(_, number, stands):
+        case StackShown(_, number, found):
             ranks = tuple(
-                replace(rank, stands=stands) if rank.rank == number and rank.asked else rank
+                replace(rank, hang=found) if rank.rank == number and rank.stacks_requested else rank
                 for rank in world.ranks
             )
             return replace(state, world=replace(world, ranks=ranks))
         case RankDying(_, number, exit):
             return replace(state, world=_with_exit(state, world, number, exit, alive=True))
-        case RankUnburied(_, number, exit, left):
+        case RankUnkillable(_, number, exit, left):
             world = _with_exit(state, world, number, exit, alive=True)
             return replace(state, world=_with_unkillable(world, number, left, state.launch.per_pod))
         case RankExited(_, number, exit):
             return replace(state, world=_with_exit(state, world, number, exit, alive=False))
         case _:
-            message = event.said
+            message = event.message
             problem, error = state.problem, _checkpoint_error(message.error_class)
             if error in _PROBLEMS:
                 problem = Problem(_PROBLEMS[error], message.message)
@@ -183,7 +188,7 @@ def _with_unkillable(world: World, number: int, left: str, per_pod: bool) -> Wor
     for rank in world.ranks:
         if rank.exit and (rank.rank == number or per_pod):
             message = "; ".join(text for text in (rank.exit.message, left) if text)
-            world = world.with_rank(replace(rank, unburied=True, exit=replace(rank.exit, message=message)))
+            world = world.with_rank(replace(rank, unkillable=True, exit=replace(rank.exit, message=message)))
     return world
 
 
@@ -200,7 +205,7 @@ def _with_cause(state: State, exit: ProcessExit, rank: RankState) -> ProcessExit
     A server that uses the library reports when its workers have left: its script may reach its end too early.
     """
     early_message, error = _early_end_message(state), rank.error
-    exit = replace(exit, reached_end=exit.reached_end or rank.beat.reached_end)
+    exit = replace(exit, reached_end=exit.reached_end or rank.heartbeat.reached_end)
     if rank.killed_for and exit.code != 0:  # else it exited by itself, before SIGKILL
         why = rank.killed_for
         return replace(
@@ -245,7 +250,7 @@ def _with_message(world: World, number: int, message: FromRank, now: float) -> W
     if message.group is not None:
         world = replace(world, groups=childreports.with_group(world.groups, number, message.group))
     if message.shard_step is not None:
-        shard = Shard(number, world.born, message.shard_step, message.shard_files)
+        shard = Shard(number, world.started_in, message.shard_step, message.shard_files)
         others = tuple(s for s in world.shards if (s.rank, s.step) != (shard.rank, shard.step))
         world = replace(world, shards=(*others, shard))
     if rank is not world.ranks[0]:

@@ -42,7 +42,7 @@ def count(counts: Counts, state: State) -> Counts:
     """The counters, with those of `state` added."""
     if state.world is None:
         return counts
-    epoch = state.world.born
+    epoch = state.world.started_in
     return {
         rank.rank: _with_rank(counts.get(rank.rank, Counted()), rank, epoch) for rank in state.world.ranks
     }
@@ -53,9 +53,9 @@ def _with_rank(past: Counted, rank: RankState, epoch: Epoch) -> Counted:
         return past
     if past.epoch != epoch:
         past = replace(past, epoch=epoch, starts=past.starts + 1, last=None)
-    if not rank.beat.steps_here:
+    if not rank.heartbeat.steps_here:
         return past
-    point, last = rank.paces[-1], past.last
+    point, last = rank.progress_samples[-1], past.last
     if last is not None and point.step > last.step:
         steps, seconds = point.step - last.step, point.at - last.at
         past = replace(past, steps=past.steps + steps, seconds=past.seconds + seconds)

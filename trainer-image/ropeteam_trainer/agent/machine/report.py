@@ -50,11 +50,11 @@ def _ancestors(state: State) -> tuple[CheckpointRef, ...]:
     if restored is None:
         return ()
     keys = [(ref.epoch, ref.step) for ref in state.restore]
-    found = zip(keys, state.pasts, strict=False)
+    found = zip(keys, state.ancestors, strict=False)
     return next((past for key, past in found if key == (restored.epoch, restored.step)), ())
 
 
-def news(report: AgentReport) -> AgentReport:
+def urgent_part(report: AgentReport) -> AgentReport:
     """The part of a report that cannot wait for the next lease: all but numbers that change with every step.
 
     Applied orders (`orders_seen`) are urgent too: only then can the coordinator rely on them.
@@ -75,9 +75,15 @@ def _reported_plan(plan: Plan, slot: int) -> Plan:
 
 
 def _rank(rank: RankState, feature_level: int) -> RankReport:
-    step = max(rank.beat.step, rank.paused or 0, rank.drained or 0)
+    step = max(rank.heartbeat.step, rank.paused or 0, rank.drained or 0)
     return RankReport(
-        rank.rank, _phase(rank, feature_level), step, rank.beat.steps_here, rank.exit, rank.joins, rank.stands
+        rank.rank,
+        _phase(rank, feature_level),
+        step,
+        rank.heartbeat.steps_here,
+        rank.exit,
+        rank.joins,
+        rank.hang,
     )
 
 
@@ -88,7 +94,7 @@ def _phase(rank: RankState, feature_level: int) -> RankPhase:
         return RankPhase.DRAINED
     if rank.waits:
         return RankPhase.PAUSED
-    if rank.beat.steps_here > 0:
+    if rank.heartbeat.steps_here > 0:
         return RankPhase.RUNNING
     # Without the library no step is ever reported: a rank counts as running once it is started.
     has_no_library = rank.started_at is not None and not rank.has_library and feature_level == 0
@@ -100,9 +106,9 @@ def _progress(state: State) -> Progress:
         return Progress()
     world, lowest = state.world, state.world.ranks[0]
     return Progress(
-        step=lowest.beat.step,
+        step=lowest.heartbeat.step,
         total_steps=world.total_steps,
         loss=world.loss,
         samples_per_second=round(hang.samples_per_second(lowest), 3),
-        phase=lowest.beat.phase,
+        phase=lowest.heartbeat.phase,
     )

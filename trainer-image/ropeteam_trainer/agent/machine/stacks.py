@@ -21,7 +21,7 @@ _WAITS = ("/torch/distributed/", "/torch/nn/parallel/", "/torch/autograd/")
 _MAX_TEXT = 200
 
 
-def stands(lines: Iterable[str]) -> Hang | None:
+def hang_in(lines: Iterable[str]) -> Hang | None:
     """The frame of the main thread: that which received the signal, or the last listed. None: no stack."""
     threads: list[tuple[str, list[tuple[str, ...]]]] = []
     for line in lines:
@@ -31,10 +31,10 @@ def stands(lines: Iterable[str]) -> Hang | None:
             threads[-1][1].append(found.groups())
     main = next((frames for title, frames in threads if title == "Current thread"), None)
     frames = main or (threads[-1][1] if threads else [])
-    return _standstill(frames) if frames else None
+    return _hang(frames) if frames else None
 
 
-def _standstill(frames: list[tuple[str, ...]]) -> Hang:
+def _hang(frames: list[tuple[str, ...]]) -> Hang:
     """The Hang of frames, innermost first as printed. Frames around the script are not the script's."""
     shim = (number for number, (file, *_) in enumerate(frames) if file.endswith(_SHIM))
     inside = frames[: next(shim, len(frames))]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from ropeteam_trainer.checkpoint.decisions.journal import Held
 from ropeteam_trainer.contract.config import PodIdentity, Start, WorkerConfig
-from ropeteam_trainer.contract.local import Beat, FromRank, Served, ToRank
+from ropeteam_trainer.contract.local import FromRank, Heartbeat, Served, ToRank
 from ropeteam_trainer.contract.messages import (
     Grant,
     GroupReport,
@@ -69,7 +69,7 @@ class RankDying:
 
 
 @dataclass(frozen=True)
-class RankUnburied:
+class RankUnkillable:
     """This rank should have exited long ago, and a process of it still lives. RankExited may still follow."""
 
     epoch: Epoch
@@ -83,7 +83,7 @@ class RankUnburied:
 class RankMessage:
     epoch: Epoch
     rank: int
-    said: FromRank
+    message: FromRank
 
 
 @dataclass(frozen=True)
@@ -92,13 +92,13 @@ class StackShown:
 
     epoch: Epoch
     rank: int
-    stands: Hang
+    hang: Hang
 
 
 @dataclass(frozen=True)
-class BeatsRead:
+class HeartbeatsRead:
     epoch: Epoch
-    beats: dict[int, Beat]
+    heartbeats: dict[int, Heartbeat]
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class RunClaimed:
     held: Held
     restore: tuple[CheckpointRef, ...]
     """Checkpoints that the world may resume from, best first."""
-    pasts: tuple[tuple[CheckpointRef, ...], ...] = ()
+    ancestors: tuple[tuple[CheckpointRef, ...], ...] = ()
     """The ancestors of each of these among the others."""
 
 
@@ -178,10 +178,10 @@ Event = (
     | RanksStarted
     | RankDying
     | RankExited
-    | RankUnburied
+    | RankUnkillable
     | RankMessage
     | StackShown
-    | BeatsRead
+    | HeartbeatsRead
     | StoreUp
     | StoreDown
     | ManifestWritten
@@ -218,12 +218,12 @@ class RankState:
     """The rank has sent hello: it can be paused, and a first step is expected."""
     joins: bool = False
     """The rank has called init_process_group."""
-    beat: Beat = field(default_factory=Beat)
-    paces: tuple[ProgressSample, ...] = ()
-    asked: bool = False
-    """Its stacks were requested, since its last heartbeat."""
-    stands: Hang | None = None
-    """Its answer."""
+    heartbeat: Heartbeat = field(default_factory=Heartbeat)
+    progress_samples: tuple[ProgressSample, ...] = ()
+    stacks_requested: bool = False
+    """The stacks were requested since the last heartbeat."""
+    hang: Hang | None = None
+    """The answer to that request."""
     paused: int | None = None
     drained: int | None = None
     served: Served | None = None
@@ -237,16 +237,16 @@ class RankState:
     """The first of the ranks of a launcher in this pod that has reached its end."""
     killed_for: ProcessExit | None = None
     """A template for the exit of a rank that the agent killed for the rank's own fault."""
-    told: ToRank = field(default_factory=ToRank)
+    sent: ToRank = field(default_factory=ToRank)
     exit: ProcessExit | None = None
     """Known before the end of `alive` if the rank is dying."""
-    unburied: bool = False
+    unkillable: bool = False
     """A process of the rank can only be killed by the end of this container."""
 
     @property
     def waits(self) -> bool:
         """Whether the rank waits in report(), as requested."""
-        return self.drained is not None or (self.paused is not None and self.beat.step <= self.paused)
+        return self.drained is not None or (self.paused is not None and self.heartbeat.step <= self.paused)
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,7 @@ class World:
     """The world whose ranks live here, or lived here last."""
 
     plan: Plan
-    born: Epoch
+    started_in: Epoch
     """The epoch that started the ranks. Events and effects name them by it, also where `plan` is a later one
     that keeps them."""
     ranks: tuple[RankState, ...]
@@ -284,7 +284,7 @@ class State:
     identity: PodIdentity = field(repr=False)
     launch: Launch
     now: float
-    heard_at: float
+    answered_at: float
     """Send time, by `awake_or_not`, of the newest report that a coordinator of this term, or a higher one,
     has answered. Neither connections nor greetings advance it, nor answers that were long under way."""
     asleep: float = 0.0
@@ -300,7 +300,7 @@ class State:
     warmed: Epoch | None = None
     """The last world for which the zygote was made ready to fork ranks."""
     stores: tuple[StoreOffer, ...] = ()
-    asked: frozenset[Epoch] = frozenset()
+    requested_stores: frozenset[Epoch] = frozenset()
     """Stores that were requested from stores.py, ready or not."""
     lost_stores: tuple[StoreOffer, ...] = ()
     """The newest stores that were offered and have ended. A plan that was under way may name one."""
@@ -309,7 +309,7 @@ class State:
     """The agent's claim to the run's folder: that of the newest world whose lead rank was started here."""
     restore: tuple[CheckpointRef, ...] = ()
     """Checkpoints that this world may resume from."""
-    pasts: tuple[tuple[CheckpointRef, ...], ...] = ()
+    ancestors: tuple[tuple[CheckpointRef, ...], ...] = ()
     """The ancestors of each of these among the others."""
     claiming: Epoch | None = None
     claim_since: tuple[Epoch, float] | None = None
@@ -356,7 +356,7 @@ class State:
     @property
     def may_end(self) -> bool:
         """Whether no process lives that this agent can still kill."""
-        return self.world is None or all(rank.unburied or not rank.alive for rank in self.world.ranks)
+        return self.world is None or all(rank.unkillable or not rank.alive for rank in self.world.ranks)
 
     @property
     def may_fork(self) -> bool:
@@ -366,7 +366,7 @@ class State:
         return wanted and self.launch.forkable
 
     @property
-    def wanted(self) -> Plan | None:
+    def desired_plan(self) -> Plan | None:
         """The plan whose ranks, and no others, may live here now."""
         plan = self.orders.plan if self.orders and not self.orders.refused else None
         if plan is None or self.fenced or self.problem or self.superseded or self.exit_code is not None:

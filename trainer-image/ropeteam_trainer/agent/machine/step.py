@@ -5,7 +5,7 @@ each brings one part of it nearer to the orders, so a lost, repeated or early ev
   deadlines, exit       clocks of fence, hang, drain; reasons to exit
   keep ranks            a plan that names the epoch of the ranks here is theirs from now on
   end the world         ranks that the orders do not name are killed
-  start a world         once no process of the former one lives
+  start a world         once no process of the previous one lives
   stores, ranks, checkpoints
 Promises: ranks that two epochs started never live together; orders of a lower (term, boot) change nothing; a
 rank's fault never ends the agent (but a process that only the container's end can kill does: 3); exit 0
@@ -44,7 +44,7 @@ from ropeteam_trainer.contract.messages import EXIT_FAILED, Problem, StoreOffer
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, FailReason, Plan, ProcessExit
 from ropeteam_trainer.launchers import Launch
 
-EXIT_DONE, EXIT_UNBURIED, EXIT_LEFT = 0, 3, 143
+EXIT_DONE, EXIT_UNKILLABLE, EXIT_LEFT = 0, 3, 143
 CLAIM_SECONDS = 300.0
 """Seconds for which a volume may be unavailable before another node is tried, as for ranks that restore. Less
 than startSeconds, after which the other ranks of that world are killed, which is charged."""
@@ -56,7 +56,7 @@ _NOT_IN_POD = ProcessExit(None, None, killed=True, message="its process is no lo
 
 
 def initial(config: WorkerConfig, identity: PodIdentity, launch: Launch, now: float) -> State:
-    return State(config, identity, launch, now=now, heard_at=now, feature_level=config.feature_level)
+    return State(config, identity, launch, now=now, answered_at=now, feature_level=config.feature_level)
 
 
 def step(state: State, event: Event, now: float) -> Stepped:
@@ -76,7 +76,7 @@ def step(state: State, event: Event, now: float) -> Stepped:
 def _fence(state: State) -> Stepped:
     """Fence an agent that had no answer for too long: another pod may get its slot. Only newly requested
     orders end it."""
-    if state.awake_or_not - state.heard_at < state.config.timeouts.fence:
+    if state.awake_or_not - state.answered_at < state.config.timeouts.fence:
         return state, ()
     return replace(state, fenced=True, applied_orders=0), ()
 
@@ -93,7 +93,7 @@ def _decide_exit(state: State) -> Stepped:
     if state.leave_by is None:
         return state, ()
     ordered = orders is not None and orders.leave
-    isolated = not state.linked and state.awake_or_not - state.heard_at >= state.config.timeouts.lost
+    isolated = not state.linked and state.awake_or_not - state.answered_at >= state.config.timeouts.lost
     idle = not state.linked and state.stopped
     if ordered or isolated or idle or state.now >= state.leave_by:
         return replace(state, exit_code=EXIT_LEFT), ()
@@ -112,9 +112,9 @@ def _detect_hangs(state: State) -> Stepped:
             world = world.with_rank(replace(rank, killed_for=why))
             hung.append(rank.rank)
     if hung:
-        return replace(state, world=world), (KillRanks(world.born, tuple(hung)),)
-    requested = hang.asked(world, state.config.timeouts, state.feature_level, state.now)
-    effects = (ShowStacks(world.born, world.alive),) if requested is not world else ()
+        return replace(state, world=world), (KillRanks(world.started_in, tuple(hung)),)
+    requested = hang.with_stacks_requested(world, state.config.timeouts, state.feature_level, state.now)
+    effects = (ShowStacks(world.started_in, world.alive),) if requested is not world else ()
     return replace(state, world=requested), effects
 
 
@@ -127,7 +127,7 @@ def _hang_exit(state: State, rank: RankState, loss: ProcessExit | None) -> Proce
     """The exit of a rank that hangs, or is going to: torch tries for half an hour to reach a store."""
     if loss and rank.started_at is not None and not rank.exit and not rank.killed_for:
         return loss
-    return hang.verdict(rank, state.config.timeouts, state.feature_level, state.now)
+    return hang.hang_exit(rank, state.config.timeouts, state.feature_level, state.now)
 
 
 def _terminate(state: State) -> Stepped:
@@ -135,13 +135,13 @@ def _terminate(state: State) -> Stepped:
     world, orders = state.world, state.orders
     if world is None or orders is None or world.killing or not world.alive:
         return state, ()
-    born = world.born
+    started_in = world.started_in
     if world.terminate_by is not None and state.now >= world.terminate_by:
-        return replace(state, world=replace(world, killing=True)), (KillRanks(born, world.alive),)
+        return replace(state, world=replace(world, killing=True)), (KillRanks(started_in, world.alive),)
     if world.terminate_by is None and orders.terminate and orders.pause == world.plan.epoch:
         deadline = state.now + state.config.timeouts.drain
         return replace(state, world=replace(world, terminate_by=deadline)), (
-            TerminateRanks(born, world.alive),
+            TerminateRanks(started_in, world.alive),
         )
     return state, ()
 
@@ -154,24 +154,24 @@ def _keep_ranks(state: State) -> Stepped:
     that has exited, or is being killed, is reported under the new epoch, and so replaced by the world after
     that.
     """
-    plan, world = state.wanted, state.world
+    plan, world = state.desired_plan, state.world
     if plan is None or world is None or plan.epoch <= world.plan.epoch:
         return state, ()
-    if plan.born(state.identity.slot) != world.born:
+    if plan.started_in(state.identity.slot) != world.started_in:
         return state, ()
     return replace(state, world=replace(world, plan=plan)), ()
 
 
 def _end_world(state: State) -> Stepped:
     world = state.world
-    if world is None or world.killing or not world.alive or _runs_plan(world, state.wanted):
+    if world is None or world.killing or not world.alive or _runs_plan(world, state.desired_plan):
         return state, ()
     ranks = world.ranks
     why = _kill_all_reason(state)
     if why is not None:
         ranks = tuple(rank if rank.killed_for else replace(rank, killed_for=why) for rank in ranks)
     killed = replace(world, killing=True, ranks=ranks)
-    return replace(state, world=killed), (KillRanks(world.born, world.alive),)
+    return replace(state, world=killed), (KillRanks(world.started_in, world.alive),)
 
 
 def _exit_unkillable(state: State) -> Stepped:
@@ -181,10 +181,10 @@ def _exit_unkillable(state: State) -> Stepped:
     world = state.world
     if world is None or state.exit_code is not None:
         return state, ()
-    unkilled = [rank.exit for rank in world.ranks if rank.alive and rank.unburied and rank.exit]
+    unkilled = [rank.exit for rank in world.ranks if rank.alive and rank.unkillable and rank.exit]
     if not unkilled or (not world.killing and all(exit.clean for exit in unkilled)):
         return state, ()
-    return replace(state, exit_code=EXIT_UNBURIED), ()
+    return replace(state, exit_code=EXIT_UNKILLABLE), ()
 
 
 def _kill_all_reason(state: State) -> ProcessExit | None:
@@ -199,25 +199,26 @@ def _kill_all_reason(state: State) -> ProcessExit | None:
 
 
 def _start_world(state: State) -> Stepped:
-    plan, world = state.wanted, state.world
+    plan, world = state.desired_plan, state.world
     if plan is None or not state.stopped or (world and plan.epoch <= world.plan.epoch):
         return state, ()
     slot = state.identity.slot
     ranks = tuple(RankState(rank) for rank in plan.ranks(slot))
-    born = plan.born(slot)
+    started_in = plan.started_in(slot)
     # The coordinator reads from this report that the plan keeps ranks, or names a store, that is gone.
-    if loss := _store_loss(state, plan) if born == plan.epoch else _NOT_IN_POD:
+    if loss := _store_loss(state, plan) if started_in == plan.epoch else _NOT_IN_POD:
         ranks = tuple(replace(rank, alive=False, exit=loss) for rank in ranks)
-        return replace(state, world=World(plan, born, ranks)), ()
+        return replace(state, world=World(plan, started_in, ranks)), ()
     if _is_lead(state) and not (state.held and state.held.claim.epoch == plan.epoch):
         return _claim(state, plan)
     restore = state.restore if _is_lead(state) else plan.restore
-    return replace(state, world=World(plan, born, ranks)), (StartRanks(plan, state.may_fork, restore),)
+    return replace(state, world=World(plan, started_in, ranks)), (StartRanks(plan, state.may_fork, restore),)
 
 
 def _claim(state: State, plan: Plan) -> Stepped:
     """Claim the run: storage decides between two worlds that cannot see each other. If it does not answer,
-    the other ranks of this world wait in vain: another pod may reach it; if none does, the job reports it."""
+    the other ranks of this world wait without effect: another pod may reach it; if none does, the job reports
+    it."""
     epoch, since = state.claim_since or (None, state.now)
     if epoch != plan.epoch:
         since = state.now
@@ -270,12 +271,12 @@ def _exit(state: State) -> Stepped:
 
 def _host_stores(state: State) -> Stepped:
     """Host exactly the requested store, and that of the world that may live."""
-    plan = state.wanted
+    plan = state.desired_plan
     keep = {plan.epoch} if plan else set()
     if _may_serve(state) and state.orders and state.orders.host_store:
         keep.add(state.orders.host_store)
-    surplus = tuple(sorted(state.asked - keep))
-    requested = state.asked & keep
+    surplus = tuple(sorted(state.requested_stores - keep))
+    requested = state.requested_stores & keep
     stores = tuple(offer for offer in state.stores if offer.epoch in requested)
     lost = (*state.lost_stores, *(offer for offer in state.stores if offer not in stores))
     effects: tuple[Effect, ...] = tuple(CloseStore(epoch) for epoch in surplus)
@@ -283,7 +284,9 @@ def _host_stores(state: State) -> Stepped:
     if host in keep and host not in requested and state.now >= state.store_retry_at:
         requested |= {host}
         effects += (HostStore(host),)
-    return replace(state, asked=requested, stores=stores, lost_stores=lost[-_MAX_LOST_STORES:]), effects
+    return replace(
+        state, requested_stores=requested, stores=stores, lost_stores=lost[-_MAX_LOST_STORES:]
+    ), effects
 
 
 def _may_serve(state: State) -> bool:
@@ -308,7 +311,7 @@ def _warm_up(state: State) -> Stepped:
     if state.warmed == epoch or not state.may_fork or not _may_serve(state):
         return state, ()
     uses_library = state.feature_level >= 1  # other scripts never report a step
-    if world and uses_library and not all(rank.beat.steps_here for rank in world.ranks):
+    if world and uses_library and not all(rank.heartbeat.steps_here for rank in world.ranks):
         return state, ()
     return replace(state, warmed=epoch), (WarmUp(),)
 
@@ -319,21 +322,21 @@ def _send_to_ranks(state: State) -> Stepped:
         return state, ()
     paused = orders.pause == world.plan.epoch
     stop_at = orders.stop_at if paused else None
-    is_kept = world.plan.epoch != world.born
-    servers = server_addresses(state.config, world.plan) if is_kept else ()
+    is_preserved = world.plan.epoch != world.started_in
+    servers = server_addresses(state.config, world.plan) if is_preserved else ()
     message = ToRank(paused, stop_at, _committed_step(state, world), servers)
     effects: tuple[Effect, ...] = ()
     for rank in world.ranks:
-        if rank.alive and rank.has_library and rank.told != message:
-            world = world.with_rank(replace(rank, told=message))
-            effects += (SendToRank(world.born, rank.rank, message),)
+        if rank.alive and rank.has_library and rank.sent != message:
+            world = world.with_rank(replace(rank, sent=message))
+            effects += (SendToRank(world.started_in, rank.rank, message),)
     return replace(state, world=world), effects
 
 
 def _committed_step(state: State, world: World) -> int | None:
     lineage = state.orders.lineage if state.orders else ()
     known = (*lineage[:1], state.committed) if state.committed else lineage[:1]
-    epoch = world.plan.born(state.config.lead_slot)
+    epoch = world.plan.started_in(state.config.lead_slot)
     return max((ref.step for ref in known if ref and ref.epoch == epoch), default=None)
 
 
@@ -346,7 +349,7 @@ def _commit(state: State) -> Stepped:
     committed = _committed_step(state, world) or 0
     shards = tuple(shard for shard in world.shards if shard.step > committed)
     state = replace(state, world=replace(world, shards=shards))
-    if grant is None or grant.ref.epoch != world.born:
+    if grant is None or grant.ref.epoch != world.started_in:
         return state, ()
     held = _held_claim(state, world)
     if held is None or state.writing or state.now < state.write_retry_at or _same(grant.ref, state.committed):
@@ -357,7 +360,7 @@ def _commit(state: State) -> Stepped:
 def _prune(state: State) -> Stepped:
     """Prune, only by the agent of the lead rank, and only while its world is the current one."""
     lineage = state.orders.lineage if state.orders else ()
-    if not lineage or lineage == state.pruned or not _runs_plan(state.world, state.wanted):
+    if not lineage or lineage == state.pruned or not _runs_plan(state.world, state.desired_plan):
         return state, ()
     held = _held_claim(state, state.world)
     if held is None:
@@ -368,7 +371,7 @@ def _prune(state: State) -> Stepped:
 def _held_claim(state: State, world: World | None) -> Held | None:
     """The claim of this agent, if it is that of this world."""
     held = state.held if _is_lead(state) and not state.superseded else None
-    return held if held and world and held.claim.epoch == world.born else None
+    return held if held and world and held.claim.epoch == world.started_in else None
 
 
 def _is_lead(state: State) -> bool:

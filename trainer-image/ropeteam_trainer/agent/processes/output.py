@@ -68,17 +68,17 @@ class Output:
     def last_lines(self) -> tuple[str, ...]:
         """The last lines, newest last; a line before them counts those left out."""
         lines: deque[str] = deque()
-        room = _LAST_LINE
+        budget = _LAST_LINE
         for line in reversed(self._last):
             text = line[-_LAST_LINE:].decode(errors="replace")
-            room -= len(text.encode())
-            if room < 0:
+            budget -= len(text.encode())
+            if budget < 0:
                 break
             lines.appendleft(text)
         if self._written > len(lines):
-            kept = tuple(lines)[-(LAST_LINES - 1) :]
-            missing = self._written - len(kept)
-            return (f"... ({missing} more line{'s' * (missing > 1)} in the pod's log)", *kept)
+            last = tuple(lines)[-(LAST_LINES - 1) :]
+            missing = self._written - len(last)
+            return (f"... ({missing} more line{'s' * (missing > 1)} in the pod's log)", *last)
         return tuple(lines)
 
     def _listen(self) -> None:
@@ -124,8 +124,8 @@ class Output:
             self._last.extend(lines)
             self._written += len(lines)
         if self._noted is not None:
-            room = max(0, MOST_NOTED - len(self._noted))
-            self._noted += [line[:LAST_BYTES] for line in lines[:room]]
+            budget = max(0, MOST_NOTED - len(self._noted))
+            self._noted += [line[:LAST_BYTES] for line in lines[:budget]]
         if lines:
             self._sink.add(self._name, [self._prefix + line for line in lines])
 

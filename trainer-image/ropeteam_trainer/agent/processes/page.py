@@ -6,7 +6,7 @@ import contextlib
 import mmap
 from pathlib import Path
 
-from ropeteam_trainer.contract.local import PAGE_SIZE, Beat, read_beat
+from ropeteam_trainer.contract.local import PAGE_SIZE, Heartbeat, read_heartbeat
 
 _READS = 3
 
@@ -19,12 +19,12 @@ class Page:
         with open(path, "r+b") as file:
             self._map = mmap.mmap(file.fileno(), PAGE_SIZE)
 
-    def read(self) -> Beat | None:
+    def read(self) -> Heartbeat | None:
         """The heartbeat. None: none written yet, or all reads were torn; nothing new is known of the rank."""
         with memoryview(self._map) as view:
             for _ in range(_READS):
-                if beat := read_beat(view):
-                    return beat
+                if heartbeat := read_heartbeat(view):
+                    return heartbeat
         return None
 
     def close(self) -> None:

@@ -25,18 +25,18 @@ from ropeteam_trainer.agent.log import log
 from ropeteam_trainer.agent.machine import stacks
 from ropeteam_trainer.agent.machine.environment import (
     launcher_environment,
-    meeting_place,
     rank_environment,
+    rendezvous_address,
     servers_secret,
 )
 from ropeteam_trainer.agent.machine.state import (
-    BeatsRead,
     Event,
+    HeartbeatsRead,
     RankDying,
     RankExited,
     RankMessage,
     RanksStarted,
-    RankUnburied,
+    RankUnkillable,
     StackShown,
 )
 from ropeteam_trainer.agent.processes import proc
@@ -51,13 +51,13 @@ from ropeteam_trainer.agent.processes.zygoteclient import ZygoteClient
 from ropeteam_trainer.agent.script import childhooks
 from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
-from ropeteam_trainer.contract.local import Beat, FromRank, ToRank
+from ropeteam_trainer.contract.local import FromRank, Heartbeat, ToRank
 from ropeteam_trainer.contract.messages import Hang
 from ropeteam_trainer.contract.world import Epoch, Plan, ProcessExit
 from ropeteam_trainer.launchers import Launch, Run
 from ropeteam_trainer.system.background import background
 
-RESCAN_SECONDS, SELDOM_SECONDS = 0.01, 0.5
+RESCAN_SECONDS, ORPHAN_POLL_SECONDS = 0.01, 0.5
 """Shortest and longest interval of the checks of a dying process; it grows. SIGCHLD causes a check at
 once."""
 SESSION_END_SECONDS = 30.0
@@ -94,7 +94,7 @@ class _Rank:
 
 
 @dataclass(frozen=True)
-class How:
+class LaunchSettings:
     """The constant parameters of starting ranks in this pod."""
 
     settings: WorkerConfig
@@ -117,7 +117,7 @@ class Ranks:
 
     def __init__(
         self,
-        how: How,
+        how: LaunchSettings,
         reaper: Reaper,
         zygote: ZygoteClient,
         services: Callable[[], set[int]],
@@ -159,16 +159,18 @@ class Ranks:
             if rank.epoch == epoch and rank.pid is not None:
                 background(self._show_stacks(rank))
 
-    def tell(self, epoch: Epoch, number: int, message: ToRank) -> None:
+    def send(self, epoch: Epoch, number: int, message: ToRank) -> None:
         rank = self._ranks.get(number)
         if rank and rank.epoch == epoch:
-            rank.socket.tell(message)
+            rank.socket.send(message)
 
-    def read_beats(self) -> BeatsRead | None:
+    def read_heartbeats(self) -> HeartbeatsRead | None:
         """Read all pages once; None if no rank lives."""
-        beats = {rank.number: beat for rank in self._ranks.values() if (beat := rank.page.read())}
+        heartbeats = {
+            rank.number: heartbeat for rank in self._ranks.values() if (heartbeat := rank.page.read())
+        }
         epoch = next((rank.epoch for rank in self._ranks.values()), None)
-        return BeatsRead(epoch, beats) if epoch and beats else None
+        return HeartbeatsRead(epoch, heartbeats) if epoch and heartbeats else None
 
     def poll_dying(self) -> None:
         """Report ranks that a signal is killing, so that peers stop while the kernel ends them, and ranks
@@ -183,7 +185,7 @@ class Ranks:
             if is_late and not rank.given_up:
                 rank.given_up = True
                 log(f"rank {rank.number} has not ended after {SESSION_END_SECONDS:g} s: {rank.left}")
-                self._post(RankUnburied(rank.epoch, rank.number, rank.exit, rank.left))
+                self._post(RankUnkillable(rank.epoch, rank.number, rank.exit, rank.left))
 
     # ---- starting
 
@@ -241,7 +243,7 @@ class Ranks:
     def _argv(self, local_rank: int, plan: Plan) -> list[str]:
         launch = self._how.launch
         if launch.per_pod:
-            return list(launch.joined(meeting_place(self._how.settings, plan, self._how.slot)))
+            return list(launch.joined(rendezvous_address(self._how.settings, plan, self._how.slot)))
         argv = launch.arguments(local_rank)
         if launch.run is Run.COMMAND:
             return list(argv)
@@ -288,7 +290,7 @@ class Ranks:
         shown = None
         for _ in range(STACK_LOOKS):
             await asyncio.sleep(STACK_SECONDS)
-            before, shown = shown, stacks.stands(rank.output.noted)
+            before, shown = shown, stacks.hang_in(rank.output.noted)
             if shown is not None and shown == before:
                 break
         rank.output.note(False)
@@ -308,9 +310,9 @@ class Ranks:
     def _report_dying(self, rank: _Rank, number: int) -> None:
         """Report that a rank is dying, once, unless its script has ended: its exit may be clean then."""
         rank.dying_since = time.monotonic()
-        beat = rank.page.read() or Beat()
-        if not beat.reached_end:
-            self._post(BeatsRead(rank.epoch, {rank.number: beat}))
+        heartbeat = rank.page.read() or Heartbeat()
+        if not heartbeat.reached_end:
+            self._post(HeartbeatsRead(rank.epoch, {rank.number: heartbeat}))
             self._post(RankDying(rank.epoch, rank.number, ProcessExit(None, number)))
 
     def _record_exit(self, rank: _Rank, status: int) -> None:
@@ -331,14 +333,14 @@ class Ranks:
         """Kill the descendants of a dead rank, then report its exit."""
         await self._end_orphans(rank, session)
         rank.socket.drain()
-        beat = rank.page.read() or Beat()
+        heartbeat = rank.page.read() or Heartbeat()
         self._release(rank)
-        self._post(BeatsRead(rank.epoch, {rank.number: beat}))
+        self._post(HeartbeatsRead(rank.epoch, {rank.number: heartbeat}))
         full_exit = ProcessExit(
             exit.code,
             exit.signal,
             oom=exit.oom,
-            reached_end=beat.reached_end,
+            reached_end=heartbeat.reached_end,
             last_lines=rank.output.last_lines(),
         )
         self._post(RankExited(rank.epoch, rank.number, full_exit))
@@ -349,7 +351,7 @@ class Ranks:
             with contextlib.suppress(TimeoutError):
                 self._reaper.changed.clear()
                 await within(pause, self._reaper.changed.wait())
-            pause = min(1.1 * pause, SELDOM_SECONDS)
+            pause = min(1.1 * pause, ORPHAN_POLL_SECONDS)
 
     async def _kill_orphans(self, dead: _Rank, session: int) -> bool:
         """Kill the orphans of a dead rank. False: none are left."""

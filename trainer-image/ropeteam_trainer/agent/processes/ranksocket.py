@@ -43,7 +43,7 @@ class RankSocket:
         self._pause: asyncio.TimerHandle | None = None
         self._listen()
 
-    def tell(self, message: ToRank) -> None:
+    def send(self, message: ToRank) -> None:
         """Send to the library of this rank, as soon as it has sent hello and reads."""
         self._newest = self._pending = codec.encode(message) + b"\n"
         if self._library is not None:

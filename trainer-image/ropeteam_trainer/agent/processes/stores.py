@@ -3,7 +3,7 @@
 The listening socket is the agent's, bound to the pod's address alone, so the port is reported at once;
 the store itself is a fork of the zygote and dies with the agent. While the zygote still imports torch, ranks
 do too; faster ones wait in the socket's queue. A store that exits is not replaced on its port, where a second
-one would lack the keys that ranks set in the first: StoreDown ends the epoch (machine/step.py).
+one would miss the keys that ranks set in the first: StoreDown ends the epoch (machine/step.py).
 ROPETEAM_STORE=none, for ranks that never use torch (tests): the socket listens, and no process answers.
 """
 
@@ -29,7 +29,7 @@ class _Store:
     pid: int | None = None
 
 
-class Keeper:
+class StoreHost:
     """All stores of this agent. `zygote` None: stores without torch."""
 
     def __init__(

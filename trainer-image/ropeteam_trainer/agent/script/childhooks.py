@@ -5,8 +5,8 @@ The agent copies this file into a folder of its own as `sitecustomize.py`, first
 Python process that a rank or launcher starts reads it; rankmain.py and the zygote call `install` themselves.
 Order: hooks wait for torch to be imported -> the user's own sitecustomize runs, as without an agent.
 Promise: no torch is imported, and no line of a script changes; a failed report is dropped, and the script
-goes on. Limits: processes without this folder on PYTHONPATH (`python -S`, `-I`, `env -i`) report nothing, nor
-does one that ends by `os._exit`. All of this is Python 3.10's standard library and this file alone.
+continues. Limits: processes without this folder on PYTHONPATH (`python -S`, `-I`, `env -i`) report nothing,
+nor does one that ends by `os._exit`. All of this is Python 3.10's standard library and this file alone.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def install() -> None:
     hook_into(_HOOKS)
 
 
-def be_rank() -> None:
+def mark_as_rank() -> None:
     """Mark this process as a rank itself: rankmain.py reports its exception."""
     getattr(sys, _MARK)["is child"] = False
 
@@ -66,7 +66,7 @@ class _AfterImport:
             return None
         import importlib.util
 
-        spec = importlib.util.find_spec(name)  # calls this finder again, in vain
+        spec = importlib.util.find_spec(name)  # calls this finder again, and finds nothing
         if spec is not None and spec.loader is not None:
             # The loader itself stays: other code reads its type, its file, its sources.
             spec.loader.exec_module = _followed_by(spec.loader.exec_module, hook)  # type: ignore
@@ -116,13 +116,13 @@ def _report_groups(c10d: Any) -> None:
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
         with contextlib.suppress(OSError):  # the group is reported once it has formed
-            tell({"joins": True})
+            send({"joins": True})
         result = original(*args, **kwargs)
         _count_formed(c10d)
         _report_end()
         try:
             sent = {"id": _id_of(c10d), "size": c10d.get_world_size(), "rank": c10d.get_rank(), "who": _who()}
-            tell({"group": sent})
+            send({"group": sent})
         except Exception as error:
             print(f"ropeteam: a process group is not reported: {error!r}", file=sys.stderr)
         return result
@@ -160,8 +160,8 @@ def _who() -> str:
 def _allow_own_stores(rendezvous: Any) -> None:
     """torch.distributed.rendezvous: TORCHELASTIC_USE_AGENT_STORE means the store of our plan alone. A script
     that sets another address for its processes hosts the store there, as under plain `python`. One that forms
-    its group again on our store finds it empty: torch would read the addresses of peers of the former group,
-    and now and then be refused there."""
+    its group again on our store finds it empty: torch would read the addresses of peers of the previous
+    group, and now and then be refused there."""
     create, is_ours = rendezvous._create_c10d_store, rendezvous._torchelastic_use_agent_store
     state: dict[str, Any] = getattr(sys, _MARK)
     here: list[str] = []
@@ -311,7 +311,7 @@ _LAUNCHER_ERRORS: dict[str, Callable[[Any], dict[str, Any]]] = {
 # ---- reporting
 
 
-def tell(line: dict[str, Any]) -> None:
+def send(line: dict[str, Any]) -> None:
     """Send one FromRank to the agent, if there is one. Raises OSError."""
     path = os.environ.get("ROPETEAM_AGENT_SOCKET")
     if not path:
@@ -328,12 +328,12 @@ def tell(line: dict[str, Any]) -> None:
 def _report_errors() -> None:
     """Report an uncaught exception of a process that rankmain.py does not run."""
     getattr(sys, _MARK)["is child"] = True
-    former = sys.excepthook
+    previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if getattr(sys, _MARK)["is child"]:
             _report_as_child(error)
-        former(kind, error, trace)
+        previous(kind, error, trace)
 
     sys.excepthook = hook
 
@@ -352,7 +352,7 @@ def _reporting(run: Callable[..., Any]) -> Callable[..., Any]:
 def _report_as_child(error: BaseException) -> None:
     getattr(sys, _MARK)["failed"] = True
     try:
-        tell({**_rank_field(), **error_of(error), "child": True})
+        send({**_rank_field(), **error_of(error), "child": True})
     except Exception as broken:
         print(f"ropeteam: {type(error).__name__} is not reported to the agent: {broken!r}", file=sys.stderr)
 
@@ -360,16 +360,16 @@ def _report_as_child(error: BaseException) -> None:
 def _report_end() -> None:
     """Report the end of a group's member that is no rank of the agent: peers that wait for it fail later."""
     state: dict[str, bool] = getattr(sys, _MARK)
-    if not state.get("is child") or state.get("end is told"):
+    if not state.get("is child") or state.get("end is reported"):
         return
-    state["end is told"] = True
+    state["end is reported"] = True
     import atexit
     import contextlib
 
     def at_end() -> None:
         if not state.get("failed") and (rank := _rank_field()):
             with contextlib.suppress(OSError):  # its launcher reports how it ended
-                tell({"ended": True, "child": True, **rank})
+                send({"ended": True, "child": True, **rank})
 
     atexit.register(at_end)
 

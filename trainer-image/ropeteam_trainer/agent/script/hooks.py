@@ -2,7 +2,7 @@
 
     transformers.trainer             its Trainer reports steps, their total and the loss to the agent
     torch.nn.parallel.data_parallel  a warning at the first DataParallel: it does not span ranks
-Promise: an addition that fails prints one line to stderr, and the script goes on as without it. A script
+Promise: an addition that fails prints one line to stderr, and the script continues without it. A script
 that imports neither pays one dictionary look-up per import. ROPETEAM_HOOKS=none disables both. Limit: only
 for scripts that rankmain.py runs; children of a launcher or a shell import the unchanged libraries.
 """

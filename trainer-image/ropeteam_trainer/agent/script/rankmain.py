@@ -30,7 +30,7 @@ def main(root: str, kind: str, argv: list[str]) -> NoReturn:
     _hide_shim(root)
     _set_process_name()
     childhooks.install()
-    childhooks.be_rank()
+    childhooks.mark_as_rank()
     hooks.install()
     sys.argv = [_NAMES.get(kind, argv[0]), *argv[1:]]
     try:
@@ -174,18 +174,18 @@ def _mark_end() -> None:
     import mmap
     from dataclasses import replace
 
-    from ropeteam_trainer.contract.local import PAGE_SIZE, Beat, read_beat, write_beat
+    from ropeteam_trainer.contract.local import PAGE_SIZE, Heartbeat, read_heartbeat, write_heartbeat
 
     with open(page, "r+b") as file, mmap.mmap(file.fileno(), PAGE_SIZE) as view:
-        beat = read_beat(memoryview(view)) or Beat()
+        heartbeat = read_heartbeat(memoryview(view)) or Heartbeat()
         sequence = int.from_bytes(view[:8], "little") + 1
-        write_beat(memoryview(view), replace(beat, reached_end=True), sequence)
+        write_heartbeat(memoryview(view), replace(heartbeat, reached_end=True), sequence)
 
 
 def _report(error: BaseException, root: str) -> None:
     """Report to the agent why this rank exits. Never hides the exception itself."""
     try:
-        childhooks.tell(childhooks.error_of(error, (root,)))
+        childhooks.send(childhooks.error_of(error, (root,)))
     except OSError as broken:
         print(f"cannot report {type(error).__name__} to the agent: {broken}", file=sys.stderr)
 

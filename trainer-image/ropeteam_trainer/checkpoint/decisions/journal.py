@@ -134,7 +134,7 @@ class JournalEntry:
     def read(cls, text: str, keys: Keys) -> JournalEntry:
         """Parse an entry. Raises DecodeError."""
         entry = codec.decode(cls, text)
-        trusted = not keys or seals.holds(JOURNAL, text.encode(), keys)
+        trusted = not keys or seals.is_valid(JOURNAL, text.encode(), keys)
         return entry if trusted else cls(replace(entry.ref, digest=""), None)
 
     def text(self, keys: Keys) -> str:

@@ -7,7 +7,7 @@ evidence.py      evidence of what ended a world
 incidents.py     one incident per world: its cause, its stages, and its consequences (backoff, failure,
                  replacement)
 preserving.py    with parameter servers: slots whose ranks live on when a world ends
-adoption.py      after a boot: adoption of the world of the former coordinator
+adoption.py      after a boot: adoption of the world of the previous coordinator
 progress.py      progress of the world
 commits.py       the lineage of checkpoints
 drains.py        drains without losing a step

@@ -1,4 +1,5 @@
-"""After a boot: adoption of the former coordinator's world from agents' reports, before any orders are sent.
+"""After a boot: adoption of the previous coordinator's world from agents' reports, before any orders are
+sent.
 
 Order: a world reported as completed stays so -> else, once all agents have reported, or a lease has passed
 since the first did, the world of the highest epoch is adopted unchanged if all registered members live in it
@@ -15,7 +16,7 @@ from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.fence import longest_life
 from ropeteam_trainer.contract.world import Member, Plan
 from ropeteam_trainer.coordinator.membership import preserving, progress
-from ropeteam_trainer.coordinator.membership.evidence import OURS, collect
+from ropeteam_trainer.coordinator.membership.evidence import KILLED_BY_US, collect
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
 from ropeteam_trainer.coordinator.membership.state.state import (
     Agent,
@@ -33,20 +34,20 @@ from ropeteam_trainer.coordinator.membership.state.world import World
 
 
 def adopt_or_replan(state: State, at: Moment) -> State:
-    """Adopt or supersede the former world, form the first one, or go on waiting."""
+    """Adopt or supersede the previous world, form the first one, or wait."""
     here = slotindex.present(state)
     if here and state.waited_from is None:
         state = replace(state, waited_from=at.now)
     for plan in _plans(state, _agents(state, here & state.touched), completed=True):
-        return enter(_with_former_world(state, plan, at), WorldPhase.COMPLETING, at)
+        return enter(_with_previous_world(state, plan, at), WorldPhase.COMPLETING, at)
     if not _has_enough_reports(state, here, at.now):
         return state
     agents = _agents(state, here)
     plans = _plans(state, agents)
-    former = max(plans, key=lambda plan: plan.epoch, default=None)
-    if former is None:
+    previous = max(plans, key=lambda plan: plan.epoch, default=None)
+    if previous is None:
         return enter(state, WorldPhase.FORMING, at)
-    state = _with_former_world(state, former, at)
+    state = _with_previous_world(state, previous, at)
     if _all_members_agree(state, agents) and _runs_or_ended_by_itself(state, at.now):
         moved = any(rank.steps_here for agent in agents.values() for rank in agent.report.ranks)
         quiesced = not any(agent.report.feature_level for agent in agents.values())
@@ -83,7 +84,7 @@ def _has_enough_reports(state: State, here: slotset.Slots, now: float) -> bool:
     lease = state.config.timeouts.lost
     if here == state.everybody:
         return True
-    if state.config.term == 1 and state.boot == 0 and not here & state.roll.planned:
+    if state.config.term == 1 and state.boot == 0 and not here & state.facts.planned:
         return True  # no coordinator was before us
     if now >= state.phase_since + longest_life(state.config.timeouts.fence):
         return True
@@ -92,7 +93,7 @@ def _has_enough_reports(state: State, here: slotset.Slots, now: float) -> bool:
     return state.draining and now >= state.desired_at + lease
 
 
-def _with_former_world(state: State, plan: Plan, at: Moment) -> State:
+def _with_previous_world(state: State, plan: Plan, at: Moment) -> State:
     state = replace(state, restarts=plan.restart_count + 1)
     return slotindex.enter_world(state, World(_whole_plan(state, plan), at.now), at.now)
 
@@ -138,7 +139,7 @@ def _all_members_agree(state: State, agents: dict[int, Agent]) -> bool:
 
 
 def _runs_or_ended_by_itself(state: State, now: float) -> bool:
-    """Whether the world runs, or ended by itself. If all its ranks were killed by our agents, the former
+    """Whether the world runs, or ended by itself. If all its ranks were killed by our agents, the previous
     coordinator had ended it."""
     signs = collect(state, now)
-    return any(sign.weight > OURS for sign in signs) or not signs
+    return any(sign.weight > KILLED_BY_US for sign in signs) or not signs

@@ -20,16 +20,16 @@ from ropeteam_trainer.coordinator.membership.state import slotset
 from ropeteam_trainer.coordinator.membership.state.state import (
     Moment,
     State,
-    lead_born,
+    lead_started_in,
     present,
     ranks_of_member,
     ranks_of_members,
     with_world,
 )
 
-LAST_WORD_SECONDS = 600
+AWAITED_COMMIT_SECONDS = 600
 """Time for which pods, once training is done, wait for the last checkpoint to be committed and saved in
-status. An operator that is upgraded, or elected anew, is back by then; and finished pods hold GPUs."""
+status. An operator that is upgraded, or newly elected, is back by then; and finished pods hold GPUs."""
 
 
 def restore_candidates(state: State) -> tuple[CheckpointRef, ...]:
@@ -37,7 +37,7 @@ def restore_candidates(state: State) -> tuple[CheckpointRef, ...]:
     return ((state.pending,) if state.pending else ()) + state.lineage
 
 
-def kept(state: State) -> tuple[CheckpointRef, ...]:
+def retained(state: State) -> tuple[CheckpointRef, ...]:
     """Checkpoints that must not be pruned: our lineage, newest first, then all others that status may name.
     A world that has not committed or restored any prunes none."""
     if not state.lineage:
@@ -64,15 +64,17 @@ def _extends_lineage(state: State, report: AgentReport, ref: CheckpointRef) -> b
     """Whether the checkpoint extends the lineage. Steps only grow along a lineage; epochs do not compare, the
     first checkpoint may be another job's.
 
-    A checkpoint of a former world does not extend it once a later world has resumed from another one.
+    A checkpoint of a previous world does not extend it once a later world has resumed from another one.
     """
     if state.lineage and ref.step <= state.lineage[0].step:
         return False
     if state.world is None or not state.lives(state.config.lead_slot):
-        return report.plan is None or ref.epoch == report.plan.born(report.slot) or report.restored is None
-    if state.world.plan.origin is not None and ref.epoch >= state.world.plan.line:
+        return (
+            report.plan is None or ref.epoch == report.plan.started_in(report.slot) or report.restored is None
+        )
+    if state.world.plan.origin is not None and ref.epoch >= state.world.plan.server_generation:
         return True  # resumed from memory of servers: all checkpoints of this server generation precede
-    return ref.epoch == lead_born(state) or (state.world.base is None and _is_same(ref, state.pending))
+    return ref.epoch == lead_started_in(state) or (state.world.base is None and _is_same(ref, state.pending))
 
 
 def _is_same(one: CheckpointRef, other: CheckpointRef | None) -> bool:
@@ -100,7 +102,9 @@ def _settle_restore(state: State, report: AgentReport) -> State:
     if not world.has(report) or report.slot != state.config.lead_slot:
         return state
     known = next((ref for ref in state.lineage if _is_same(ref, source)), None)
-    ours = tuple(ref for ref in state.lineage if ref.epoch == lead_born(state) and ref.step > source.step)
+    ours = tuple(
+        ref for ref in state.lineage if ref.epoch == lead_started_in(state) and ref.step > source.step
+    )
     before = tuple(ref for ref in state.lineage if ref.step < source.step)
     if known is None:  # status was stale, and may name an abandoned lineage
         before = report.ancestors or before
@@ -113,7 +117,7 @@ def _settle_restore(state: State, report: AgentReport) -> State:
 def settle_fresh_start(state: State, base: int) -> State:
     """Note that the current world, which made steps and reported no restore, began at step `base`: the
     lineage loses checkpoints beyond it."""
-    epoch = lead_born(state)
+    epoch = lead_started_in(state)
     lineage = tuple(ref for ref in state.lineage if ref.epoch == epoch or ref.step <= base)
     return _forget_stale(replace(with_world(state, base=base), lineage=lineage))
 
@@ -121,14 +125,14 @@ def settle_fresh_start(state: State, base: int) -> State:
 def _forget_stale(state: State) -> State:
     """Drop an older grant, now that the checkpoint from which the current world resumed is known: the grant
     was either for that checkpoint, or was never finished."""
-    if state.pending is None or state.pending.epoch == lead_born(state):
+    if state.pending is None or state.pending.epoch == lead_started_in(state):
         return state
     return replace(state, pending=None, grant=None)
 
 
 def grant_next(state: State) -> State:
     """Grant the commit of the newest complete step, one at a time, and only while its savers live."""
-    epoch, step = lead_born(state), _complete_step(state)
+    epoch, step = lead_started_in(state), _complete_step(state)
     if state.grant or state.world is None or epoch is None or step is None:
         return state
     if not state.lives(state.config.lead_slot):
@@ -139,10 +143,10 @@ def grant_next(state: State) -> State:
     return replace(state, grant=grant, pending=ref)
 
 
-def last_word(state: State, now: float) -> str:
+def awaited_commit(state: State, now: float) -> str:
     """Condition that the last checkpoint still waits for, once all ranks are done; "": none, or the limit has
     passed."""
-    if now - state.phase_since > LAST_WORD_SECONDS:
+    if now - state.phase_since > AWAITED_COMMIT_SECONDS:
         return ""
     lead = ranks_of_member(state, state.config.lead_slot)
     if state.pending and lead and lead.known and present(state, state.config.lead_slot, now):
@@ -160,7 +164,7 @@ def shards(state: State, step: int) -> dict[int, Shard]:
 
 def _shards(state: State) -> list[Shard]:
     """All shards of the current world; a shard counts only if reported by the agent of its rank."""
-    epoch = lead_born(state)
+    epoch = lead_started_in(state)
     return [
         shard
         for member_ranks in ranks_of_members(state, savers(state))
@@ -181,7 +185,7 @@ def _complete_step(state: State) -> int | None:
     size = state.world.plan.world_size if state.world and not state.config.servers else 1
     known = state.lineage[0].step if state.lineage else -1
     steps = [step for step, ranks in state.saved.items() if ranks == size and step > known]
-    pending = state.pending.step if state.pending and state.pending.epoch == lead_born(state) else None
+    pending = state.pending.step if state.pending and state.pending.epoch == lead_started_in(state) else None
     return pending if pending in steps else max(steps, default=None)
 
 

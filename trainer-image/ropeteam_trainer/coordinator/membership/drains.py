@@ -20,13 +20,13 @@ from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.messages import RankPhase
 from ropeteam_trainer.contract.world import Cause
 from ropeteam_trainer.coordinator.membership.commits import savers
-from ropeteam_trainer.coordinator.membership.evidence import LEFT, LOST, Evidence
+from ropeteam_trainer.coordinator.membership.evidence import LOST, POD_TERMINATING, Evidence
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
 from ropeteam_trainer.coordinator.membership.state.state import (
     Moment,
     State,
     enter,
-    lead_born,
+    lead_started_in,
     ranks_of_members,
     with_world,
 )
@@ -36,16 +36,18 @@ SAVES_THROUGH_US = 2
 """From this feature level on checkpoints are committed through us."""
 
 
-def note_leavers(state: State, at: Moment) -> State:
+def note_terminating(state: State, at: Moment) -> State:
     """Record the slots of terminating pods, and since when."""
     world = state.world
     assert world is not None
     terminating_slots = slotindex.departing(state) & state.everybody & ~slotindex.done(state)
-    new = tuple(slot for slot in slotset.each(terminating_slots) if slot not in world.leavers)
+    new = tuple(slot for slot in slotset.each(terminating_slots) if slot not in world.terminating_slots)
     if not new:
         return state
     return with_world(
-        state, leavers=world.leavers + new, leave_at=at.now if world.leave_at is None else world.leave_at
+        state,
+        terminating_slots=world.terminating_slots + new,
+        terminating_since=at.now if world.terminating_since is None else world.terminating_since,
     )
 
 
@@ -53,60 +55,69 @@ def begin(state: State, at: Moment) -> State:
     """Pause the world if a drain is requested, or DEBOUNCE_SECONDS after the first pod began to terminate."""
     world = state.world
     assert world is not None
-    gathered = world.leave_at is not None and at.now >= world.leave_at + DEBOUNCE_SECONDS
-    begun = state.roll.drained  # by a former coordinator
+    gathered = world.terminating_since is not None and at.now >= world.terminating_since + DEBOUNCE_SECONDS
+    begun = state.facts.drained  # by a previous coordinator
     if not (state.draining or gathered or begun):
         return state
     return enter(with_world(state, paused_at=at.now), WorldPhase.DRAINING, at)
 
 
-def parting(state: State, at: Moment) -> tuple[Evidence, ...]:
+def terminating_workers(state: State, at: Moment) -> tuple[Evidence, ...]:
     """Evidence of terminating workers on which no others depend: no drain, their slots get other pods."""
     world = state.world
     assert world is not None
-    if not state.config.servers or state.draining or any(map(state.config.is_server, world.leavers)):
+    if (
+        not state.config.servers
+        or state.draining
+        or any(map(state.config.is_server, world.terminating_slots))
+    ):
         return ()
-    gathered = world.leave_at is not None and at.now >= world.leave_at + DEBOUNCE_SECONDS
-    sign = left(state)
+    gathered = world.terminating_since is not None and at.now >= world.terminating_since + DEBOUNCE_SECONDS
+    sign = terminating_evidence(state)
     return (sign,) if sign and gathered else ()
 
 
-def terminating(state: State) -> bool:
+def ranks_terminated(state: State) -> bool:
     """Whether the ranks have been sent SIGTERM: the way they exit is no fault."""
     return state.phase is WorldPhase.DRAINING and state.feature_level < SAVES_THROUGH_US
 
 
 def unexpected(state: State, signs: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
     """Signs that are a fault of a world that is being drained."""
-    return tuple(sign for sign in signs if sign.weight >= LOST) if terminating(state) else signs
+    return tuple(sign for sign in signs if sign.weight >= LOST) if ranks_terminated(state) else signs
 
 
-def left(state: State) -> Evidence | None:
+def terminating_evidence(state: State) -> Evidence | None:
     """Evidence of the terminating pods that ended, or are about to end, this world. It outweighs all other
     evidence: it came first."""
     world = state.world
-    if world is None or world.leave_at is None:
+    if world is None or world.terminating_since is None:
         return None
-    slots = ", ".join(str(slot) for slot in world.leavers)
-    return Evidence(LEFT, Cause.POD_DELETED, world.leavers[0], f"the pod of slot {slots} was terminating")
+    slots = ", ".join(str(slot) for slot in world.terminating_slots)
+    return Evidence(
+        POD_TERMINATING,
+        Cause.POD_DELETED,
+        world.terminating_slots[0],
+        f"the pod of slot {slots} was terminating",
+    )
 
 
 def fix_stop(state: State, at: Moment) -> State:
     """Fix the step at which all ranks stop, once the first one is paused: one beyond the highest known step.
 
     With parameter servers: the highest step of the workers, once all of them are paused. If ranks have
-    stopped already (a former coordinator had fixed the step), it is theirs.
+    stopped already (a previous coordinator had fixed the step), it is theirs.
     """
     world, servers = state.world, state.config.servers
     assert world is not None
     if world.stop_at is not None:
         return state
-    if state.roll.drained:
-        return with_world(state, stop_at=_highest_step(state, state.roll.drained, (RankPhase.DRAINED,)))
+    if state.facts.drained:
+        return with_world(state, stop_at=_highest_step(state, state.facts.drained, (RankPhase.DRAINED,)))
     among = slotset.up_to(state.config.workers) if servers else state.everybody
-    if not state.roll.paused & among:
+    if not state.facts.paused & among:
         return state
-    if servers and not state.roll.restless & among:
+    if servers and not state.facts.restless & among:
         return with_world(state, stop_at=_highest_step(state, among))
     assert world.paused_at is not None
     if servers and at.now < world.paused_at + DEBOUNCE_SECONDS:
@@ -124,20 +135,20 @@ def _highest_step(
 
 def finished(state: State, at: Moment) -> str:
     """Why the drain is over, or ""."""
-    world, roll_ = state.world, state.roll
+    world, facts = state.world, state.facts
     assert world is not None
     assert world.paused_at is not None
     if at.now >= world.paused_at + state.config.timeouts.drain:
         return "drainSeconds have passed"
-    if terminating(state):
-        return "its ranks have ended" if slotindex.all_are(state, roll_.exited) else ""
-    if not roll_.moved:
+    if ranks_terminated(state):
+        return "its ranks have ended" if slotindex.all_members(state, facts.exited) else ""
+    if not facts.moved:
         return "no rank has made a step yet"
-    if world.stop_at is None or not slotindex.all_are(state, roll_.arrived):
+    if world.stop_at is None or not slotindex.all_members(state, facts.arrived):
         return ""
     if _is_committed(state, world.stop_at):
         return f"step {world.stop_at} is committed"
-    some_are_done = (roll_.clean | (roll_.aborted if roll_.clean else slotset.NONE)) & savers(state)
+    some_are_done = (facts.clean | (facts.aborted if facts.clean else slotset.NONE)) & savers(state)
     can_commit = world.stop_at in state.saved and not some_are_done
     return "" if can_commit else "there is nothing to commit"
 
@@ -145,4 +156,4 @@ def finished(state: State, at: Moment) -> str:
 def _is_committed(state: State, step: int) -> bool:
     assert state.world is not None
     newest = state.lineage[0] if state.lineage else None
-    return newest is not None and newest.epoch == lead_born(state) and newest.step >= step
+    return newest is not None and newest.epoch == lead_started_in(state) and newest.step >= step

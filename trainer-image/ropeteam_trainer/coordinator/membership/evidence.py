@@ -2,7 +2,8 @@
 
 A fault shows in many places: the peers of a killed rank die of reset connections, and our agents kill the
 rest. The heaviest sign is the cause; among equals the first that was found.
-  LEFT > LOST > TOLD (hang, late start, out of memory) > SIGNAL > ERROR > CONSEQUENCE > OURS
+  POD_TERMINATING > LOST > AGENT_REPORTED (hang, late start, out of memory) > SIGNAL > ERROR > CONSEQUENCE
+  > KILLED_BY_US
 Limits: a rank that exited cleanly, or that died by a signal after its script's end while a sibling exited
 cleanly, is done, not faulty; while that is undecided there is no sign yet.
 """
@@ -26,11 +27,11 @@ from ropeteam_trainer.coordinator.membership.state.state import (
     ranks_of_members,
 )
 
-LEFT, LOST, TOLD, SIGNAL, ERROR, CONSEQUENCE, OURS = 6, 5, 4, 3, 2, 1, 0
+POD_TERMINATING, LOST, AGENT_REPORTED, SIGNAL, ERROR, CONSEQUENCE, KILLED_BY_US = 6, 5, 4, 3, 2, 1, 0
 
 _ABORTED = 6
 _WITHOUT_MEMORY = frozenset({"torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError"})
-"""Exceptions for lack of accelerator memory, in today's torch and in earlier ones."""
+"""Exceptions for exhausted accelerator memory, in today's torch and in earlier ones."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Evidence:
     exit: ProcessExit | None = None
 
 
-def collect(state: State, now: float, among: Slots = ALL, least: int = OURS) -> tuple[Evidence, ...]:
+def collect(state: State, now: float, among: Slots = ALL, least: int = KILLED_BY_US) -> tuple[Evidence, ...]:
     """All signs, in rank order, except exits lighter than `least`. Empty: no fault is known."""
     suspects = slotindex.suspects(state) & among
     return tuple(
@@ -57,13 +58,13 @@ def collect(state: State, now: float, among: Slots = ALL, least: int = OURS) -> 
 
 def world_done(state: State) -> bool:
     """Whether all ranks of all members are done."""
-    return slotindex.all_are(state, slotindex.done(state))
+    return slotindex.all_members(state, slotindex.done(state))
 
 
 def is_done(state: State, rank: RankReport) -> bool:
     """Whether the rank's script has exited and ended well: exit code 0, or a signal after its end while a
     sibling exited cleanly."""
-    return slotindex.is_clean(rank) or (slotindex.is_aborted_at_end(rank) and state.roll.clean != 0)
+    return slotindex.is_clean(rank) or (slotindex.is_aborted_at_end(rank) and state.facts.clean != 0)
 
 
 def _evidence_of_member(
@@ -85,7 +86,7 @@ def _loss_text(state: State, member_ranks: MemberRanks, now: float) -> str:
         return f"slot {slot} was assigned to another pod"
     if member_ranks.agent is None or lost(state, member_ranks.agent, now):
         return f"the agent of slot {slot} stopped reporting"
-    if has(state.world.seen, slot) and not state.world.has(member_ranks.agent.report):
+    if has(state.world.confirmed, slot) and not state.world.has(member_ranks.agent.report):
         return f"the agent of slot {slot} reports again, but without its ranks"
     return ""
 
@@ -98,9 +99,13 @@ def _evidence_of_rank(
     slot, exit = member_ranks.member.slot, rank.exit
     if exit is None:
         return Evidence(
-            OURS, Cause.UNKNOWN, slot, f"rank {rank.rank} is gone, its exit was not observed", rank.rank
+            KILLED_BY_US,
+            Cause.UNKNOWN,
+            slot,
+            f"rank {rank.rank} is gone, its exit was not observed",
+            rank.rank,
         )
-    if slotindex.is_aborted_at_end(rank) and not slotindex.all_are(state, state.roll.exited):
+    if slotindex.is_aborted_at_end(rank) and not slotindex.all_members(state, state.facts.exited):
         return None  # a sibling's end decides
     weight, cause = _weight_and_cause(state, exit)
     if weight < least:
@@ -114,7 +119,7 @@ def _after_an_end(state: State, sign: Evidence) -> Evidence:
     """The sign, moved to a rank that exited cleanly if there is one: that rank ended first, and is missed."""
     known = (
         (member_ranks.member.slot, rank)
-        for member_ranks in ranks_of_members(state, state.roll.clean)
+        for member_ranks in ranks_of_members(state, state.facts.clean)
         for rank in member_ranks.known.values()
     )
     ended = next(((slot, rank.rank) for slot, rank in known if slotindex.is_clean(rank)), None)
@@ -125,30 +130,30 @@ def _after_an_end(state: State, sign: Evidence) -> Evidence:
     return replace(sign, slot=slot, rank=number, message=message)
 
 
-def who_stood_first(state: State, sign: Evidence) -> Evidence:
+def first_hung(state: State, sign: Evidence) -> Evidence:
     """The sign of a hang, moved to the rank that hung first. Ranks that wait for a hung one hang as well, and
     any of them may be reported first. Of the hanging ranks the one behind held up the others;
     among equals, one in no collective. Parameter servers and their workers do not wait like that."""
     if sign.cause not in (Cause.HANG, Cause.START_TIMEOUT) or state.config.servers:
         return sign
-    standing = [
+    hanging = [
         (member_ranks.member.slot, rank, rank.hang)
         for member_ranks in ranks_of_members(state, ALL)
         for rank in member_ranks.known.values()
         if rank.hang
     ]
-    if len(standing) < 2:
+    if len(hanging) < 2:
         return sign
-    lowest = min(rank.step for _, rank, _ in standing)
-    behind = [each for each in standing if each[1].step == lowest]
+    lowest = min(rank.step for _, rank, _ in hanging)
+    behind = [each for each in hanging if each[1].step == lowest]
     first = [each for each in behind if not each[2].waits] or behind
-    if len(first) == len(standing):
+    if len(first) == len(hanging):
         where = f"{len(first)} ranks hang {_step_text(first[0][1])}, their stacks are in the logs"
         return replace(sign, message=f"{sign.message}; the first of them is not known: {where}")
     if any(rank.rank == sign.rank for _, rank, _ in first):
         return replace(sign, message=f"{sign.message}; it blocked the others")
-    slot, rank, stands = first[0]
-    here = f", in {stands.where}" if stands.where else ""
+    slot, rank, hang = first[0]
+    here = f", in {hang.where}" if hang.where else ""
     message = f"rank {rank.rank} blocked the others ({_step_text(rank)}{here}): {sign.message}"
     exit = sign.exit and replace(sign.exit, last_lines=())  # of the other rank
     return replace(sign, slot=slot, rank=rank.rank, message=message, exit=exit)
@@ -160,15 +165,15 @@ def _step_text(rank: RankReport) -> str:
 
 def _weight_and_cause(state: State, exit: ProcessExit) -> tuple[int, Cause]:
     if exit.oom:
-        return TOLD, Cause.OUT_OF_MEMORY
+        return AGENT_REPORTED, Cause.OUT_OF_MEMORY
     if exit.hung:
-        return TOLD, Cause.HANG
+        return AGENT_REPORTED, Cause.HANG
     if exit.late_start:
-        return TOLD, Cause.START_TIMEOUT
+        return AGENT_REPORTED, Cause.START_TIMEOUT
     if exit.storage:
-        return CONSEQUENCE if exit.storage == "elsewhere" else TOLD, Cause.STORAGE_UNAVAILABLE
+        return CONSEQUENCE if exit.storage == "elsewhere" else AGENT_REPORTED, Cause.STORAGE_UNAVAILABLE
     if exit.killed:
-        return OURS, Cause.AGENT_LOST
+        return KILLED_BY_US, Cause.AGENT_LOST
     if exit_rule(state, exit) is ExitAction.RETRY_FREE:
         return ERROR, Cause.RETRIED_FREE
     if _is_consequence(exit):

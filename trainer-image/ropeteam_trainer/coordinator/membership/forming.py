@@ -1,8 +1,8 @@
 """Obstacles to the next world, and its plan once there are none.
 
-Order of the conditions: every slot held by a registered pod that stays -> every rank of former worlds dead,
-or kept -> fenced -> backoff -> store. The result is a sentence for people and the condition for the plan at
-once.
+Order of the conditions: every slot held by a registered pod that stays -> every rank of previous worlds dead,
+or preserved -> fenced -> backoff -> store. The result is a sentence for people and the condition for the plan
+at once.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ STORE_SLOT = 0
 
 def obstacle(state: State, now: float) -> str:
     """Condition that the next plan waits for; "": none."""
-    kept = state.world.kept if state.world else slotset.NONE
-    not_ready = state.everybody & ~kept & ~_ready(state)
+    preserved = state.world.preserved if state.world else slotset.NONE
+    not_ready = state.everybody & ~preserved & ~_ready(state)
     if not_ready:
         return _slot_obstacle(state, slotset.first(not_ready), now)
     if now < state.failure_history.not_before:
@@ -47,9 +47,11 @@ def obstacle(state: State, now: float) -> str:
 
 def _ready(state: State) -> slotset.Slots:
     """Slots that are ready for the next plan."""
-    ready = slotindex.present(state) & ~slotindex.departing(state) & ~unfinished(state) & ~state.roll.troubled
+    ready = (
+        slotindex.present(state) & ~slotindex.departing(state) & ~unfinished(state) & ~state.facts.has_problem
+    )
     quiesced = state.world.quiesced if state.world else slotset.NONE
-    return ready if state.feature_level >= SAVES_THROUGH_US else ready & ~(state.roll.unproven & ~quiesced)
+    return ready if state.feature_level >= SAVES_THROUGH_US else ready & ~(state.facts.unproven & ~quiesced)
 
 
 def _slot_obstacle(state: State, slot: int, now: float) -> str:
@@ -65,31 +67,31 @@ def _slot_obstacle(state: State, slot: int, now: float) -> str:
     if slotset.has(unfinished(state), slot):
         return f"the ranks of slot {slot} to end"
     if agent.report.problem:
-        return unstartable.lack(state, slot)
-    # A report of its agent would be proof too: the ranks are dead, and it obeys no orders for a world now.
+        return unstartable.obstacle(state, slot)
+    # A report of its agent would be proof too: the ranks are dead, and it accepts no orders for a world now.
     return f"proof that the previous pod of slot {slot} has ended"
 
 
 def unfinished(state: State) -> slotset.Slots:
-    """Slots whose ranks of a former world may still live, and whose agent can be ordered to end them; without
-    those that are kept."""
+    """Slots whose ranks of a previous world may still live, and whose agent can be ordered to end them;
+    without those that are preserved."""
     world, here = state.world, slotindex.present(state)
     if world is None:
-        return here & state.roll.busy
-    return here & ~world.kept & (state.roll.busy | (state.roll.member & ~world.quiesced))
+        return here & state.facts.busy
+    return here & ~world.preserved & (state.facts.busy | (state.facts.member & ~world.quiesced))
 
 
 def unaccounted(state: State) -> slotset.Slots:
-    """Slots where unreported ranks may live: a pod whose lease expired, a former one without proof of its
+    """Slots where unreported ranks may live: a pod whose lease expired, a previous one without proof of its
     end. If checkpoints are committed through us, files that they still write do not count."""
     if state.feature_level >= SAVES_THROUGH_US:
         return slotset.NONE
     if state.world is None and (state.config.term, state.boot) == (1, 0):
-        return state.roll.unproven  # no world was planned yet
+        return state.facts.unproven  # no world was planned yet
     desired = ((slot, desired_slot(state, slot)) for slot in range(state.config.slots))
     named = slotset.of(slot for slot, each in desired if each and each.pod_uid)
     quiesced = state.world.quiesced if state.world else slotset.NONE
-    return (state.roll.unproven | (named & ~slotindex.present(state))) & ~quiesced
+    return (state.facts.unproven | (named & ~slotindex.present(state))) & ~quiesced
 
 
 def offered_store(state: State) -> StoreOffer | None:
@@ -101,11 +103,11 @@ def offered_store(state: State) -> StoreOffer | None:
 
 def publish(state: State, at: Moment) -> State:
     """Start the next world. Only without an obstacle."""
-    offer, desired, former = offered_store(state), state.desired, state.world
+    offer, desired, previous = offered_store(state), state.desired, state.world
     assert offer is not None
     assert desired is not None
-    kept = former.kept if former else slotset.NONE
-    resumes_in_memory = former is not None and preserving.can_resume_in_memory(state)
+    preserved = previous.preserved if previous else slotset.NONE
+    resumes_in_memory = previous is not None and preserving.can_resume_in_memory(state)
     plan = Plan(
         epoch=state.next_epoch,
         attempt=desired.attempt,
@@ -114,27 +116,27 @@ def publish(state: State, at: Moment) -> State:
         store_port=offer.port,
         restore=commits.restore_candidates(state),
         restart_count=state.restarts,
-        origin=former.plan.line if former and resumes_in_memory else None,
+        origin=previous.plan.server_generation if previous and resumes_in_memory else None,
     )
     state = replace(
         state,
         n=state.n + 1,
         restarts=state.restarts + 1,
-        grant=state.grant if slotset.has(kept, state.config.lead_slot) else None,  # its writer lives on
+        grant=state.grant if slotset.has(preserved, state.config.lead_slot) else None,  # its writer lives on
     )
-    state = slotindex.enter_world(state, World(plan, at.now, seen=kept), at.now)
-    if former and resumes_in_memory:
-        state = incidents.count_lost_steps(state, former.step)
-    return enter(incidents.reach(state, "planned", at), WorldPhase.RUNNING, at)
+    state = slotindex.enter_world(state, World(plan, at.now, confirmed=preserved), at.now)
+    if previous and resumes_in_memory:
+        state = incidents.count_lost_steps(state, previous.step)
+    return enter(incidents.record_stage(state, "planned", at), WorldPhase.RUNNING, at)
 
 
 def _member(state: State, slot: int) -> Member:
     world, agent = state.world, agent_of_slot(state, slot)
     assert agent is not None
     report = agent.report
-    born = world.plan.born(slot) if world and slotset.has(world.kept, slot) else None
+    started_in = world.plan.started_in(slot) if world and slotset.has(world.preserved, slot) else None
     processes = state.config.processes_of(slot)
-    return Member(slot, report.incarnation, report.pod_uid, report.address, processes, born)
+    return Member(slot, report.incarnation, report.pod_uid, report.address, processes, started_in)
 
 
 def wake_at(state: State, now: float) -> float | None:
@@ -151,8 +153,8 @@ def wake_at(state: State, now: float) -> float | None:
     ]
     if state.waited_from is not None:
         times.append(state.waited_from + lease)
-    if world and world.leave_at is not None:
-        times.append(world.leave_at + DEBOUNCE_SECONDS)
+    if world and world.terminating_since is not None:
+        times.append(world.terminating_since + DEBOUNCE_SECONDS)
     if world and world.paused_at is not None:
         times += [world.paused_at + DEBOUNCE_SECONDS, world.paused_at + state.config.timeouts.drain]
     return min(time for time in times if time > now)

@@ -21,7 +21,7 @@ from ropeteam_trainer.coordinator.membership.state.slotset import Slots
 from ropeteam_trainer.coordinator.membership.state.state import State, ranks_of_members
 from ropeteam_trainer.coordinator.membership.state.world import Group, World
 
-SHOWN, KEPT, SLOTS_SHOWN = 10, 32, 16
+MAX_SHOWN, MAX_GROUPS, MAX_SLOTS_SHOWN = 10, 32, 16
 _MOST_RANKS = 1 << 20
 ENDED_SECONDS = 300.0
 """Time without a step after a rank has ended, before a notice."""
@@ -39,7 +39,7 @@ def absorb(known: tuple[Group, ...], reports: Iterable[AgentReport]) -> tuple[Gr
             group = _group(report.slot, reported)
             key = (group.size, group.id)
             found[key] = _merged(found[key], group) if key in found else group
-    return tuple(sorted(found.values(), key=lambda each: -each.size)[:KEPT])
+    return tuple(sorted(found.values(), key=lambda each: -each.size)[:MAX_GROUPS])
 
 
 def _group(slot: int, reported: GroupReport) -> Group:
@@ -88,7 +88,7 @@ def is_per_pod(state: State) -> bool:
     return state.launcher.startswith("PerPod")
 
 
-def is_judged(state: State) -> bool:
+def expects_group(state: State) -> bool:
     """Whether a group is expected: parameter servers and their workers form none, and one rank needs none."""
     world, config = state.world, state.config
     return world is not None and world.plan.world_size > 1 and not (config.servers or config.worlds_per_pod)
@@ -98,10 +98,10 @@ def _is_late(state: State, since: float | None, now: float) -> bool:
     return since is not None and now - since >= state.config.timeouts.start
 
 
-def split(state: State, now: float) -> Problem | None:
+def split_world(state: State, now: float) -> Problem | None:
     """Why this world is not the requested one, once that is certain."""
     world = state.world
-    if world is None or not is_judged(state) or not world.groups or formed(state, world):
+    if world is None or not expects_group(state) or not world.groups or formed(state, world):
         return None
     grouped = slotset.NONE
     for group in world.groups:
@@ -132,7 +132,7 @@ def _first_ended(state: State, among: Slots) -> int | None:
     """The lowest rank of these that has exited with 0."""
     known = (
         rank
-        for member_ranks in ranks_of_members(state, state.roll.clean)
+        for member_ranks in ranks_of_members(state, state.facts.clean)
         for rank in member_ranks.known.values()
     )
     return min(
@@ -146,13 +146,15 @@ def notice(state: State, now: float) -> Problem | None:
     world = state.world
     if world is None or not state.running:
         return None
-    if is_judged(state) and not formed(state, world):
+    if expects_group(state) and not formed(state, world):
         if world.groups:
             text = f"{_formed_text(world)}. The job fails if no group of all ranks forms within startSeconds "
             text += f"({state.config.timeouts.start} s), or if a rank ends before. {_REMEDY}."
             return Problem(FailReason.SMALLER_PROCESS_GROUP, text)
         is_over = state.phase in (WorldPhase.COMPLETING, WorldPhase.COMPLETE)
-        if slotindex.all_are(state, world.telling) and (is_over or _is_late(state, world.started_at, now)):
+        if slotindex.all_members(state, world.reporting_groups) and (
+            is_over or _is_late(state, world.started_at, now)
+        ):
             text = _NONE_FORMED.format(world.plan.world_size, "" if is_over else _WAITING)
             return Problem(FailReason.NO_PROCESS_GROUP, text)
     return _ended(state, world, now) if state.phase is WorldPhase.RUNNING else None
@@ -166,7 +168,7 @@ _WAITING = "they wait for each other (in torchrun --standalone without --nnodes=
 
 
 def _ended(state: State, world: World, now: float) -> Problem | None:
-    """Notice that a rank has ended and the others have gone on without a step."""
+    """Notice that a rank has ended and the others have continued without a step."""
     if world.ended_at is None or now - max(world.ended_at, world.step_at) < ENDED_SECONDS:
         return None
     rank = _first_ended(state, slotset.ALL)
@@ -183,7 +185,10 @@ def shown(state: State) -> tuple[ProcessGroup, ...]:
         return ()
     return tuple(
         ProcessGroup(
-            group.size, group.members.bit_count(), tuple(slotset.each(group.slots))[:SLOTS_SHOWN], group.who
+            group.size,
+            group.members.bit_count(),
+            tuple(slotset.each(group.slots))[:MAX_SLOTS_SHOWN],
+            group.who,
         )
-        for group in world.groups[:SHOWN]
+        for group in world.groups[:MAX_SHOWN]
     )

@@ -16,14 +16,14 @@ from ropeteam_trainer.contract.desired import Incident, RecoveryTimes, Replaceme
 from ropeteam_trainer.contract.messages import Problem
 from ropeteam_trainer.contract.world import Cause, Epoch, FailReason
 from ropeteam_trainer.coordinator.membership.evidence import (
-    LEFT,
     LOST,
+    POD_TERMINATING,
     Evidence,
     collect,
     exit_rule,
     fingerprint,
+    first_hung,
     is_script,
-    who_stood_first,
 )
 from ropeteam_trainer.coordinator.membership.state.slotset import Slots
 from ropeteam_trainer.coordinator.membership.state.state import (
@@ -35,9 +35,9 @@ from ropeteam_trainer.coordinator.membership.state.state import (
     ranks_of_member,
 )
 
-KEPT = 10
+MAX_INCIDENTS = 10
 BACKOFF_FIRST, BACKOFF_MOST = 1.0, 60.0
-BELIEVED_SECONDS, BELIEVED_AFTER_SIGNAL_SECONDS = 60.0, 1.0
+ASSUMED_PROGRESS_SECONDS, ASSUMED_PROGRESS_AFTER_SIGNAL_SECONDS = 60.0, 1.0
 """A script that never reports steps is assumed to have made one after running this long. An exception may
 take as long as the imports to occur; a world ended from outside is assumed to have made one sooner."""
 
@@ -45,7 +45,7 @@ take as long as the imports to occur; a world ended from outside is assumed to h
 def open_incident(state: State, sign: Evidence, at: Moment) -> State:
     """Open the incident of a fault: one, whatever else follows from it."""
     assert state.world is not None
-    sign = who_stood_first(state, sign)
+    sign = first_hung(state, sign)
     incident = Incident(
         id=str(state.world.plan.epoch),
         cause=sign.cause,
@@ -58,7 +58,7 @@ def open_incident(state: State, sign: Evidence, at: Moment) -> State:
         unix_ms=at.unix_ms,
         exit=sign.exit,
     )
-    return replace(state, faults=(*state.faults, Fault(incident, at.now, sign.weight))[-KEPT:])
+    return replace(state, faults=(*state.faults, Fault(incident, at.now, sign.weight))[-MAX_INCIDENTS:])
 
 
 def _node(state: State, slot: int) -> str:
@@ -79,7 +79,7 @@ def reclassify(state: State, at: Moment, among: Slots) -> State:
         best = next((sign for sign in signs if _is_same(sign, fault)), None)
     if best is None:
         return state
-    best = who_stood_first(state, best)
+    best = first_hung(state, best)
     better = replace(
         fault.incident,
         cause=best.cause,
@@ -98,7 +98,7 @@ def _preceded(state: State, sign: Evidence, fault: Fault) -> bool:
     if sign.weight < LOST:
         return True
     member_ranks = ranks_of_member(state, sign.slot)
-    return member_ranks is None or member_ranks.agent is None or member_ranks.agent.heard < fault.at
+    return member_ranks is None or member_ranks.agent is None or member_ranks.agent.received_at < fault.at
 
 
 def _is_same(sign: Evidence, fault: Fault) -> bool:
@@ -114,7 +114,7 @@ def strongest(signs: tuple[Evidence, ...]) -> Evidence | None:
 def fail_on_exit_code(state: State, at: Moment, among: Slots) -> State:
     """Fail the job for a final exit code (`recovery.exitCodes`), except after a pod began to terminate."""
     fault = state.fault
-    if state.failure or fault is None or fault.weight >= LEFT or not state.config.exit_codes:
+    if state.failure or fault is None or fault.weight >= POD_TERMINATING or not state.config.exit_codes:
         return state
     signs = (sign for sign in collect(state, at.now, among) if exit_rule(state, sign.exit) is ExitAction.FAIL)
     sign = next(signs, None)
@@ -148,7 +148,7 @@ def progressed(state: State, fault: Fault) -> bool:
         return world.stepped
     cause = fault.incident.cause
     slow = cause is Cause.UNKNOWN or is_script(cause, fault.incident.exit)
-    needed = BELIEVED_SECONDS if slow else BELIEVED_AFTER_SIGNAL_SECONDS
+    needed = ASSUMED_PROGRESS_SECONDS if slow else ASSUMED_PROGRESS_AFTER_SIGNAL_SECONDS
     return world.started_at is not None and fault.at - world.started_at >= needed
 
 
@@ -161,7 +161,7 @@ def _updated_history(state: State, incident: Incident, progress: bool, at: Momen
         else 0.0
     )
     identity = fingerprint(incident.cause, incident.exit)
-    others = state.world is not None and bool(state.world.plan.kept)  # made the steps, if there are any
+    others = state.world is not None and bool(state.world.plan.preserved)  # made the steps, if there are any
     on = incident.step > old.top_step and (progress or not others)
     again = identity == old.fingerprint and not on and not (progress and state.feature_level == 0)
     new = replace(
@@ -184,8 +184,8 @@ def _is_unaccounted(state: State, incident: Incident) -> bool:
 
 def _escalate(state: State, incident: Incident, progress: bool, history: FailureHistory) -> FailureHistory:
     """Request replacements. Two worlds without progress in a row that ended in one pod: another pod. Two at
-    all: all pods, except for a world that kept ranks, which are healthy. Not if the script is at fault: the
-    same error would occur in any pod."""
+    all: all pods, except for a world that preserved ranks, which are healthy. Not if the script is at fault:
+    the same error would occur in any pod."""
     assert state.world is not None
     member = state.world.plan.member(incident.slot)
     in_place = incident.cause not in (Cause.AGENT_LOST, Cause.POD_DELETED) and member is not None
@@ -198,8 +198,18 @@ def _escalate(state: State, incident: Incident, progress: bool, history: Failure
         where = f"slot {incident.slot} ended {times} worlds in a row without a new step"
         message = f"{where}; last: {incident.message}"
         request = ReplacementRequest(*suspect, incident.cause, message, avoid_node=True)
-        history = replace(history, wishes=(*(w for w in history.wishes if w.slot != request.slot), request))
-    if history.worlds_without_progress >= 2 and history.identical_failures < 2 and not state.world.plan.kept:
+        history = replace(
+            history,
+            replacement_requests=(
+                *(w for w in history.replacement_requests if w.slot != request.slot),
+                request,
+            ),
+        )
+    if (
+        history.worlds_without_progress >= 2
+        and history.identical_failures < 2
+        and not state.world.plan.preserved
+    ):
         history = replace(history, replace_all_of=state.world.plan.attempt)
     return history
 
@@ -244,7 +254,7 @@ def _terminal_failure(state: State, incident: Incident) -> Problem | None:
     return None
 
 
-def account(state: State) -> State:
+def apply_desired(state: State) -> State:
     """Apply a new desired state: its allowance includes some incidents now, its slots some replacements."""
     desired = state.desired
     assert desired is not None
@@ -253,7 +263,9 @@ def account(state: State) -> State:
         unaccounted=tuple(
             id for id in state.failure_history.unaccounted if id not in desired.charged_incidents
         ),
-        wishes=tuple(each for each in state.failure_history.wishes if _is_open(state, each)),
+        replacement_requests=tuple(
+            each for each in state.failure_history.replacement_requests if _is_open(state, each)
+        ),
     )
     if history.replace_all_of is not None and desired.attempt > history.replace_all_of:
         history = replace(history, replace_all_of=None)
@@ -265,7 +277,7 @@ def _is_open(state: State, request: ReplacementRequest) -> bool:
     return desired is not None and desired.incarnation <= request.incarnation
 
 
-def reach(state: State, stage: str, at: Moment) -> State:
+def record_stage(state: State, stage: str, at: Moment) -> State:
     """Record that a later world reached this stage: so did the recovery from every incident without it."""
     return replace(state, faults=tuple(_reached(fault, stage, at) for fault in state.faults))
 

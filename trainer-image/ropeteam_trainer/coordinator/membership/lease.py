@@ -1,9 +1,9 @@
 """The lease under which this coordinator answers agents (`recovery.selfFence`). Pure.
 
-The lease starts when we sent the newest report that the operator returns to us (Desired.heard): the operator
-received that report later, so it knows an upper bound for the end of our lease. Without a lease we decide
-nothing and answer no agent; our agents end their ranks, and the faults are found when the operator is back,
-as after any silence.
+The lease starts when we sent the newest report that the operator acknowledges (Desired.acknowledged_sent):
+the operator received that report later, so it knows an upper bound for the end of our lease. Without a lease
+we decide nothing and answer no agent; our agents end their ranks, and the faults are found when the operator
+is back, as after any silence.
 Limits: renewals before a boot are not known to it.
 """
 

@@ -14,7 +14,7 @@ from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.messages import AgentReport, Orders
 from ropeteam_trainer.contract.world import Plan
 from ropeteam_trainer.coordinator.membership import commits, lease
-from ropeteam_trainer.coordinator.membership.drains import terminating
+from ropeteam_trainer.coordinator.membership.drains import ranks_terminated
 from ropeteam_trainer.coordinator.membership.forming import STORE_SLOT
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
 from ropeteam_trainer.coordinator.membership.state.state import (
@@ -22,7 +22,7 @@ from ropeteam_trainer.coordinator.membership.state.state import (
     State,
     agent_of_slot,
     holds_slot,
-    lead_born,
+    lead_started_in,
     member_pod,
     pod_of,
     refusal,
@@ -53,13 +53,13 @@ class Replies:
 
     def __init__(self, state: State, now: float) -> None:
         self._silent = not lease.holds(state, now)
-        self._state, self._lineage = state, commits.kept(state)
+        self._state, self._lineage = state, commits.retained(state)
         self._by_case: dict[tuple[object, ...], Orders] = {}
         self._shown = (STORE_SLOT, state.config.lead_slot, *range(state.config.workers, state.config.slots))
         """Members that every agent needs besides its own: the first, the leading one, parameter servers."""
 
     def to(self, report: AgentReport) -> Reply | None:
-        """The orders for the sender of a report. None: no orders (yet), the agent goes on as it is."""
+        """The orders for the sender of a report. None: no orders (yet), the agent continues as it is."""
         state = self._state
         reason = refusal(state, report)
         if reason:
@@ -108,7 +108,7 @@ class Replies:
             lineage=self._lineage,
             pause=world.plan.epoch if world and pausing else None,
             stop_at=world.stop_at if world and pausing else None,
-            terminate=pausing and terminating(state),
+            terminate=pausing and ranks_terminated(state),
             leave=leave,
             complete=world.plan.epoch if world and member and done else None,
             release=state.phase is WorldPhase.COMPLETE,
@@ -144,7 +144,7 @@ def _is_grantee(state: State, agent: Agent) -> bool:
     """Whether the grant goes to this agent: that of the leading rank of the grant's world, also for a while
     after that world ended."""
     world = state.world
-    if state.grant is None or world is None or lead_born(state) != state.grant.ref.epoch:
+    if state.grant is None or world is None or lead_started_in(state) != state.grant.ref.epoch:
         return False
     return member_pod(world, state.config.lead_slot) == pod_of(agent.report)
 
@@ -165,7 +165,7 @@ def affected(before: State, after: State) -> slotset.Slots:
 
 
 def _common(state: State) -> tuple[object, ...]:
-    """All that the orders of an agent depend on, except its own report."""
+    """Inputs of the orders of every agent, except its own report."""
     world = state.world
     return (
         state.superseded,
@@ -174,9 +174,9 @@ def _common(state: State) -> tuple[object, ...]:
         state.draining,
         state.dismissed,
         state.n,
-        world and (world.plan.epoch, world.kept, world.stop_at),
-        commits.kept(state),
+        world and (world.plan.epoch, world.preserved, world.stop_at),
+        commits.retained(state),
         state.grant,
-        terminating(state),
-        state.roll.clean != 0,
+        ranks_terminated(state),
+        state.facts.clean != 0,
     )

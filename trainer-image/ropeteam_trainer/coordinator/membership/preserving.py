@@ -1,8 +1,9 @@
 """Slots whose ranks live on when a world ends, and whether the next world resumes from servers' memory.
 
 Only with parameter servers: ranks that need each other in a collective end together. Order: the world ends
--> healthy slots are kept: their agents are still sent its plan -> a kept slot that fails meanwhile is kept no
-more, and never again -> the next plan names the epoch in which the kept ranks were started.
+-> healthy slots are preserved: their agents are still sent its plan -> a preserved slot that fails meanwhile
+is not preserved any more, and never again -> the next plan names the epoch in which the preserved ranks were
+started.
 Updates acknowledged by servers are in the memory of their pods. While each of those pods lives the next world
 resumes from there, even if no rank lives on. If one is lost, so is its part of the parameters: all ranks go
 back to the checkpoint together.
@@ -20,19 +21,19 @@ from ropeteam_trainer.coordinator.membership.state.state import Moment, State, e
 
 
 def stop(state: State, at: Moment) -> State:
-    """Withdraw the plan, except for the slots that are kept."""
+    """Withdraw the plan, except for the slots that are preserved."""
     state = progress.note_dead(enter(state, WorldPhase.STOPPING, at))
-    return with_world(state, kept=_healthy(state))
+    return with_world(state, preserved=_healthy(state))
 
 
 def shrink(state: State) -> State:
     """Keep no longer the slots that are no longer healthy."""
     world = state.world
-    if world is None or not world.kept:
+    if world is None or not world.preserved:
         return state
-    kept = world.kept & _healthy(state)
-    quiesced = world.quiesced | (state.roll.dead & ~kept)
-    return with_world(state, kept=kept, quiesced=quiesced)
+    preserved = world.preserved & _healthy(state)
+    quiesced = world.quiesced | (state.facts.dead & ~preserved)
+    return with_world(state, preserved=preserved, quiesced=quiesced)
 
 
 def can_resume_in_memory(state: State) -> bool:
@@ -40,20 +41,20 @@ def can_resume_in_memory(state: State) -> bool:
     world = state.world
     if world is None or not state.config.servers or state.failure or state.draining or new_attempt(state):
         return False
-    if world.paused_at is not None or state.roll.drained:
+    if world.paused_at is not None or state.facts.drained:
         return False
     servers = state.everybody & ~slotset.up_to(state.config.workers)
-    return servers & _staying(state) & state.roll.in_line == servers
+    return servers & _staying(state) & state.facts.in_generation == servers
 
 
 def _staying(state: State) -> Slots:
     """Slots whose agent is that of the current world, and is not terminating."""
-    return slotindex.present(state) & state.roll.member & ~slotindex.departing(state)
+    return slotindex.present(state) & state.facts.member & ~slotindex.departing(state)
 
 
 def _healthy(state: State) -> Slots:
     """Slots whose ranks all live, or have ended well."""
     if not can_resume_in_memory(state):
         return slotset.NONE
-    aborted = slotset.NONE if state.roll.clean else state.roll.aborted
-    return _staying(state) & state.roll.well & ~aborted
+    aborted = slotset.NONE if state.facts.clean else state.facts.aborted
+    return _staying(state) & state.facts.healthy & ~aborted

@@ -52,7 +52,7 @@ def _note_members(state: State, received: list[ReportReceived], at: Moment) -> S
     here = [each.report for each in received if world.has(each.report)]
     stopped = slotset.of(each.report.slot for each in received if each.report.stopped)
     applied = slotset.of(each.report.slot for each in received if each.applied)
-    dead = slotset.NONE if state.running else stopped & (applied | state.roll.dead)
+    dead = slotset.NONE if state.running else stopped & (applied | state.facts.dead)
     highest = max((rank.step for report in here for rank in report.ranks), default=0)
     first = world.plan.members[0].slot
     known = groups.absorb(world.groups, here) if any(report.groups for report in here) else world.groups
@@ -61,12 +61,13 @@ def _note_members(state: State, received: list[ReportReceived], at: Moment) -> S
             state = replace(state, progress=report.progress)
     return with_world(
         state,
-        seen=world.seen | slotset.of(report.slot for report in here),
+        confirmed=world.confirmed | slotset.of(report.slot for report in here),
         step=max(world.step, highest),
         step_at=at.now if highest > world.step else world.step_at,
-        ended_at=at.now if world.ended_at is None and state.roll.clean else world.ended_at,
+        ended_at=at.now if world.ended_at is None and state.facts.clean else world.ended_at,
         groups=known,
-        telling=world.telling | slotset.of(report.slot for report in here if report.reports_groups),
+        reporting_groups=world.reporting_groups
+        | slotset.of(report.slot for report in here if report.reports_groups),
         grouped_at=at.now if known and world.grouped_at is None else world.grouped_at,
         quiesced=world.quiesced | dead,
     )
@@ -77,16 +78,16 @@ def note_dead(state: State) -> State:
 
     A report without the plan proves nothing here: the plan may still be on its way to that agent.
     """
-    return with_world(state, quiesced=state.roll.dead)
+    return with_world(state, quiesced=state.facts.dead)
 
 
 def _note_stages(state: State, at: Moment) -> State:
     world = state.world
     assert world is not None
-    if world.started_at is None and slotindex.all_are(state, state.roll.started):
-        state = incidents.reach(with_world(state, started_at=at.now), "started", at)
-    if not world.stepped and slotindex.all_are(state, _stepped(state)):
-        state = incidents.reach(with_world(state, stepped=True), "first_step", at)
+    if world.started_at is None and slotindex.all_members(state, state.facts.started):
+        state = incidents.record_stage(with_world(state, started_at=at.now), "started", at)
+    if not world.stepped and slotindex.all_members(state, _stepped(state)):
+        state = incidents.record_stage(with_world(state, stepped=True), "first_step", at)
     lead = ranks_of_member(state, state.config.lead_slot) if world.base is None else None
     first = lead.reports[0] if lead else None
     if first is not None and first.steps_here > 0:
@@ -95,7 +96,7 @@ def _note_stages(state: State, at: Moment) -> State:
 
 
 def _stepped(state: State) -> slotset.Slots:
-    """Slots whose ranks have all made a step. With parameter servers some kept ranks may have ended well
+    """Slots whose ranks have all made a step. With parameter servers some preserved ranks may have ended well
     already, and count too."""
-    may_have_ended = state.config.servers > 0 and state.roll.clean
-    return state.roll.stepped_or_ended if may_have_ended else state.roll.stepped
+    may_have_ended = state.config.servers > 0 and state.facts.clean
+    return state.facts.stepped_or_ended if may_have_ended else state.facts.stepped

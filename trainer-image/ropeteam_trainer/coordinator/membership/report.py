@@ -7,8 +7,8 @@ from collections.abc import Callable
 from ropeteam_trainer.contract.desired import JobReport, ReplacementRequest, SlotReport, WorldPhase
 from ropeteam_trainer.contract.world import Cause
 from ropeteam_trainer.coordinator.membership import groups, lease, stage, unstartable
-from ropeteam_trainer.coordinator.membership.commits import last_word
-from ropeteam_trainer.coordinator.membership.drains import terminating
+from ropeteam_trainer.coordinator.membership.commits import awaited_commit
+from ropeteam_trainer.coordinator.membership.drains import ranks_terminated
 from ropeteam_trainer.coordinator.membership.forming import obstacle, unfinished
 from ropeteam_trainer.coordinator.membership.state import slotset
 from ropeteam_trainer.coordinator.membership.state.state import (
@@ -75,7 +75,7 @@ def _slots(state: State, now: float) -> dict[str, SlotReport]:
                 registered=not lost(state, agent, now),
                 terminating=leaving(state, slot),
                 term=agent.report.term,
-                silent_seconds=round(max(0.0, now - agent.heard), 1),
+                silent_seconds=round(max(0.0, now - agent.received_at), 1),
             )
     return found
 
@@ -89,7 +89,11 @@ def _replacements(state: State, now: float) -> tuple[ReplacementRequest, ...]:
         slot: request for slot in range(state.config.slots) for request in _silent_agent(state, slot, now)
     }
     failing = {
-        request.slot: request for request in (*state.failure_history.wishes, *unstartable.wishes(state, now))
+        request.slot: request
+        for request in (
+            *state.failure_history.replacement_requests,
+            *unstartable.replacement_requests(state, now),
+        )
     }
     return tuple(request for _, request in sorted({**failing, **_stuck_ranks(state, now), **silent}.items()))
 
@@ -142,23 +146,28 @@ def _forming(state: State, now: float) -> str:
     if state.draining:
         return "the job is to be drained; no world is started"
     missing = obstacle(state, now)
-    return f"waiting for {missing}{_kept_text(state)}" if missing else "starting the next world"
+    return f"waiting for {missing}{_preserved_text(state)}" if missing else "starting the next world"
 
 
 def _running(state: State, _: float) -> str:
     world = state.world
     assert world is not None
-    if world.leave_at is not None:
-        return f"world {world.plan.epoch} runs; {_pods_text(world.leavers)} will terminate, waiting for more"
+    if world.terminating_since is not None:
+        pods = _pods_text(world.terminating_slots)
+        return f"world {world.plan.epoch} runs; {pods} will terminate, waiting for more"
     return stage.sentence(state)
 
 
 def _draining(state: State, _: float) -> str:
     world = state.world
     assert world is not None
-    reason = f"{_pods_text(world.leavers)} will terminate" if world.leavers else "the job is to be drained"
+    reason = (
+        f"{_pods_text(world.terminating_slots)} will terminate"
+        if world.terminating_slots
+        else "the job is to be drained"
+    )
     goal = f"step {world.stop_at} to be saved" if world.stop_at is not None else "its ranks to pause"
-    if terminating(state):
+    if ranks_terminated(state):
         goal = "its ranks to end after SIGTERM (a script below feature level 2 saves by itself)"
     return f"{reason}; world {world.plan.epoch} waits for {goal}"
 
@@ -167,7 +176,7 @@ def _stopping(state: State, now: float) -> str:
     fault, world = state.fault, state.world
     assert world is not None
     reason = f"{fault.incident.cause.value}: {fault.incident.message}" if fault else "its plan was withdrawn"
-    more = f"{_stuck_text(state, now)}{_kept_text(state)}"
+    more = f"{_stuck_text(state, now)}{_preserved_text(state)}"
     return f"ending the ranks of world {world.plan.epoch}, because {reason}{more}"
 
 
@@ -178,13 +187,13 @@ def _stuck_text(state: State, now: float) -> str:
     return f"; {late}" if slots else ""
 
 
-def _kept_text(state: State) -> str:
-    kept = state.world.kept.bit_count() if state.world else 0
-    return f"; the ranks of {kept} {'slot' if kept == 1 else 'slots'} continue" if kept else ""
+def _preserved_text(state: State) -> str:
+    preserved = state.world.preserved.bit_count() if state.world else 0
+    return f"; the ranks of {preserved} {'slot' if preserved == 1 else 'slots'} continue" if preserved else ""
 
 
 def _completing(state: State, now: float) -> str:
-    rest = last_word(state, now) or "every agent to acknowledge it"
+    rest = awaited_commit(state, now) or "every agent to acknowledge it"
     return f"all ranks are done; waiting for {rest}"
 
 

@@ -29,10 +29,10 @@ def note(state: State, now: float) -> State:
 
 
 def _is_training(state: State, world: World, now: float) -> bool:
-    if world.stepped or world.started_at is None or tells_steps(state):
+    if world.stepped or world.started_at is None or reports_steps(state):
         return world.stepped
     passed, patience = now - world.started_at, state.config.timeouts.start
-    if not (groups.is_judged(state) and slotindex.all_are(state, world.telling)):
+    if not (groups.expects_group(state) and slotindex.all_members(state, world.reporting_groups)):
         return passed >= IMPORT_SECONDS
     if groups.formed(state, world):
         return now - (world.grouped_at or now) >= INIT_SECONDS
@@ -40,21 +40,21 @@ def _is_training(state: State, world: World, now: float) -> bool:
     return passed >= (patience if is_awaited else NO_GROUP * patience)  # then Degraded has the notice
 
 
-def tells_steps(state: State) -> bool:
+def reports_steps(state: State) -> bool:
     return state.feature_level > 0 or state.config.servers > 0
 
 
 def stage(state: State) -> Stage:
     world = state.world
     if world is None or state.phase not in (WorldPhase.RUNNING, WorldPhase.DRAINING):
-        return Stage.UNTOLD
+        return Stage.UNKNOWN
     if world.trains:
         return Stage.TRAINING
     if world.started_at is None:
         return Stage.RANKS_STARTING
     if state.progress.phase == "restore":
         return Stage.RESTORING
-    if groups.formed(state, world) or (state.feature_level > 0 and not groups.is_judged(state)):
+    if groups.formed(state, world) or (state.feature_level > 0 and not groups.expects_group(state)):
         return Stage.FIRST_STEP
     return Stage.PROCESS_GROUP_FORMING if _is_joining(state) else Stage.SCRIPT_STARTING
 

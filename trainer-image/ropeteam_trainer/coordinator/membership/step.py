@@ -15,7 +15,7 @@ which the last condition for it was met.
 
 With parameter servers the ranks of healthy slots live on from STOPPING to RUNNING (preserving.py).
 Promises: the number of a world grows strictly; a plan needs every slot, and every rank of the world before it
-dead, fenced or kept by that plan; once all ranks are done the decision is final; the lineage grows only by
+dead, fenced or preserved by that plan; once all ranks are done the decision is final; the lineage grows only by
 grants to ranks that live; never raises.
 Limits: one fixed set of slots, all of them needed; no shrinking.
 
@@ -112,7 +112,7 @@ def step(state: State, event: Event, now: float, unix_ms: int) -> State:
     at = Moment(now, unix_ms)
     state = _note_pause(state, now)
     if isinstance(event, LeasesRenewed):
-        return slotindex.renew(state, event.heard)
+        return slotindex.note_leases(state, event.received_at)
     if isinstance(event, ReportReceived):
         event = ReportsReceived((event,))
     if isinstance(event, ReportsReceived):
@@ -121,8 +121,8 @@ def step(state: State, event: Event, now: float, unix_ms: int) -> State:
         state = replace(state, touched=slotset.NONE)
     if isinstance(event, DesiredReceived):
         state = lease.renew(_take_desired(state, event.desired, at), event.desired, now)
-    called = slotindex.call(state, now)
-    state = replace(called, touched=called.touched | slotindex.differing(state.roll, called.roll))
+    called = slotindex.note_expired_leases(state, now)
+    state = replace(called, touched=called.touched | slotindex.differing(state.facts, called.facts))
     if state.desired and may_answer(state, now):
         state = _advance(state, at)
     if isinstance(event, DesiredReceived):
@@ -136,7 +136,9 @@ def _note_pause(state: State, now: float) -> State:
     late = now - state.due if state.due is not None else 0.0
     if late <= PAUSE_SECONDS:
         return state
-    agents = {pod: replace(agent, heard=agent.heard + late) for pod, agent in state.agents.items()}
+    agents = {
+        pod: replace(agent, received_at=agent.received_at + late) for pod, agent in state.agents.items()
+    }
     waited_from = state.waited_from + late if state.waited_from is not None else None
     return replace(
         state,
@@ -151,7 +153,7 @@ def _note_pause(state: State, now: float) -> State:
 def _take_reports(state: State, reports_received: tuple[ReportReceived, ...], at: Moment) -> State:
     reports_received = tuple(each for each in reports_received if not refusal(state, each.report))
     reports = tuple(each.report for each in reports_received)
-    state = slotindex.know(state, (Agent(report, at.now) for report in reports), at.now)
+    state = slotindex.note_reports(state, (Agent(report, at.now) for report in reports), at.now)
     state = replace(state, n=max(state.n, *(_reported_n(state, report) for report in reports), 0))
     for report in reports:
         claimed = report.superseded.term if report.superseded and accepted(state, report) else 0
@@ -176,7 +178,7 @@ def _reported_n(state: State, report: AgentReport) -> int:
 
 def _newer_coordinator(state: State, report: AgentReport, claimed: int) -> str:
     """Why a newer coordinator exists, or "". An agent that has seen it refuses our orders: there must not be
-    two coordinators. A world may not go on either if a world of term `claimed` has claimed its folder."""
+    two coordinators. A world may not continue either if a world of term `claimed` has claimed its folder."""
     if claimed:
         return f"a world of term {claimed} has claimed the checkpoint folder"
     term, boot = state.config.term, state.boot
@@ -196,7 +198,7 @@ def _take_desired(state: State, desired: Desired, at: Moment) -> State:
         state = replace(state, desired_at=at.now)
     if state.phase is WorldPhase.WAITING and _is_longer(desired.lineage, state.lineage):
         state = replace(state, lineage=desired.lineage[: state.config.keep])
-    state = incidents.account(state)
+    state = incidents.apply_desired(state)
     known = {
         pod: agent
         for pod, agent in state.agents.items()
@@ -278,13 +280,13 @@ def _forming(state: State, at: Moment) -> State:
 
 
 def _running(state: State, at: Moment) -> State:
-    if split := groups.split(state, at.now):
+    if split := groups.split_world(state, at.now):
         return _fault(replace(state, failure=state.failure or split), (), at)
     if world_done(state):
         return enter(state, WorldPhase.COMPLETING, at)
-    state = drains.note_leavers(stage.note(state, at.now), at)
+    state = drains.note_terminating(stage.note(state, at.now), at)
     signs = collect(state, at.now)
-    leave = drains.parting(state, at)
+    leave = drains.terminating_workers(state, at)
     if signs or leave or state.failure:
         return _fault(state, (*signs, *leave), at)
     return drains.begin(commits.grant_next(state), at)
@@ -293,14 +295,14 @@ def _running(state: State, at: Moment) -> State:
 def _draining(state: State, at: Moment) -> State:
     if world_done(state):
         return enter(state, WorldPhase.COMPLETING, at)
-    state = drains.note_leavers(state, at)
+    state = drains.note_terminating(state, at)
     signs = drains.unexpected(state, collect(state, at.now))
     if signs or state.failure:
         return _fault(state, signs, at)
     state = commits.grant_next(drains.fix_stop(state, at))
     if not drains.finished(state, at):
         return state
-    sign = drains.left(state)
+    sign = drains.terminating_evidence(state)
     return preserving.stop(incidents.open_incident(state, sign, at) if sign else state, at)
 
 
@@ -308,7 +310,7 @@ def _fault(state: State, signs: tuple[Evidence, ...], at: Moment) -> State:
     """End the world: one incident for all evidence of it, now and later."""
     sign = incidents.strongest(signs)
     if sign and not new_attempt(state):
-        state = incidents.open_incident(state, drains.left(state) or sign, at)
+        state = incidents.open_incident(state, drains.terminating_evidence(state) or sign, at)
     return preserving.stop(incidents.fail_on_exit_code(state, at, slotset.ALL), at)
 
 
@@ -328,13 +330,13 @@ def _completing(state: State, at: Moment) -> State:
     committed and known to the operator."""
     state = commits.grant_next(state)
     assert state.world is not None
-    for member_ranks in ranks_of_members(state, state.everybody & ~state.roll.completed):
+    for member_ranks in ranks_of_members(state, state.everybody & ~state.facts.completed):
         agent = member_ranks.agent
         waited = at.now - state.phase_since > state.config.timeouts.lost
         gone = waited if agent is None else lost(state, agent, at.now) or bool(refusal(state, agent.report))
         if not gone:
             return state
-    return state if commits.last_word(state, at.now) else enter(state, WorldPhase.COMPLETE, at)
+    return state if commits.awaited_commit(state, at.now) else enter(state, WorldPhase.COMPLETE, at)
 
 
 def _drained(state: State, at: Moment) -> State:

@@ -3,8 +3,8 @@
 A problem that any pod would have ends the job at once. For one that may lie in the pod (its node, a mount,
 its copy of an image) another pod on another node is requested: at once, then with backoff. The same holds for
 every problem that a pod can have in a job that has run before: it has run with this spec.
-Promise: a job that has run never ends because a pod is unfit; from the third in a row on the report has it.
-Limit: a coordinator that was restarted counts pods anew.
+Promise: a job that has run never ends because of such a pod; from the third in a row on the report has it.
+Limit: a coordinator that was restarted counts pods from zero.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from ropeteam_trainer.contract.desired import ReplacementRequest
 from ropeteam_trainer.contract.messages import AgentReport, Problem
 from ropeteam_trainer.contract.world import Cause, FailReason
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
-from ropeteam_trainer.coordinator.membership.state.state import Moment, State, Unfit, agent_of_slot
+from ropeteam_trainer.coordinator.membership.state.state import Moment, State, UnstartableSlot, agent_of_slot
 
 PAUSE_FIRST, PAUSE_MOST = 15.0, 300.0
-TOLD_AFTER = 3
+REPORT_AFTER = 3
 
 _POD_CAUSES = {
     FailReason.COMMAND_NOT_FOUND: Cause.POD_FAILED,
@@ -32,8 +32,8 @@ _POD_CAUSES = {
 def note(state: State, at: Moment) -> State:
     """Apply the problems that agents report: fail the job, or record the slot. If a slot has no agent, its
     next pod is on its way."""
-    known = {each.slot: each for each in state.unfit}
-    for slot in slotset.each(slotindex.seated(state) & (state.roll.troubled | slotset.of(known))):
+    known = {each.slot: each for each in state.unstartable}
+    for slot in slotset.each(slotindex.registered(state) & (state.facts.has_problem | slotset.of(known))):
         agent = agent_of_slot(state, slot)
         assert agent is not None
         problem = agent.report.problem
@@ -45,15 +45,15 @@ def note(state: State, at: Moment) -> State:
             known[slot] = _count_pod(known.get(slot), agent.report, problem, at)
     return replace(
         state,
-        unfit=tuple(known[slot] for slot in sorted(known)),
+        unstartable=tuple(known[slot] for slot in sorted(known)),
         pending_disk_request=_pending_disk_request(state, at),
     )
 
 
 def _pending_disk_request(state: State, at: Moment) -> tuple[str, int]:
     agent = agent_of_slot(state, state.config.lead_slot)
-    owes = agent.report.pending_disk_request if agent else ""
-    return state.pending_disk_request if owes == state.pending_disk_request[0] else (owes, at.unix_ms)
+    pending = agent.report.pending_disk_request if agent else ""
+    return state.pending_disk_request if pending == state.pending_disk_request[0] else (pending, at.unix_ms)
 
 
 def _may_be_the_pod(state: State, report: AgentReport, problem: Problem) -> bool:
@@ -65,20 +65,22 @@ def _has_run(state: State) -> bool:
     return planned or any(agent.report.plan for agent in state.agents.values())  # this boot may be new
 
 
-def _count_pod(known: Unfit | None, report: AgentReport, problem: Problem, at: Moment) -> Unfit:
+def _count_pod(
+    known: UnstartableSlot | None, report: AgentReport, problem: Problem, at: Moment
+) -> UnstartableSlot:
     if known is not None and known.incarnation == report.incarnation:
         return known
     pods = known.pods + 1 if known else 1
-    return Unfit(report.slot, report.incarnation, pods, at.now, report.node, problem)
+    return UnstartableSlot(report.slot, report.incarnation, pods, at.now, report.node, problem)
 
 
-def lack(state: State, slot: int) -> str:
+def obstacle(state: State, slot: int) -> str:
     """Why a plan cannot include this slot, or ""."""
-    found = (each for each in state.unfit if each.slot == slot)
+    found = (each for each in state.unstartable if each.slot == slot)
     return next((f"another pod in slot {slot}: {each.problem.message}" for each in found), "")
 
 
-def wishes(state: State, now: float) -> tuple[ReplacementRequest, ...]:
+def replacement_requests(state: State, now: float) -> tuple[ReplacementRequest, ...]:
     """Requests for other pods, on other nodes."""
     return tuple(
         ReplacementRequest(
@@ -88,7 +90,7 @@ def wishes(state: State, now: float) -> tuple[ReplacementRequest, ...]:
             each.problem.message,
             avoid_node=True,
         )
-        for each in state.unfit
+        for each in state.unstartable
         if now >= each.since + _backoff(each.pods)
     )
 
@@ -98,7 +100,8 @@ def _backoff(pods: int) -> float:
 
 
 def stalled(state: State) -> Problem | None:
-    """Problem for people, once several pods of a slot were unfit, or a restore gave up after minutes."""
+    """Problem for people, once several pods of a slot were unstartable, or a restore gave up after
+    minutes."""
     last = state.faults[-1].incident if state.faults else None
     if (
         last
@@ -109,18 +112,18 @@ def stalled(state: State) -> Problem | None:
         where = f"on node {last.node}" if last.node else f"in slot {last.slot}"
         text = f"{where}, {last.message}. The job keeps trying, from time to time in other pods."
         return Problem(FailReason.CHECKPOINT_UNAVAILABLE, text)
-    owes, unix_ms = state.pending_disk_request
-    if owes:
+    pending, unix_ms = state.pending_disk_request
+    if pending:
         since = datetime.fromtimestamp(unix_ms / 1000, timezone.utc)  # noqa: UP017 (Python 3.10)
         return Problem(
             FailReason.CHECKPOINT_UNAVAILABLE,
             f"the checkpoint volume had not answered slot {state.config.lead_slot} for a minute at "
-            f"{since:%Y-%m-%d %H:%M:%S} UTC, and has not since; pending: {owes}. Until it does, no "
+            f"{since:%Y-%m-%d %H:%M:%S} UTC, and has not since; pending: {pending}. Until it does, no "
             "checkpoint is committed, and no world starts. A server that hangs reports no error: check it "
             "and its mount.",
         )
-    worst = max(state.unfit, key=lambda each: each.pods, default=None)
-    if worst is None or worst.pods < TOLD_AFTER:
+    worst = max(state.unstartable, key=lambda each: each.pods, default=None)
+    if worst is None or worst.pods < REPORT_AFTER:
         return None
     where = f"the last on node {worst.node}" if worst.node else "each in another pod"
     return Problem(

@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 
-from ropeteam_trainer.contract.preauth import Strangers
+from ropeteam_trainer.contract.preauth import UnauthenticatedConnections
 from ropeteam_trainer.strategies.parameterserver import wire
 
 GREETING_SECONDS = 2.0
@@ -52,7 +52,7 @@ class Door:
         self, listener: socket.socket, secret: str, places: int, let_in: Callable[[socket.socket], None]
     ) -> None:
         self._listener, self._secret, self._let_in = listener, secret, let_in
-        self.strangers = Strangers(places)
+        self.strangers = UnauthenticatedConnections(places)
         self._handshakes: dict[_Handshake, None] = {}
         """Connections in handshake, in the order of their deadlines."""
         self._selector = selectors.DefaultSelector()
@@ -99,13 +99,13 @@ class Door:
     def _accept(self) -> None:
         try:
             connection, (address, *_) = self._listener.accept()
-            if _is_reserved(connection.fileno()) and self.strangers.end_one():
+            if _is_reserved(connection.fileno()) and self.strangers.evict_one():
                 with connection:
                     connection = connection.dup()  # gets the lowest free number
         except (BlockingIOError, ConnectionError):
             return
         except OSError:  # no descriptor or memory is left
-            if not self.strangers.end_one():
+            if not self.strangers.evict_one():
                 time.sleep(_PAUSE_SECONDS)
             return
         handshake = _Handshake(connection, address, self._close_handshake)
@@ -117,7 +117,7 @@ class Door:
             connection.close()
             return
         self._handshakes[handshake] = None
-        self.strangers.take(address, handshake.leave)
+        self.strangers.admit(address, handshake.leave)
 
     def _read_answer(self, handshake: _Handshake) -> None:
         connection = handshake.connection

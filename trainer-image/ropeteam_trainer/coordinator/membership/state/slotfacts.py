@@ -26,24 +26,24 @@ class Facts(Generic[T]):
     departing: T
     """The pod is terminating (SIGTERM)."""
     unproven: T
-    """The former pod of the slot may still write."""
+    """The previous pod of the slot may still write."""
     member: T
     """The pod is the member of the current world."""
     planned: T
     """The agent reports a plan."""
-    troubled: T
+    has_problem: T
     """The agent reports a problem that no restart resolves."""
     busy: T
     """Ranks of some world live in the pod."""
-    in_line: T
+    in_generation: T
     """The agent reports a plan of the current server generation."""
-    mute: T
+    lease_expired: T
     """The lease of the agent has expired."""
-    told: T
+    member_reported: T
     """The member's pod still holds the slot, and its agent has reported."""
-    unheard: T
+    member_lost: T
     """The lease of the member's agent has expired."""
-    here: T
+    in_world: T
     """The member's agent reports this world."""
     completed: T
     """The member's agent has acknowledged COMPLETE."""
@@ -75,7 +75,7 @@ class Facts(Generic[T]):
     """All ranks ended well."""
     failed: T
     """Some rank ended otherwise."""
-    well: T
+    healthy: T
     """All ranks live, or ended well."""
 
 

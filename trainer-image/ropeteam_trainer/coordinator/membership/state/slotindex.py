@@ -1,8 +1,8 @@
-"""The index of facts (state.roll): which facts hold of which slots, updated for the slots that changed.
+"""The index of facts (state.facts): which facts hold of which slots, updated for the slots that changed.
 
 Order: a report, a desired state or a new world changes some slots -> `refresh` computes the facts of these
-anew -> the rules read whole sets (state.roll). Leases expire in between: `call` scans all agents only when
-the first lease may have expired.
+again -> the rules read whole sets (state.facts). Leases expire in between: `note_expired_leases` scans all
+agents only when the first lease may have expired.
 Promise: the index equals one computed from all slots (a test compares them), so no rule may change agents,
 desired slots or the world's plan but through here. Limits: a change costs the work for its own slots, and a
 copy of the dict of all agents.
@@ -27,7 +27,7 @@ from ropeteam_trainer.coordinator.membership.state.state import (
     State,
     desired_slot,
     holds_slot,
-    lead_born,
+    lead_started_in,
     lost,
     member_pod,
     pod_of,
@@ -41,45 +41,45 @@ _ROUNDING = 0.001
 # ---- queries
 
 
-def seated(state: State) -> Slots:
+def registered(state: State) -> Slots:
     """Slots whose agent has registered, its lease expired or not. A pod that is being deleted counts only in
     the world that it still runs or ends."""
     in_world = state.running or state.phase is WorldPhase.STOPPING
-    roll = state.roll
-    return roll.held & ~(roll.deleting & ~(roll.member if in_world else slotset.NONE))
+    facts = state.facts
+    return facts.held & ~(facts.deleting & ~(facts.member if in_world else slotset.NONE))
 
 
 def present(state: State) -> Slots:
-    return seated(state) & ~state.roll.mute
+    return registered(state) & ~state.facts.lease_expired
 
 
 def departing(state: State) -> Slots:
     """Slots whose pods are terminating."""
-    return seated(state) & (state.roll.departing | state.roll.deleting)
+    return registered(state) & (state.facts.departing | state.facts.deleting)
 
 
 def done(state: State) -> Slots:
     """Slots whose ranks are all done. An abort at the end of the script counts if any rank exited cleanly."""
-    return state.roll.ended if state.roll.clean else slotset.NONE
+    return state.facts.ended if state.facts.clean else slotset.NONE
 
 
-def all_are(state: State, which: Slots) -> bool:
+def all_members(state: State, which: Slots) -> bool:
     """Whether `which` holds every member of the current world."""
     return state.world is not None and which & state.everybody == state.everybody
 
 
 def suspects(state: State) -> Slots:
     """Members that may be faulty."""
-    roll, confirmed = state.roll, state.world.seen if state.world else slotset.NONE
-    undecided = roll.aborted if not roll.clean and all_are(state, roll.exited) else slotset.NONE
-    gone = ~roll.told | roll.unheard | (confirmed & ~roll.here)
-    return (gone | roll.failed | undecided) & state.everybody & ~done(state)
+    facts, confirmed = state.facts, state.world.confirmed if state.world else slotset.NONE
+    undecided = facts.aborted if not facts.clean and all_members(state, facts.exited) else slotset.NONE
+    gone = ~facts.member_reported | facts.member_lost | (confirmed & ~facts.in_world)
+    return (gone | facts.failed | undecided) & state.everybody & ~done(state)
 
 
 def lease_is_enough(state: State, pod: Pod) -> bool:
     """Whether an unchanged report of this pod would change nothing but its lease: the lease is valid, and no
     proof is awaited that the agent has applied the withdrawal of its plan."""
-    if pod not in state.agents or slotset.has(state.roll.mute | state.roll.unheard, pod.slot):
+    if pod not in state.agents or slotset.has(state.facts.lease_expired | state.facts.member_lost, pod.slot):
         return False
     return state.running or state.world is None or slotset.has(state.world.quiesced, pod.slot)
 
@@ -87,7 +87,7 @@ def lease_is_enough(state: State, pod: Pod) -> bool:
 # ---- changes
 
 
-def know(state: State, agents: Iterable[Agent], now: float) -> State:
+def note_reports(state: State, agents: Iterable[Agent], now: float) -> State:
     """The state after reports of these agents."""
     new_agents = {pod_of(agent.report): agent for agent in agents}
     known = replace(
@@ -98,23 +98,25 @@ def know(state: State, agents: Iterable[Agent], now: float) -> State:
     return refresh(state, known, slotset.of(pod.slot for pod in new_agents), now)
 
 
-def renew(state: State, heard: dict[Pod, float]) -> State:
+def note_leases(state: State, received_at: dict[Pod, float]) -> State:
     """The state after leases of agents that have nothing to report."""
     agents = dict(state.agents)
-    for pod, at in heard.items():
+    for pod, at in received_at.items():
         if pod in agents:
             agents[pod] = Agent(agents[pod].report, at)
     return replace(state, agents=agents)
 
 
-def call(state: State, now: float) -> State:
+def note_expired_leases(state: State, now: float) -> State:
     """The state with expired leases noted. Scans all agents only if a lease may have expired."""
     if now < state.leases_until - _ROUNDING:
         return state
     oldest, patience = now - state.config.timeouts.lost, state.config.timeouts.lost
-    until = min((each.heard for each in state.agents.values() if each.heard >= oldest), default=math.inf)
-    gone = slotset.of(pod.slot for pod, each in state.agents.items() if each.heard < oldest)
-    rescanned = gone | state.roll.mute | state.roll.unheard
+    until = min(
+        (each.received_at for each in state.agents.values() if each.received_at >= oldest), default=math.inf
+    )
+    gone = slotset.of(pod.slot for pod, each in state.agents.items() if each.received_at < oldest)
+    rescanned = gone | state.facts.lease_expired | state.facts.member_lost
     return refresh(state, replace(state, leases_until=until + patience), rescanned, now)
 
 
@@ -127,14 +129,14 @@ def differing(before: Facts[Slots], after: Facts[Slots]) -> Slots:
 
 
 def enter_world(state: State, world: World, now: float) -> State:
-    """The state with another world: the facts of all slots are computed anew."""
+    """The state with another world: the facts of all slots are computed again."""
     return refresh(None, replace(state, world=world, saved={}), state.everybody, now)
 
 
 def refresh(before: State | None, after: State, which: Slots, now: float) -> State:
-    """`after` with the facts of these slots computed anew. All other slots are as in `before`."""
+    """`after` with the facts of these slots computed again. All other slots are as in `before`."""
     which &= after.everybody
-    sets = {name: known & ~which for name, known in vars(after.roll).items()}
+    sets = {name: known & ~which for name, known in vars(after.facts).items()}
     saved = dict(after.saved)
     for slot in slotset.each(which):
         bit, member_ranks = slotset.one(slot), ranks_of_member(after, slot)
@@ -144,7 +146,7 @@ def refresh(before: State | None, after: State, which: Slots, now: float) -> Sta
         if before and before.saved:
             _count(saved, before, ranks_of_member(before, slot), -1)
         _count(saved, after, member_ranks, 1)
-    return replace(after, roll=Facts(**sets), saved={step: n for step, n in saved.items() if n})
+    return replace(after, facts=Facts(**sets), saved={step: n for step, n in saved.items() if n})
 
 
 def _count(saved: dict[int, int], state: State, member_ranks: MemberRanks | None, sign: int) -> None:
@@ -159,7 +161,7 @@ def shards_of(state: State, member_ranks: MemberRanks | None) -> list[tuple[int,
         return []
     if not member_ranks.known or not saves(state, member_ranks.member.slot):
         return []
-    epoch = lead_born(state)
+    epoch = lead_started_in(state)
     return [
         (s.step, s.rank)
         for s in member_ranks.agent.report.shards
@@ -193,13 +195,13 @@ def _facts(state: State, slot: int, member_ranks: MemberRanks | None, now: float
         unproven=desired is not None and not desired.previous_pod_fenced,
         member=bool(report and world and member_pod(world, slot) == pod_of(report)),
         planned=plan is not None,
-        troubled=report is not None and report.problem is not None,
+        has_problem=report is not None and report.problem is not None,
         busy=report is not None and not report.stopped,
-        in_line=bool(plan and world and plan.line == world.plan.line),
-        mute=held is not None and lost(state, held, now),
-        told=bool(member_ranks and agent and holds_slot(state, pod_of(agent.report))),
-        unheard=agent is not None and lost(state, agent, now),
-        here=bool(world and agent and world.has(agent.report)),
+        in_generation=bool(plan and world and plan.server_generation == world.plan.server_generation),
+        lease_expired=held is not None and lost(state, held, now),
+        member_reported=bool(member_ranks and agent and holds_slot(state, pod_of(agent.report))),
+        member_lost=agent is not None and lost(state, agent, now),
+        in_world=bool(world and agent and world.has(agent.report)),
         completed=bool(world and agent and agent.report.completed == world.plan.epoch),
         **(_rank_facts(member_ranks) if member_ranks and member_ranks.known else _NO_RANK_FACTS),
     )
@@ -231,14 +233,14 @@ def _rank_facts(member_ranks: MemberRanks) -> dict[str, bool]:
         "aborted": any(is_aborted_at_end(rank) for rank in gone),
         "ended": whole and len(well) == len(ranks),
         "failed": len(well) < len(gone),
-        "well": whole and all(rank.phase is not RankPhase.EXITED or rank.rank in well for rank in known),
+        "healthy": whole and all(rank.phase is not RankPhase.EXITED or rank.rank in well for rank in known),
     }
 
 
 _NO_RANK_FACTS = dict.fromkeys(
     (
         *("started", "stepped", "stepped_or_ended", "moved", "paused", "restless", "drained", "arrived"),
-        *("exited", "dead", "clean", "aborted", "ended", "failed", "well"),
+        *("exited", "dead", "clean", "aborted", "ended", "failed", "healthy"),
     ),
     False,
 )

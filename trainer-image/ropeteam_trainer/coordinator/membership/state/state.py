@@ -59,7 +59,7 @@ class ReportsReceived:
 class LeasesRenewed:
     """Leases of agents with nothing new to report (`slotindex.lease_is_enough`)."""
 
-    heard: dict[Pod, float]
+    received_at: dict[Pod, float]
     """Time at which the last lease of each was received."""
 
 
@@ -81,7 +81,7 @@ class Agent:
     """The last report of one agent, and when it was received."""
 
     report: AgentReport
-    heard: float
+    received_at: float
 
 
 @dataclass(frozen=True)
@@ -113,18 +113,18 @@ class FailureHistory:
     """Highest step of any world."""
     unaccounted: tuple[str, ...] = ()
     """Charged incidents not yet included in the operator's allowance."""
-    wishes: tuple[ReplacementRequest, ...] = ()
+    replacement_requests: tuple[ReplacementRequest, ...] = ()
     replace_all_of: int | None = None
     """The attempt that should be replaced as a whole."""
 
 
-class Unfit(NamedTuple):
+class UnstartableSlot(NamedTuple):
     """A slot in whose newest pods no rank can start."""
 
     slot: int
     incarnation: int
     pods: int
-    """Number of unfit pods in a row."""
+    """Number of such pods in a row."""
     since: float
     node: str
     problem: Problem
@@ -139,7 +139,7 @@ class State:
     desired_at: float = 0.0
     """Time at which the first Desired was received."""
     agents: dict[Pod, Agent] = field(default_factory=dict)
-    roll: Facts[Slots] = NOBODY
+    facts: Facts[Slots] = NOBODY
     """Facts and the slots of which they hold, so that one report does not cost a look at all others."""
     saved: dict[int, int] = field(default_factory=dict)
     """Number of ranks that have written their shard, by step."""
@@ -177,7 +177,7 @@ class State:
     failure: Problem | None = None
     dismissed: bool = False
     """The job has failed, and agents may exit: the operator has saved the failure, or is away for long."""
-    unfit: tuple[Unfit, ...] = ()
+    unstartable: tuple[UnstartableSlot, ...] = ()
     pending_disk_request: tuple[str, int] = ("", 0)
     """Pending request to a volume (AgentReport.disk_owes), and its start by the wall clock."""
     progress: Progress = Progress()
@@ -214,9 +214,9 @@ class State:
 
     def lives(self, slot: int) -> bool:
         """Whether the pod of this slot may run its ranks of `world`."""
-        kept = self.world.kept if self.world else slotset.NONE
+        preserved = self.world.preserved if self.world else slotset.NONE
         ends = self.phase in (WorldPhase.STOPPING, WorldPhase.FORMING)
-        return self.running or (ends and slotset.has(kept, slot))
+        return self.running or (ends and slotset.has(preserved, slot))
 
 
 _RUNNING = (WorldPhase.RUNNING, WorldPhase.DRAINING, WorldPhase.COMPLETING, WorldPhase.COMPLETE)
@@ -287,7 +287,7 @@ def agent_of_slot(state: State, slot: int) -> Agent | None:
 
 def lost(state: State, agent: Agent, now: float) -> bool:
     """Whether the agent's lease has expired."""
-    return now - agent.heard > state.config.timeouts.lost
+    return now - agent.received_at > state.config.timeouts.lost
 
 
 def present(state: State, slot: int, now: float) -> Agent | None:
@@ -308,8 +308,8 @@ def member_agent(state: State, member: Member) -> Agent | None:
 
 
 class MemberRanks(NamedTuple):
-    """The ranks of one member of the current world, as its agent last reported. Ranks that were kept may
-    still be reported under their former epoch."""
+    """The ranks of one member of the current world, as its agent last reported. Preserved ranks may still be
+    reported under their previous epoch."""
 
     member: Member
     ranks: range
@@ -348,9 +348,9 @@ def new_attempt(state: State) -> bool:
     )
 
 
-def lead_born(state: State) -> Epoch | None:
+def lead_started_in(state: State) -> Epoch | None:
     """The epoch under which the leading rank of the current world saves checkpoints; None: no world."""
-    return state.world.plan.born(state.config.lead_slot) if state.world else None
+    return state.world.plan.started_in(state.config.lead_slot) if state.world else None
 
 
 def with_world(state: State, **changes: object) -> State:

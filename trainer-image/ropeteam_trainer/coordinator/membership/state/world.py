@@ -31,7 +31,7 @@ class World:
 
     plan: Plan
     since: float
-    seen: Slots = slotset.NONE
+    confirmed: Slots = slotset.NONE
     """Slots whose agent has confirmed the plan."""
     quiesced: Slots = slotset.NONE
     """Slots where no rank of this plan lives nor will start again (known once the plan was withdrawn)."""
@@ -46,9 +46,9 @@ class World:
     restored: CheckpointRef | None = None
     base: int | None = None
     """The step from which it resumed, once known."""
-    leavers: tuple[int, ...] = ()
+    terminating_slots: tuple[int, ...] = ()
     """Slots whose pods began to terminate (SIGTERM) while it ran."""
-    leave_at: float | None = None
+    terminating_since: float | None = None
     """Time at which the first of them was reported."""
     paused_at: float | None = None
     """Time at which the drain began."""
@@ -58,13 +58,13 @@ class World:
     """Default process groups that were formed, largest first."""
     grouped_at: float | None = None
     """Time at which the first group was reported."""
-    telling: Slots = slotset.NONE
+    reporting_groups: Slots = slotset.NONE
     """Slots whose agent reports groups: agents of earlier releases do not."""
     step_at: float = 0.0
     """Time at which `step` last grew."""
     ended_at: float | None = None
     """Time at which a rank was first reported to have ended well while others live."""
-    kept: Slots = slotset.NONE
+    preserved: Slots = slotset.NONE
     """Slots whose ranks live on although the world ended; only ever shrinks."""
 
     def has(self, report: AgentReport) -> bool:
@@ -73,8 +73,8 @@ class World:
         if report.plan and report.plan.epoch == self.plan.epoch and report.plan.hash == self.plan.hash:
             return True
         now = self.plan.member(report.slot)
-        if now is None or now.born is None or report.plan is None:
+        if now is None or now.started_in is None or report.plan is None:
             return False
         then = report.plan.member(report.slot)
         same_pod = then and (now.incarnation, now.pod_uid) == (then.incarnation, then.pod_uid)
-        return bool(same_pod) and report.plan.born(report.slot) == now.born
+        return bool(same_pod) and report.plan.started_in(report.slot) == now.started_in
