@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ropeteam_trainer.agent.processes.page import Page
-from ropeteam_trainer.contract.local import PHASES, Heartbeat
+from ropeteam_trainer.contract.local import PHASES, Beat
 from ropeteam_trainer.rank.agentlink import HeartbeatWriter
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -100,7 +100,7 @@ def write_for_ever(path: Path) -> None:
         heart.write()
 
 
-def is_whole(heartbeat: Heartbeat) -> bool:
+def is_whole(heartbeat: Beat) -> bool:
     """All fields follow from the step; the clock cannot."""
     fields = (heartbeat.steps_here, heartbeat.samples, heartbeat.phase)
     return heartbeat.monotonic_ns > 0 and fields == (

@@ -21,7 +21,7 @@ from ropeteam_trainer.agent.machine.state import (
 )
 from ropeteam_trainer.checkpoint.decisions.journal import Claim, Held
 from ropeteam_trainer.contract.config import CheckpointConfig, PodIdentity, Start, Timeouts, WorkerConfig
-from ropeteam_trainer.contract.local import FromRank, Heartbeat
+from ropeteam_trainer.contract.local import Beat, FromRank
 from ropeteam_trainer.contract.messages import AgentReport, Orders
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Member, Plan, ProcessExit
 from ropeteam_trainer.launchers import Launch, Run
@@ -133,7 +133,7 @@ class Life:
             "monotonic_ns": int(self.now * 1e9),
             "phase": "train",
         } | changes
-        return self.sees(HeartbeatsRead(epoch(n), {rank: Heartbeat(step=step, **values)}))
+        return self.sees(HeartbeatsRead(epoch(n), {rank: Beat(step=step, **values)}))
 
     def died(self, *ranks: int, n: int = 1, exit: ProcessExit | None = None) -> Life:
         return self.sees(*(RankExited(epoch(n), rank, exit or killed()) for rank in ranks))

@@ -13,14 +13,14 @@ from itertools import product
 
 import pytest
 
-from ropeteam_trainer.contract.local import PAGE_SIZE, Heartbeat, decode_heartbeat, write_heartbeat
+from ropeteam_trainer.contract.local import PAGE_SIZE, Beat, decode_beat, write_beat
 
 WORDS = 8
-Decode = Callable[[int, bytes, int], Heartbeat | None]
+Decode = Callable[[int, bytes, int], Beat | None]
 BEATS = (
-    Heartbeat(40, 4, 2_000_000_000, "train", 320.0),
-    Heartbeat(41, 5, 2_300_000_000, "train", 328.0),
-    Heartbeat(41, 5, 2_300_400_000, "eval", 328.0, True),
+    Beat(40, 4, 2_000_000_000, "train", 320.0),
+    Beat(41, 5, 2_300_000_000, "train", 328.0),
+    Beat(41, 5, 2_300_400_000, "eval", 328.0, True),
 )
 
 
@@ -28,27 +28,27 @@ def words(record: bytes) -> tuple[int, ...]:
     return struct.unpack(f"<{WORDS}Q", record)
 
 
-def written(beats: tuple[Heartbeat, ...]) -> list[tuple[int, ...]]:
+def written(beats: tuple[Beat, ...]) -> list[tuple[int, ...]]:
     """The record that each leaves on the page."""
     page = memoryview(bytearray(PAGE_SIZE))
     found = []
     for sequence, beat in enumerate(beats, 7):
-        write_heartbeat(page, beat, sequence)
+        write_beat(page, beat, sequence)
         assert page[:64] == page[64:128]
         found.append(words(bytes(page[:64])))
     return found
 
 
-def old_decode(end: int, record: bytes, begin: int) -> Heartbeat | None:
+def old_decode(end: int, record: bytes, begin: int) -> Beat | None:
     """As it was: one look at the whole, and no checksum."""
     del end, begin
     first, step, here, at, phase, samples, last = struct.unpack_from("<QQQQB7xdQ", record)
     if first != last or first == 0:
         return None
-    return Heartbeat(step, here, at, ("", "train", "eval")[phase & 0x7F], samples, bool(phase >> 7))
+    return Beat(step, here, at, ("", "train", "eval")[phase & 0x7F], samples, bool(phase >> 7))
 
 
-def weak(decode: Decode, records: list[tuple[int, ...]]) -> Iterator[Heartbeat]:
+def weak(decode: Decode, records: list[tuple[int, ...]]) -> Iterator[Beat]:
     """All that is accepted when each word of each look is one of any of the records."""
     values = [sorted(set(column)) for column in zip(*records, strict=True)]
     for end, begin in product(values[6], values[0]):
@@ -62,13 +62,13 @@ def weak(decode: Decode, records: list[tuple[int, ...]]) -> Iterator[Heartbeat]:
     [(BEATS, False), (BEATS[:2], True), ((BEATS[0], BEATS[0]), True)],
     ids=["three beats", "two beats on an empty page", "the same beat twice"],
 )
-def test_no_order_of_stores_gives_a_torn_beat(beats: tuple[Heartbeat, ...], empty: bool) -> None:
+def test_no_order_of_stores_gives_a_torn_beat(beats: tuple[Beat, ...], empty: bool) -> None:
     records = [(0,) * WORDS] * empty + written(beats)
-    assert set(weak(decode_heartbeat, records)) == set(beats)
+    assert set(weak(decode_beat, records)) == set(beats)
     assert set(weak(old_decode, records)) - set(beats), "this model does not see what was wrong"
 
 
-def old_stores(beats: tuple[Heartbeat, ...]) -> list[tuple[int, int]]:
+def old_stores(beats: tuple[Beat, ...]) -> list[tuple[int, int]]:
     """(word, value) in the order of an older release: the number, zeros all over, then the fields."""
     found = []
     for number, beat in enumerate(beats, 1):
@@ -80,7 +80,7 @@ def old_stores(beats: tuple[Heartbeat, ...]) -> list[tuple[int, int]]:
     return found
 
 
-def strong(decode: Decode, stores: list[tuple[int, int]]) -> Iterator[Heartbeat]:
+def strong(decode: Decode, stores: list[tuple[int, int]]) -> Iterator[Beat]:
     """All that is accepted at any speed of reader and writer. Looks come one after the other; in which order
     the one in the middle copies the words is left open."""
     memory = [(0,) * WORDS]
@@ -99,5 +99,5 @@ def strong(decode: Decode, stores: list[tuple[int, int]]) -> Iterator[Heartbeat]
 def test_an_older_writer_is_read_whole_where_stores_keep_their_order() -> None:
     beats = BEATS[:2]
     stores = old_stores(beats)
-    assert set(strong(decode_heartbeat, stores)) == set(beats)
+    assert set(strong(decode_beat, stores)) == set(beats)
     assert set(strong(old_decode, stores)) - set(beats), "this model does not see what was wrong"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from ropeteam_trainer.agent.machine.environment import rank_plan
 from ropeteam_trainer.checkpoint.decisions.restore import CheckpointNotFound, CheckpointUnavailable, choose
 from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
-from ropeteam_trainer.contract.local import FromRank, Heartbeat, ToRank
+from ropeteam_trainer.contract.local import Beat, FromRank, ToRank
 from ropeteam_trainer.contract.world import CheckpointRef, Plan, ProcessExit
 from ropeteam_trainer.data.decisions.plan import DataPlan, Position
 
@@ -97,12 +97,12 @@ class Rank:
 
     # ---- what the agent sees and does
 
-    def beat(self) -> Heartbeat | None:
+    def beat(self) -> Beat | None:
         if self._world.script.feature_level < 1 or not self.beaten_at:
             return None
         phase = "paused" if self.waiting else self.work
         here = self.step - self.base
-        return Heartbeat(self.step, here, int(self.beaten_at * 1e9), phase, here * 4.0, self.finished)
+        return Beat(self.step, here, int(self.beaten_at * 1e9), phase, here * 4.0, self.finished)
 
     def tell(self, message: ToRank) -> None:
         self.told = message

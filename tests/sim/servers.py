@@ -16,7 +16,7 @@ from tests.sim.ranks import Parent, Rank
 
 from ropeteam_trainer.agent.machine.environment import rank_plan
 from ropeteam_trainer.checkpoint.decisions.restore import CheckpointNotFound, CheckpointUnavailable, choose
-from ropeteam_trainer.contract.local import FromRank, Heartbeat, ToRank
+from ropeteam_trainer.contract.local import Beat, FromRank, ToRank
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan
 
 if TYPE_CHECKING:
@@ -81,16 +81,14 @@ class Worker(Served):
         super().__init__(world, parent, plan, number)
         self.blocked = False
 
-    def beat(self) -> Heartbeat | None:
+    def beat(self) -> Beat | None:
         """While it waits for servers it beats as long as it lives."""
         if self.blocked and not self.stuck:
             self.touch()
         beat = super().beat()
         if beat is None or not self.blocked:
             return beat
-        return Heartbeat(
-            beat.step, beat.steps_here, beat.monotonic_ns, "serve", beat.samples, beat.reached_end
-        )
+        return Beat(beat.step, beat.steps_here, beat.monotonic_ns, "serve", beat.samples, beat.reached_end)
 
     def begin(self) -> None:
         """Show the servers who comes; they tell how far this rank had come."""

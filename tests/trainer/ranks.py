@@ -31,11 +31,11 @@ from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
 from ropeteam_trainer.contract.local import (
     PAGE_SIZE,
+    Beat,
     FromRank,
-    Heartbeat,
     ToRank,
-    read_heartbeat,
-    write_heartbeat,
+    read_beat,
+    write_beat,
 )
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
 
@@ -86,8 +86,8 @@ class FakeAgent:
         )
         return replace(base, **fields)
 
-    def heartbeat(self, rank: int) -> Heartbeat:
-        return self.wait(lambda: read_heartbeat(memoryview((self.path / f"page.{rank}").read_bytes())))
+    def heartbeat(self, rank: int) -> Beat:
+        return self.wait(lambda: read_beat(memoryview((self.path / f"page.{rank}").read_bytes())))
 
     def received(self, rank: int, name: str) -> list[Any]:
         """All values that `rank` has sent of one field, in order."""
@@ -265,7 +265,7 @@ def _be_rank(script: str, argv: tuple[str, ...], environment: dict[str, str], ou
     page = environment.get(config.RANK_PAGE)
     if page and code == 0:
         with open(page, "r+b") as file, mmap.mmap(file.fileno(), PAGE_SIZE) as view:
-            heartbeat = read_heartbeat(memoryview(view)) or Beat()
+            heartbeat = read_beat(memoryview(view)) or Beat()
             write_beat(memoryview(view), replace(heartbeat, reached_end=True), 1 << 40)
     atexit._run_exitfuncs()
     sys.stdout.flush()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ropeteam_trainer.contract.local import PAGE_SIZE, Heartbeat, read_heartbeat, write_heartbeat
+from ropeteam_trainer.contract.local import PAGE_SIZE, Beat, read_beat, write_beat
 from ropeteam_trainer.rank.agentlink import HeartbeatWriter
 
 
@@ -17,10 +17,10 @@ def test_no_heartbeat_reverts_the_end_of_the_script(tmp_path: Path) -> None:
     heart.write()
     with path.open("r+b") as page:
         ended = bytearray(PAGE_SIZE)
-        write_heartbeat(memoryview(ended), Heartbeat(phase="train", reached_end=True), 2)
+        write_beat(memoryview(ended), Beat(phase="train", reached_end=True), 2)
         page.write(ended)
     with heart.during("serve"):
         pass
-    seen = read_heartbeat(memoryview(path.read_bytes()))
+    seen = read_beat(memoryview(path.read_bytes()))
     assert seen is not None
     assert seen.reached_end

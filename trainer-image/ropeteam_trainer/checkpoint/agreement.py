@@ -198,7 +198,7 @@ class Agreement:
 
 def with_retries(action: Callable[[], T], directory: Location, heartbeat: Callable[[], None]) -> T:
     """Result of `action()`, retried while the volume is unavailable. Raises CheckpointUnavailable after
-    RETRY_SECONDS, and NotOurs at once: that is no problem of the volume."""
+    RETRY_SECONDS, and UnexpectedFile at once: that is no problem of the volume."""
     began, pause = time.monotonic(), FIRST_PAUSE
     while True:
         try:

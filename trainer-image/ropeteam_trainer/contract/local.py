@@ -8,6 +8,8 @@ machine makes the words of a record visible (except for 1 torn record in 2^32), 
 inside a write. A reader of an older release reads the first copy as it always did. Limit: a writer of an
 older release has one copy without checksum; it is read whole where stores become visible in order (x86), and
 nearly always elsewhere.
+The shim of another release (agent/script/rankmain.py) imports PAGE_SIZE, Beat, read_beat and write_beat from
+the library of a job's image: these names never change.
 """
 
 from __future__ import annotations
@@ -29,13 +31,13 @@ _CHECKED = 1 << 63
 late."""
 PAGE_SIZE = 4096
 PHASES = ("", "train", "eval", "restore", "checkpoint", "data", "paused", "serve")
-"""`Heartbeat.phase`. The hang clock runs in "train" and "data" (and "" until the first heartbeat:
+"""`Beat.phase`. The hang clock runs in "train" and "data" (and "" until the first heartbeat:
 startSeconds), and in "serve", in which a parameter server, or a worker that waits for one, sends one every
 second."""
 
 
 @dataclass(frozen=True)
-class Heartbeat:
+class Beat:
     """Heartbeat of a rank. `monotonic_ns` is CLOCK_MONOTONIC, the same for all processes of a node."""
 
     step: int = 0
@@ -47,7 +49,7 @@ class Heartbeat:
     reached_end: bool = False
 
 
-def write_heartbeat(page: memoryview, heartbeat: Heartbeat, sequence: int) -> None:
+def write_beat(page: memoryview, heartbeat: Beat, sequence: int) -> None:
     """Write a heartbeat into the page. `sequence` must grow by one with each call."""
     number = sequence % _CHECKED | _CHECKED
     phase = PHASES.index(heartbeat.phase) | heartbeat.reached_end << 7
@@ -59,7 +61,7 @@ def write_heartbeat(page: memoryview, heartbeat: Heartbeat, sequence: int) -> No
         page[copy : copy + _RECORD] = record  # one memmove; pack_into would fill the place with zeros first
 
 
-def read_heartbeat(page: memoryview) -> Heartbeat | None:
+def read_beat(page: memoryview) -> Beat | None:
     """Newest heartbeat. None: nothing is written yet, the record is torn (read again), or it is none: a
     script may write anywhere in its memory."""
     for copy in _COPIES:
@@ -67,12 +69,12 @@ def read_heartbeat(page: memoryview) -> Heartbeat | None:
         (end,) = _UINT64.unpack_from(page, copy + _LAYOUT.size - _UINT64.size)
         record = bytes(page[copy : copy + _RECORD])
         (begin,) = _UINT64.unpack_from(page, copy)
-        if heartbeat := decode_heartbeat(end, record, begin):
+        if heartbeat := decode_beat(end, record, begin):
             return heartbeat
     return None
 
 
-def decode_heartbeat(end: int, record: bytes, begin: int) -> Heartbeat | None:
+def decode_beat(end: int, record: bytes, begin: int) -> Beat | None:
     """Heartbeat from three reads of one record, in this order: its last number, all of it, its first
     number."""
     first, step, here, at, phase, samples, last = _LAYOUT.unpack_from(record)
@@ -82,7 +84,7 @@ def decode_heartbeat(end: int, record: bytes, begin: int) -> Heartbeat | None:
         return None
     if phase & 0x7F >= len(PHASES) or not math.isfinite(samples):
         return None
-    return Heartbeat(step, here, at, PHASES[phase & 0x7F], samples, bool(phase >> 7))
+    return Beat(step, here, at, PHASES[phase & 0x7F], samples, bool(phase >> 7))
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ from typing import Any, NoReturn
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.local import (
     PAGE_SIZE,
+    Beat,
     FromRank,
-    Heartbeat,
     ToRank,
-    read_heartbeat,
-    write_heartbeat,
+    read_beat,
+    write_beat,
 )
 
 _LOSS_SECONDS = 1.0
@@ -54,9 +54,9 @@ class HeartbeatWriter:
                 return
             self._sequence += 1
             now = time.monotonic_ns()
-            write_heartbeat(
+            write_beat(
                 self._page,
-                Heartbeat(self.step, self.steps_here, now, self.phase, self.samples),
+                Beat(self.step, self.steps_here, now, self.phase, self.samples),
                 self._sequence,
             )
 
@@ -74,7 +74,7 @@ class HeartbeatWriter:
     @property
     def script_has_ended(self) -> bool:
         """Whether the agent's shim, which runs the script, has marked its regular end."""
-        heartbeat = read_heartbeat(self._page)
+        heartbeat = read_beat(self._page)
         return heartbeat is not None and heartbeat.reached_end
 
 

@@ -220,7 +220,7 @@ class Folder:
 
     def _part(self, name: str, make: bool) -> Folder:
         """Open one part of a VolumePath. It comes from the job, so it need not be plain. A link proves
-        nothing against the files behind it, so the error is not NotOurs."""
+        nothing against the files behind it, so the error is not UnexpectedFile."""
         with self._checked(name, plain=False):
             try:
                 return self._enter(name, make)

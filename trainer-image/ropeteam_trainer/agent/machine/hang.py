@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from ropeteam_trainer.agent.machine.state import ProgressSample, RankState, World
 from ropeteam_trainer.contract.config import Timeouts
-from ropeteam_trainer.contract.local import Heartbeat
+from ropeteam_trainer.contract.local import Beat
 from ropeteam_trainer.contract.world import ProcessExit
 
 FLOOR_SECONDS = 60.0
@@ -29,7 +29,7 @@ POINTS = 17
 _TIMED_PHASES = ("train", "data", "serve")
 
 
-def with_heartbeat(rank: RankState, heartbeat: Heartbeat) -> RankState:
+def with_heartbeat(rank: RankState, heartbeat: Beat) -> RankState:
     """The rank after one read of its page."""
     if heartbeat.monotonic_ns != rank.heartbeat.monotonic_ns:
         rank = replace(rank, stacks_requested=False, hang=None)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from ropeteam_trainer.checkpoint.decisions.journal import Held
 from ropeteam_trainer.contract.config import PodIdentity, Start, WorkerConfig
-from ropeteam_trainer.contract.local import FromRank, Heartbeat, Served, ToRank
+from ropeteam_trainer.contract.local import Beat, FromRank, Served, ToRank
 from ropeteam_trainer.contract.messages import (
     Grant,
     GroupReport,
@@ -98,7 +98,7 @@ class StackShown:
 @dataclass(frozen=True)
 class HeartbeatsRead:
     epoch: Epoch
-    heartbeats: dict[int, Heartbeat]
+    heartbeats: dict[int, Beat]
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ class RankState:
     """The rank has sent hello: it can be paused, and a first step is expected."""
     joins: bool = False
     """The rank has called init_process_group."""
-    heartbeat: Heartbeat = field(default_factory=Heartbeat)
+    heartbeat: Beat = field(default_factory=Beat)
     progress_samples: tuple[ProgressSample, ...] = ()
     stacks_requested: bool = False
     """The stacks were requested since the last heartbeat."""

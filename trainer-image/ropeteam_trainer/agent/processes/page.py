@@ -6,7 +6,7 @@ import contextlib
 import mmap
 from pathlib import Path
 
-from ropeteam_trainer.contract.local import PAGE_SIZE, Heartbeat, read_heartbeat
+from ropeteam_trainer.contract.local import PAGE_SIZE, Beat, read_beat
 
 _READS = 3
 
@@ -19,11 +19,11 @@ class Page:
         with open(path, "r+b") as file:
             self._map = mmap.mmap(file.fileno(), PAGE_SIZE)
 
-    def read(self) -> Heartbeat | None:
+    def read(self) -> Beat | None:
         """The heartbeat. None: none written yet, or all reads were torn; nothing new is known of the rank."""
         with memoryview(self._map) as view:
             for _ in range(_READS):
-                if heartbeat := read_heartbeat(view):
+                if heartbeat := read_beat(view):
                     return heartbeat
         return None
 

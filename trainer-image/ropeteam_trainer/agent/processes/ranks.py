@@ -5,7 +5,7 @@ left-over DataLoader worker would hold the dead rank's sockets open. Descendants
 process tree, and by the rank's page in their environment, wherever they were re-parented to (always to this
 agent, a subreaper). Limits: a process that left session, tree and environment behind is known as "of some
 rank" only; it is killed with the last rank, and with the first that does not exit cleanly. If one cannot be
-killed (it became root, or hangs in the kernel), RankUnburied is reported after SESSION_END_SECONDS.
+killed (it became root, or hangs in the kernel), RankUnkillable is reported after SESSION_END_SECONDS.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from ropeteam_trainer.agent.processes.zygoteclient import ZygoteClient
 from ropeteam_trainer.agent.script import childhooks
 from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
-from ropeteam_trainer.contract.local import FromRank, Heartbeat, ToRank
+from ropeteam_trainer.contract.local import Beat, FromRank, ToRank
 from ropeteam_trainer.contract.messages import Hang
 from ropeteam_trainer.contract.world import Epoch, Plan, ProcessExit
 from ropeteam_trainer.launchers import Launch, Run
@@ -310,7 +310,7 @@ class Ranks:
     def _report_dying(self, rank: _Rank, number: int) -> None:
         """Report that a rank is dying, once, unless its script has ended: its exit may be clean then."""
         rank.dying_since = time.monotonic()
-        heartbeat = rank.page.read() or Heartbeat()
+        heartbeat = rank.page.read() or Beat()
         if not heartbeat.reached_end:
             self._post(HeartbeatsRead(rank.epoch, {rank.number: heartbeat}))
             self._post(RankDying(rank.epoch, rank.number, ProcessExit(None, number)))
@@ -333,7 +333,7 @@ class Ranks:
         """Kill the descendants of a dead rank, then report its exit."""
         await self._end_orphans(rank, session)
         rank.socket.drain()
-        heartbeat = rank.page.read() or Heartbeat()
+        heartbeat = rank.page.read() or Beat()
         self._release(rank)
         self._post(HeartbeatsRead(rank.epoch, {rank.number: heartbeat}))
         full_exit = ProcessExit(

@@ -174,12 +174,12 @@ def _mark_end() -> None:
     import mmap
     from dataclasses import replace
 
-    from ropeteam_trainer.contract.local import PAGE_SIZE, Heartbeat, read_heartbeat, write_heartbeat
+    from ropeteam_trainer.contract.local import PAGE_SIZE, Beat, read_beat, write_beat
 
     with open(page, "r+b") as file, mmap.mmap(file.fileno(), PAGE_SIZE) as view:
-        heartbeat = read_heartbeat(memoryview(view)) or Heartbeat()
+        heartbeat = read_beat(memoryview(view)) or Beat()
         sequence = int.from_bytes(view[:8], "little") + 1
-        write_heartbeat(memoryview(view), replace(heartbeat, reached_end=True), sequence)
+        write_beat(memoryview(view), replace(heartbeat, reached_end=True), sequence)
 
 
 def _report(error: BaseException, root: str) -> None:

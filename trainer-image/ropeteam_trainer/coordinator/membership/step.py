@@ -15,9 +15,8 @@ which the last condition for it was met.
 
 With parameter servers the ranks of healthy slots live on from STOPPING to RUNNING (preserving.py).
 Promises: the number of a world grows strictly; a plan needs every slot, and every rank of the world before it
-dead, fenced or preserved by that plan; once all ranks are done the decision is final; the lineage grows only by
-grants to ranks that live; never raises.
-Limits: one fixed set of slots, all of them needed; no shrinking.
+dead, fenced or preserved by that plan; once all ranks are done the decision is final; the lineage grows only
+by grants to ranks that live; never raises. Limits: one fixed set of slots, all of them needed; no shrinking.
 
 Example: 3 workers with a rank each, feature level 2, world 1.0.1 runs, step 120 is committed.
 
