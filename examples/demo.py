@@ -25,8 +25,8 @@ from rich.console import Console
 from ropeteam.cli import errors
 from ropeteam.cli.localstack import LocalStack
 from ropeteam.cli.manifest import manifests
-from ropeteam.cli.run import Ending, train
-from ropeteam.cli.show.follow import LOOK_SECONDS, Follower
+from ropeteam.cli.run import JobResult, train
+from ropeteam.cli.show.follow import POLL_SECONDS, JobPoller
 from ropeteam.cli.show.jobview import JobView, recovery_seconds
 from ropeteam.controller.client.apiclient import AlreadyGone, ApiClient, ObjectRef
 from ropeteam.controller.settings import default_home
@@ -67,12 +67,12 @@ def main() -> int:
     return 1 if failed else 0
 
 
-async def _train(home: Path, console: Console) -> Ending:
+async def _train(home: Path, console: Console) -> JobResult:
     async with LocalStack(home) as local:
         return await train(manifests.read(MANIFEST), local, console, keep=False, alongside=inject_faults)
 
 
-async def inject_faults(client: ApiClient, follower: Follower) -> None:
+async def inject_faults(client: ApiClient, follower: JobPoller) -> None:
     """Kill a rank after the first checkpoint; delete a pod some steps after the job has recovered.
 
     A job that ends before ends this too; `failed_checks` reports it.
@@ -81,7 +81,7 @@ async def inject_faults(client: ApiClient, follower: Follower) -> None:
         await _inject_faults(client, follower)
 
 
-async def _inject_faults(client: ApiClient, follower: Follower) -> None:
+async def _inject_faults(client: ApiClient, follower: JobPoller) -> None:
     before = await _wait_until(
         follower, lambda seen: seen.checkpoint_step is not None and seen.step >= STEPS_BETWEEN
     )
@@ -95,12 +95,12 @@ async def _inject_faults(client: ApiClient, follower: Follower) -> None:
     try:
         await client.delete(ref, uid=pod["metadata"]["uid"])
     except AlreadyGone:
-        raise errors.Trouble(f"the pod {ref.name} was gone before the demo could delete it") from None
+        raise errors.CommandFailed(f"the pod {ref.name} was gone before the demo could delete it") from None
 
 
-def failed_checks(ending: Ending) -> Iterator[str]:
+def failed_checks(ending: JobResult) -> Iterator[str]:
     """Expectations of the demo that did not hold."""
-    seen = ending.picture
+    seen = ending.view
     if not seen.complete:
         yield f"the job is {seen.state}: {seen.why}"
     signals = [each for each in seen.incidents if each.cause == "Signal" and each.rank == KILLED_RANK]
@@ -123,14 +123,14 @@ def validation_loss(log: str) -> float | None:
     return float(json.loads(found[-1])["validation_loss"]) if found else None
 
 
-async def _wait_until(follower: Follower, condition: Callable[[JobView], bool]) -> JobView:
+async def _wait_until(follower: JobPoller, condition: Callable[[JobView], bool]) -> JobView:
     while True:
-        seen = await follower.look()
+        seen = await follower.poll()
         if seen is None or seen.finished:
             raise _Ended
         if condition(seen):
             return seen
-        await asyncio.sleep(LOOK_SECONDS / 5)
+        await asyncio.sleep(POLL_SECONDS / 5)
 
 
 def _recovered_count(seen: JobView) -> int:
@@ -138,7 +138,7 @@ def _recovered_count(seen: JobView) -> int:
 
 
 def rank_process(job_uid: str, rank: int) -> int:
-    """Process that runs the script as this rank: it leads a session of its own. Raises Trouble."""
+    """Process that runs the script as this rank: it leads a session of its own. Raises CommandFailed."""
     variables = {f"RANK={rank}".encode(), f"TORCHELASTIC_RUN_ID={job_uid}".encode()}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -150,7 +150,7 @@ def rank_process(job_uid: str, rank: int) -> int:
             continue
         if is_session_leader and variables <= environ:
             return int(entry.name)
-    raise errors.Trouble(f"no process runs rank {rank}")
+    raise errors.CommandFailed(f"no process runs rank {rank}")
 
 
 if __name__ == "__main__":

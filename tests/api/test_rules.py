@@ -24,10 +24,10 @@ def _id(row: Rule | Change) -> str:
 
 @pytest.mark.parametrize("rule", SPEC_RULES, ids=_id)
 def test_examples_are_judged_alike_by_server_and_twin(rule: Rule) -> None:
-    assert validate(rule.good) == ()
-    assert validate(rule.bad) == (rule.message,)
-    assert cel_says(rule.cel, self=at(as_job(rule.good), rule.path))
-    assert not cel_says(rule.cel, self=at(as_job(rule.bad), rule.path))
+    assert validate(rule.valid) == ()
+    assert validate(rule.invalid) == (rule.message,)
+    assert cel_says(rule.cel, self=at(as_job(rule.valid), rule.path))
+    assert not cel_says(rule.cel, self=at(as_job(rule.invalid), rule.path))
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_arguments_of_an_unknown_entrypoint_are_refused_with_how_to_find_it(spec
 
 @pytest.mark.parametrize("rule", NAME_RULES, ids=_id)
 def test_examples_of_whole_objects_are_judged_alike(rule: Rule) -> None:
-    for example, good in ((rule.good, True), (rule.bad, False)):
+    for example, good in ((rule.valid, True), (rule.invalid, False)):
         assert rule.holds(example) == cel_says(rule.cel, self=example) == good
 
 

@@ -23,7 +23,7 @@ from ropeteam.cli.connect import connected
 from ropeteam.cli.localstack import LocalStack
 from ropeteam.cli.main import cli
 from ropeteam.cli.manifest import manifests
-from ropeteam.cli.run import Ending, train
+from ropeteam.cli.run import JobResult, train
 
 PATIENCE = 90.0
 
@@ -94,15 +94,15 @@ def home(tmp_path: Path) -> Iterator[Path]:
     assert left == [], "processes were left behind"
 
 
-def run(file: Path, home: Path) -> tuple[Ending, str]:
+def run(file: Path, home: Path) -> tuple[JobResult, str]:
     return trained(manifests.read(file), home)
 
 
-def trained(read: manifests.Manifest, home: Path, ranks: str = "none") -> tuple[Ending, str]:
+def trained(read: manifests.Manifest, home: Path, ranks: str = "none") -> tuple[JobResult, str]:
     """`ropeteam run`, in this process; the cluster and the operator are processes anyway."""
     console = Console(record=True, width=200, file=io.StringIO())
 
-    async def to_the_end() -> Ending:
+    async def to_the_end() -> JobResult:
         async with LocalStack(home) as local:
             return await train(read, local, console, keep=False, ranks=ranks)
 

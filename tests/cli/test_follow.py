@@ -18,7 +18,7 @@ from tests.coordinator.conftest import Served
 from tests.coordinator.film import JOB_UID
 from tests.coordinator.link import TOKEN, Operator
 
-from ropeteam.cli.show.follow import Follower
+from ropeteam.cli.show.follow import JobPoller
 from ropeteam.controller.client.access import Access
 from ropeteam.controller.client.apiclient import ApiClient
 from ropeteam_trainer.contract import OLDEST, VERSION, codec, signing
@@ -58,7 +58,7 @@ class Api:
 
 
 @asynccontextmanager
-async def following(api: Api) -> AsyncIterator[Follower]:
+async def following(api: Api) -> AsyncIterator[JobPoller]:
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", api.handle)
     runner = web.AppRunner(app, access_log=None)
@@ -70,7 +70,7 @@ async def following(api: Api) -> AsyncIterator[Follower]:
 
     try:
         async with ApiClient(partial(load, f"http://127.0.0.1:{runner.addresses[0][1]}")) as client:
-            yield Follower(client, "default", "mnist")
+            yield JobPoller(client, "default", "mnist")
     finally:
         await runner.cleanup()
 

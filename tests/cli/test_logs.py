@@ -21,7 +21,7 @@ from ropeteam.cli.connect import connected
 from ropeteam.cli.main import cli
 from ropeteam.cli.manifest import manifests
 from ropeteam.cli.show import logs
-from ropeteam.cli.show.follow import Follower
+from ropeteam.cli.show.follow import JobPoller
 from ropeteam.controller.client.apiclient import ObjectRef
 
 home, up = test_commands.home, test_commands.up
@@ -96,9 +96,9 @@ def test_what_cannot_be_run_is_refused_with_the_way_to_go_on(
 
 def test_lines_of_one_rank_are_shown_as_the_script_printed_them() -> None:
     lines = ["agent: a word", "[rank 1] one", "[rank 10] ten", "[rank 1] [rank 10] said so"]
-    assert logs.chosen(lines, "1") == ["one", "[rank 10] said so"]
-    assert logs.chosen(lines, "all") == lines[1:]
-    assert logs.chosen(lines, "none") == []
+    assert logs.lines_of_ranks(lines, "1") == ["one", "[rank 10] said so"]
+    assert logs.lines_of_ranks(lines, "all") == lines[1:]
+    assert logs.lines_of_ranks(lines, "none") == []
     with pytest.raises(errors.BadInput, match="'zero' is not a rank"):
         logs.ranks("zero")
 
@@ -147,7 +147,7 @@ def command(home: Path, *arguments: str) -> Result:
 
 async def _workers(home: Path) -> list[Any]:
     async with connected(home / "kubeconfig") as client:
-        return await Follower(client, "default", "job").pods()
+        return await JobPoller(client, "default", "job").pods()
 
 
 @pytest.mark.usefixtures("up")

@@ -77,7 +77,7 @@ def test_what_is_no_code_is_left_out_and_listed(folder: Path) -> None:
         "pkg/__pycache__",
         "venv (a virtual environment)",
     }
-    first, second = bundle.told(code, "job-code-1", "ml")
+    first, second = bundle.summary_lines(code, "job-code-1", "ml")
     assert first.startswith("configmap/job-code-1: 5 files, 0.3 KiB, readable by users that may read")
     assert second.startswith("left out: .env, .git, data/huge.bin (0.6 MiB), ")
 

@@ -21,10 +21,10 @@ from ropeteam.api.status import (
     ProgressStatus,
     RecoveryTimesStatus,
 )
-from ropeteam.cli.run import Ending
+from ropeteam.cli.run import JobResult
 from ropeteam.cli.show.jobview import Eta, JobView, incident_line, job_view
 from ropeteam.cli.show.report import report
-from ropeteam.cli.show.screen import LiveScreen, News, PlainScreen, panel, plain_line, screen
+from ropeteam.cli.show.screen import LiveScreen, NewIncidents, PlainScreen, panel, plain_line, screen
 from ropeteam_trainer.contract.desired import JobReport, WorldPhase
 from ropeteam_trainer.contract.messages import Problem, Progress
 from ropeteam_trainer.contract.world import FailReason
@@ -90,7 +90,7 @@ def test_a_refused_spec_is_told_and_waited_for_no_longer() -> None:
 
 def test_each_incident_is_told_when_it_opens_and_when_it_is_over() -> None:
     news, open_ = (
-        News(),
+        NewIncidents(),
         KILLED.model_copy(update={"recovery_milliseconds": RecoveryTimesStatus(), "steps_lost": None}),
     )
     lines = [
@@ -103,7 +103,7 @@ def test_each_incident_is_told_when_it_opens_and_when_it_is_over() -> None:
 
 
 def test_steps_that_no_script_reports_are_not_waited_for() -> None:
-    news, unknown = News(), KILLED.model_copy(update={"steps_lost": None})
+    news, unknown = NewIncidents(), KILLED.model_copy(update={"steps_lost": None})
     assert news.of(a_picture(incidents=(unknown,), step=0)) == [
         "incident 1.0.1: Signal in slot 1 (rank 1): recovered in 2.1 s - killed by SIGKILL"
     ]
@@ -187,10 +187,10 @@ def test_a_quiet_run_says_so() -> None:
 def test_the_demo_passes_only_if_both_faults_were_survived_and_the_model_has_learned() -> None:
     log = '[rank 0] RESULT {"validation_loss": 1.55, "windows": 9}\n'
     good = a_picture(state="Complete", complete=True, incidents=(KILLED, DELETED))
-    assert list(failed_checks(Ending(good, {}, log))) == []
+    assert list(failed_checks(JobResult(good, {}, log))) == []
     assert validation_loss(log) == 1.55
     bad = a_picture(state="Failed", incidents=(KILLED.model_copy(update={"steps_lost": None}),))
-    told = "\n".join(failed_checks(Ending(bad, {}, log.replace("1.55", "1.7"))))
+    told = "\n".join(failed_checks(JobResult(bad, {}, log.replace("1.55", "1.7"))))
     for words in ("the job is Failed", "deleted pod of slot 2", "has no recovery time", "loss is 1.7"):
         assert words in told
 
@@ -226,5 +226,5 @@ def test_what_a_person_must_act_on_wins_over_the_coordinators_sentence(kind: Con
 
 def test_an_incident_that_a_job_has_ended_with_was_not_recovered_from() -> None:
     open_ = KILLED.model_copy(update={"recovery_milliseconds": RecoveryTimesStatus(), "steps_lost": None})
-    (line,) = News().of(a_picture(incidents=(open_,), finished=True))
+    (line,) = NewIncidents().of(a_picture(incidents=(open_,), finished=True))
     assert line.startswith("incident 1.0.1: Signal in slot 1 (rank 1): not recovered - ")

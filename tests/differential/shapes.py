@@ -41,7 +41,7 @@ def scenarios() -> Iterator[Scenario]:
         "shape", {f"several/{name}": post(JOBS, job(spec=spec)) for name, spec in SEVERAL.items()}
     )
     for number, rule in enumerate(RULES):
-        for kind, example in (("good", rule.good), ("bad", rule.bad)):
+        for kind, example in (("good", rule.valid), ("bad", rule.invalid)):
             body = job(spec=example) if rule.path else job(example["metadata"]["name"])
             yield scenario(f"rule/{number}-{rule.path or 'job'}/{kind}", post(JOBS, body))
     for change in CHANGES.fields:

@@ -1,4 +1,4 @@
-"""Which PersistentVolumeClaims a job names, and in which field. Pure."""
+"""PersistentVolumeClaims that a job names, each with its field. Pure."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from ropeteam.api.conditions import ConditionType
 from ropeteam.api.status import JobStatus, ProgressStatus
 
-_TELLS = {
+_CONDITION_OF_STATE = {
     "Complete": ConditionType.COMPLETE,
     "Failed": ConditionType.FAILED,
     "Invalid": ConditionType.ACCEPTED,
@@ -14,14 +14,14 @@ _TELLS = {
     "Recovering": ConditionType.RECOVERING,
     "Restarting": ConditionType.RECOVERING,
 }
-"""Which condition explains a state. Any other: Running, which says what is being waited for."""
+"""The condition that explains a state. Any other: Running, with what is waited for."""
 
 
 def with_columns(status: JobStatus) -> JobStatus:
     """`status` with the texts that only the columns need."""
-    kind = _TELLS.get(status.state, ConditionType.RUNNING)
+    kind = _CONDITION_OF_STATE.get(status.state, ConditionType.RUNNING)
     if status.state in ("Starting", "Running") and status.holds(ConditionType.DEGRADED):
-        kind = ConditionType.DEGRADED  # the rest the column STATE says
+        kind = ConditionType.DEGRADED  # the column STATE shows the rest
     explains = status.condition(kind)
     newest = status.incidents[-1] if status.incidents else None
     failures, workers = status.failures, status.workers

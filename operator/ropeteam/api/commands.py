@@ -1,7 +1,7 @@
-"""What a job's command says about its ranks, by the table of ropeteam_trainer.launchers. Pure.
+"""The ranks that a job's command starts, by the table of ropeteam_trainer.launchers. Pure.
 
-The operator counts ranks by it; `ropeteam validate` tells what the agent would refuse, before there is a pod.
-Limit: a command with `$(VARIABLES)` is known in its pod only.
+The operator counts ranks by it; `ropeteam validate` reports what the agent would refuse, before there is a
+pod. Limit: a command with `$(VARIABLES)` is known in its pod only.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def command_of(spec: TrainingJobSpec) -> tuple[str, ...]:
 
 def processes(spec: TrainingJobSpec) -> int:
     """Ranks per worker."""
-    said = spec.processes_per_worker or spec.gpus_per_worker
-    return said or _of_command(spec) or 1
+    declared = spec.processes_per_worker or spec.gpus_per_worker
+    return declared or _of_command(spec) or 1
 
 
 def _of_command(spec: TrainingJobSpec) -> int | None:
@@ -49,7 +49,7 @@ def problem(spec: TrainingJobSpec, set_workers: str = JobSize.set_workers) -> st
 
 
 def notes(spec: TrainingJobSpec) -> Iterator[str]:
-    """What may not be meant."""
+    """Settings that may be mistakes."""
     found, ranks = _analysed(spec), spec.workers * spec.processes
     if found is None or isinstance(found, Problem) or not found.per_pod or ranks == 1:
         return
@@ -68,7 +68,7 @@ def notes(spec: TrainingJobSpec) -> Iterator[str]:
 def _analysed(spec: TrainingJobSpec, set_workers: str = JobSize.set_workers) -> Launch | Problem | None:
     """None: nobody knows here."""
     command = command_of(spec)
-    if not command or any("$(" in word for word in command):
+    if not command or any("$(" in argument for argument in command):
         return None
     gpus = spec.gpus_per_worker and not spec.processes_per_worker
     field = "spec.gpusPerWorker" if gpus else "spec.processesPerWorker"

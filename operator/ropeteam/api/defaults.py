@@ -1,4 +1,4 @@
-"""What an installation says about the pods of all jobs: the chart's values `jobDefaults` have this shape."""
+"""Defaults of an installation for the pods of all jobs: the chart's values `jobDefaults` have this shape."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NO_PROXIES = {"sidecar.istio.io/inject": "false", "linkerd.io/inject": "disabled
 
 
 class JobDefaults(ApiModel):
-    """For the pods of every job, where the job itself does not say otherwise."""
+    """For the pods of every job, where the job itself sets nothing else."""
 
     env: tuple[dict[str, Any], ...] = ()
     """Environment of the container that trains, as in a pod: NCCL settings, proxies. A job's own variable of
@@ -36,7 +36,7 @@ class JobDefaults(ApiModel):
 
 
 class JobPolicy(ApiModel):
-    """Who may reach the pods of a job beside its own: peers, as in `from` of a NetworkPolicy."""
+    """Peers that may reach the pods of a job, beside its own: as in `from` of a NetworkPolicy."""
 
     operator_from: tuple[dict[str, Any], ...] = Field(min_length=1)
     """Our operators. Not empty: that would be everybody."""
@@ -45,12 +45,12 @@ class JobPolicy(ApiModel):
 
 
 class Defaults(ApiModel):
-    """All that decisions may know of the operator's settings."""
+    """The part of the operator's settings that decisions depend on."""
 
     operator_image: str = "ropeteam:latest"
-    """What coordinators run."""
+    """Image of coordinators."""
     agent_secret: str = "ropeteam-agent"
-    """What worker pods mount our agent from."""
+    """Secret with our agent, which worker pods mount."""
     image_pull_policy: str = ""
     """Of that image. Empty: the API server decides."""
     jobs: JobDefaults = JobDefaults()

@@ -18,7 +18,7 @@ from ropeteam.api.schema.structural import INT_OR_STRING, OPEN, Schema
 FILE = Path("docs") / "trainingjob.schema.json"
 """Not in crds/: `kubectl apply -f crds/` takes every .json there for an object."""
 
-_WORDS = {"type": "object", "additionalProperties": {"type": "string"}}
+_STRING_MAP = {"type": "object", "additionalProperties": {"type": "string"}}
 _METADATA = {
     "description": "Standard object metadata of Kubernetes.",
     "type": "object",
@@ -26,8 +26,8 @@ _METADATA = {
     "properties": {
         "name": {"description": "Name of the job.", "type": "string", "maxLength": MAX_NAME, "pattern": NAME},
         "namespace": {"description": "Namespace of the job.", "type": "string"},
-        "labels": {"description": "Labels, to select the job by.", **_WORDS},
-        "annotations": {"description": "Annotations, for people and tools.", **_WORDS},
+        "labels": {"description": "Labels, to select the job by.", **_STRING_MAP},
+        "annotations": {"description": "Annotations, for people and tools.", **_STRING_MAP},
     },
 }
 
@@ -52,7 +52,7 @@ def editor_schema() -> Schema:
 
 def _closed(schema: Schema) -> Schema:
     """Without words of Kubernetes alone. Fields that are not named are refused, unless the object is open."""
-    plain = {word: each for word, each in schema.items() if not word.startswith("x-kubernetes-")}
+    plain = {key: each for key, each in schema.items() if not key.startswith("x-kubernetes-")}
     if INT_OR_STRING in schema:
         plain["type"] = ["integer", "string"]
     for inner in ("items", "additionalProperties"):

@@ -1,4 +1,4 @@
-"""What users write: kind TrainingJob. One text is type, limit, default and what `kubectl explain` shows."""
+"""Kind TrainingJob, as users write it. One text is type, limit, default and what `kubectl explain` shows."""
 
 from __future__ import annotations
 

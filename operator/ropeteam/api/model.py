@@ -9,7 +9,7 @@ from typing import Any, Self
 from pydantic import AliasChoices, AliasGenerator, BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
-FORMER_NAMES = {
+PREVIOUS_NAMES = {
     "handover_pending": "relieves",
     "start_time": "since",
     "consecutive_failures": "faults",
@@ -44,7 +44,7 @@ def api_name(field: str) -> str:
 
 
 def _names(field: str) -> AliasChoices:
-    return AliasChoices(api_name(field), *filter(None, [FORMER_NAMES.get(field)]))
+    return AliasChoices(api_name(field), *filter(None, [PREVIOUS_NAMES.get(field)]))
 
 
 class ApiModel(BaseModel):

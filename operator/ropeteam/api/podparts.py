@@ -22,8 +22,8 @@ def _text(description: str, maximum: int = _MAX_TEXT, **more: Any) -> Schema:
 def _open(description: str, properties: Schema | None = None, **more: Any) -> Schema:
     """An object that may hold more than the named properties."""
     named = {"properties": properties} if properties else {}
-    kept = {"x-kubernetes-preserve-unknown-fields": True}
-    return {"description": description, "type": "object", **kept, **named, **more}
+    unpruned = {"x-kubernetes-preserve-unknown-fields": True}
+    return {"description": description, "type": "object", **unpruned, **named, **more}
 
 
 def _texts(description: str) -> Schema:

@@ -21,6 +21,6 @@ def amount(quantity: Any) -> Decimal | None:
     found = re.fullmatch(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)([a-zA-Z]*)", str(quantity))
     if found is None or found[2] not in _SUFFIXES:
         return None
-    with suppress(ArithmeticError):  # also too large to be said
+    with suppress(ArithmeticError):  # also of one that is too large
         return Decimal(found[1]) * _SUFFIXES[found[2]]
     return None

@@ -1,4 +1,4 @@
-"""What a rule is: a row that says one thing twice, in CEL for the server and in Python for everywhere else.
+"""Rules: each states one thing twice, in CEL for the server and in Python for everywhere else.
 
 A `Rule` holds or not for the value at its path; `Changes` compare two specs. Messages name the field and
 the fix, because they are all that a user of kubectl sees. Pure; twins read a spec that fits the schema and
@@ -27,8 +27,8 @@ class Rule:
     cel: str
     holds: Callable[[Any], bool]
     message: str
-    good: Spec
-    bad: Spec
+    valid: Spec
+    invalid: Spec
     """Examples: whole specs (for path "": whole objects)."""
 
 
@@ -92,11 +92,11 @@ def trainer(spec: Spec) -> Spec:
     return next((each for each in containers if each["name"] == TRAINER_CONTAINER), {})
 
 
-def trainer_says(says: str) -> str:
-    """CEL: the template has a container `trainer`, `c`, of which `says` is true."""
+def trainer_has(condition: str) -> str:
+    """CEL: the template has a container `trainer`, `c`, for which `condition` is true."""
     containers = "self.template.spec.containers"
     given = f"has(self.template) && has(self.template.spec) && has({containers})"
-    return f"({given} && {containers}.exists(c, c.name == '{TRAINER_CONTAINER}' && {says}))"
+    return f"({given} && {containers}.exists(c, c.name == '{TRAINER_CONTAINER}' && {condition}))"
 
 
 def spec_with(**more: Any) -> Spec:
@@ -105,5 +105,5 @@ def spec_with(**more: Any) -> Spec:
 
 
 def template_with(**of_trainer: Any) -> Spec:
-    """A template whose container `trainer` says this."""
+    """A template whose container `trainer` has these fields."""
     return {"spec": {"containers": [{"name": TRAINER_CONTAINER, **of_trainer}]}}

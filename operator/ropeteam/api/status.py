@@ -190,7 +190,7 @@ class IncidentStatus(StatusModel):
     """Error, Signal, OutOfMemory, Hang, StartTimeout, PodFailed, PodDeleted, Evicted, NodeLost, AgentLost,
     StorageUnavailable, RetriedFree, Unknown."""
     charged: bool = False
-    """Whether it spends the budget."""
+    """Whether the incident counts against maxFailures."""
     slot: int = Field(ge=0)
     """Slot in which it began."""
     rank: int | None = Field(default=None, ge=0)

@@ -27,7 +27,7 @@ class BadInput(click.ClickException):
         click.echo(f"error: {self.message}", err=True)
 
 
-class Trouble(BadInput):
+class CommandFailed(BadInput):
     """Failure with valid input."""
 
     exit_code = 1
@@ -46,7 +46,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
         if not isinstance(error, (ApiError, aiohttp.ClientError, OSError)):
             raise
-        raise Trouble(str(error) or type(error).__name__) from None
+        raise CommandFailed(str(error) or type(error).__name__) from None
 
 
 async def _interruptible(work: Coroutine[Any, Any, T]) -> T:

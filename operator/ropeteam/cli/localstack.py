@@ -16,14 +16,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Self
 
-from ropeteam.cli.errors import Trouble
+from ropeteam.cli.errors import CommandFailed
 
 _TIMEOUT_SECONDS = 30.0
 _MIN_BACKOFF, _MAX_BACKOFF = 0.2, 10.0
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
-Say = Callable[[str], None]
+PrintLine = Callable[[str], None]
 
 
 def _set_parent_death_signal() -> None:
@@ -57,8 +57,9 @@ class LocalStack:
     async def __aexit__(self, *_: object) -> None:
         await self._stop()
 
-    async def begin(self, say: Say) -> None:
-        """Start both. Returns when the API answers; restarts of the operator go to `say`. Raises Trouble."""
+    async def begin(self, print_line: PrintLine) -> None:
+        """Start both. Returns when the API answers; restarts of the operator go to `print_line`. Raises
+        Trouble."""
         assert self._cluster is not None
         assert self._operator is not None
         _send_go(self._cluster)
@@ -67,8 +68,8 @@ class LocalStack:
             first = await self._cluster.stdout.readline()
         if not first:
             await self._cluster.wait()
-            raise Trouble(self.log_tail("cluster").removeprefix("error: "))
-        self._restarter = asyncio.create_task(self._restart_operator(self._operator, say))
+            raise CommandFailed(self.log_tail("cluster").removeprefix("error: "))
+        self._restarter = asyncio.create_task(self._restart_operator(self._operator, print_line))
 
     async def cluster_ended(self) -> int:
         """Wait for the cluster's exit code (it should not exit)."""
@@ -81,7 +82,7 @@ class LocalStack:
         lines = file.read_text(errors="replace").split("\n") if file.exists() else []
         return next((line for line in reversed(lines) if line.strip()), "no output")
 
-    async def _restart_operator(self, operator: asyncio.subprocess.Process, say: Say) -> None:
+    async def _restart_operator(self, operator: asyncio.subprocess.Process, print_line: PrintLine) -> None:
         _send_go(operator)
         backoff, loop = _MIN_BACKOFF, asyncio.get_running_loop()
         while True:
@@ -90,7 +91,7 @@ class LocalStack:
             backoff = (
                 _MIN_BACKOFF if loop.time() - started_at > _MAX_BACKOFF else min(backoff * 2, _MAX_BACKOFF)
             )
-            say(f"the operator ended ({_exit_text(code)}: {self.log_tail('operator')}); restarting it")
+            print_line(f"the operator ended ({_exit_text(code)}: {self.log_tail('operator')}); restarting it")
             await asyncio.sleep(backoff)
             operator = self._operator = await self._spawn_operator()
 

@@ -42,7 +42,7 @@ class _Run(click.Command):
 
         options = (each for each in self.params if isinstance(each, click.Option))
         takes_value = {name: not each.is_flag for each in options for name in each.opts}
-        if problem := usage.of_dashes(args, takes_value, ctx.info_name):
+        if problem := usage.dashes_message(args, takes_value, ctx.info_name):
             from ropeteam.cli import errors
 
             raise errors.BadInput(problem)
@@ -56,7 +56,7 @@ def cli() -> None:
 
 
 @cli.command(cls=_Run)
-@click.argument("words", nargs=-1, required=True, metavar="MANIFEST | [-n N] -- COMMAND...")
+@click.argument("arguments", nargs=-1, required=True, metavar="MANIFEST | [-n N] -- COMMAND...")
 @click.option(
     "-n", "--workers", type=click.IntRange(min=1), help="Number of workers, instead of spec.workers."
 )
@@ -65,7 +65,7 @@ def cli() -> None:
 )
 @_HOME
 @click.option("--keep", is_flag=True, help="Keep the cluster up after the job has ended, until Ctrl-C.")
-def run(words: tuple[str, ...], workers: int | None, ranks: str, home: Path, keep: bool) -> None:
+def run(arguments: tuple[str, ...], workers: int | None, ranks: str, home: Path, keep: bool) -> None:
     """Run a job on this machine, and show its progress until it ends.
 
     A job is a manifest, or a command: ropeteam run -n 2 -- torchrun train.py. The output of rank 0 is
@@ -84,7 +84,7 @@ def run(words: tuple[str, ...], workers: int | None, ranks: str, home: Path, kee
             from ropeteam.cli.show import logs
 
             shown = logs.ranks(ranks)
-            read = manifests.given(words, workers)
+            read = manifests.given(arguments, workers)
             return (await train(read, local, Console(), keep, ranks=shown)).exit_code
 
     raise SystemExit(errors.run(run_job()))
@@ -137,7 +137,7 @@ def show_logs(
     from ropeteam.cli import errors
     from ropeteam.cli.connect import connected, kubeconfig_of
     from ropeteam.cli.show import logs
-    from ropeteam.cli.show.follow import Follower
+    from ropeteam.cli.show.follow import JobPoller
 
     shown = logs.ranks(ranks)
     if follow and attempt is not None:
@@ -145,11 +145,11 @@ def show_logs(
 
     async def print_logs() -> None:
         async with connected(kubeconfig_of(kubeconfig, home)) as client:
-            follower = Follower(client, namespace, job)
+            follower = JobPoller(client, namespace, job)
             if follow:
-                await logs.followed(client, follower, shown, click.echo)
+                await logs.follow_logs(client, follower, shown, click.echo)
             else:
-                await logs.printed(follower, shown, attempt, click.echo)
+                await logs.print_logs(follower, shown, attempt, click.echo)
 
     errors.run(print_logs())
 
@@ -172,7 +172,7 @@ def up(home: Path) -> None:
             click.echo("Ctrl-C stops the cluster and everything in it.")
             with suppress(asyncio.CancelledError):
                 await local.cluster_ended()
-                raise errors.Trouble(f"the local cluster ended: {local.log_tail('cluster')}")
+                raise errors.CommandFailed(f"the local cluster ended: {local.log_tail('cluster')}")
 
     errors.run(stay_up())
 
@@ -188,23 +188,23 @@ def watch(job: str, namespace: str, kubeconfig: Path | None, home: Path) -> None
 
     from ropeteam.cli import errors
     from ropeteam.cli.connect import connected, kubeconfig_of
-    from ropeteam.cli.show.follow import Follower
+    from ropeteam.cli.show.follow import JobPoller
     from ropeteam.cli.show.report import report
     from ropeteam.cli.show.screen import screen
 
     async def follow_job() -> bool:
         async with connected(kubeconfig_of(kubeconfig, home)) as client:
-            follower, last = Follower(client, namespace, job), None
+            follower, last = JobPoller(client, namespace, job), None
             with screen(Console()) as shown:
-                async for last in follower.pictures():
+                async for last in follower.views():
                     shown.show(last)
                 found = await follower.job()
                 for line in report(found, None) if found else ():
-                    shown.say(line)
+                    shown.print_line(line)
         if last is None:
             raise errors.BadInput(f"there is no TrainingJob {job} in namespace {namespace}")
         if not (last.finished or last.refused):
-            raise errors.Trouble(f"the TrainingJob {job} was deleted")
+            raise errors.CommandFailed(f"the TrainingJob {job} was deleted")
         return last.complete
 
     raise SystemExit(0 if errors.run(follow_job()) else 1)
@@ -291,7 +291,7 @@ def validate(manifest: Path) -> None:
     from ropeteam.cli.manifest import manifests
 
     read = manifests.read(manifest)
-    if manifests.lacks_image(read.job):
+    if manifests.needs_image(read.job):
         raise errors.BadInput(
             f"{manifest}: spec.image is missing, and a cluster refuses pods without one (`ropeteam run` on "
             "this machine does not need it): set it to an image with Python 3.10 and your packages"
@@ -302,7 +302,7 @@ def validate(manifest: Path) -> None:
 
 
 @cli.command(cls=_Run)
-@click.argument("words", nargs=-1, required=True, metavar="MANIFEST... | [-n N] -- COMMAND...")
+@click.argument("arguments", nargs=-1, required=True, metavar="MANIFEST... | [-n N] -- COMMAND...")
 @click.option(
     "-n", "--workers", type=click.IntRange(min=1), help="Number of workers, instead of spec.workers."
 )
@@ -313,7 +313,7 @@ def validate(manifest: Path) -> None:
     show_default=True,
     help="Time for the script to reach job.wrap().",
 )
-def plan(words: tuple[str, ...], workers: int | None, timeout_seconds: int) -> None:
+def plan(arguments: tuple[str, ...], workers: int | None, timeout_seconds: int) -> None:
     """Predict the cost of a job, or of several side by side.
 
     Ranks, memory, messages and batch, but not time. Runs the script on this machine up to job.wrap(), as one
@@ -322,7 +322,7 @@ def plan(words: tuple[str, ...], workers: int | None, timeout_seconds: int) -> N
     from ropeteam.cli.manifest import manifests
     from ropeteam.cli.planning import planned
 
-    planned.show(manifests.several(words, workers), timeout_seconds)
+    planned.show(manifests.several(arguments, workers), timeout_seconds)
 
 
 @cli.command()

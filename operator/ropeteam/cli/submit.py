@@ -11,7 +11,7 @@ from ropeteam.cli.manifest.manifests import Manifest, apply
 from ropeteam.controller.client.apiclient import ApiClient, ApiError, NotFound, Object, ObjectRef
 
 
-async def submit(client: ApiClient, read: Manifest, folder: Path, say: Callable[[str], None]) -> None:
+async def submit(client: ApiClient, read: Manifest, folder: Path, print_line: Callable[[str], None]) -> None:
     """Create the folder's ConfigMap first, so that no pod waits for it; it is deleted with the job. Raises
     BadInput: the job exists, or the server refuses something; then nothing is left behind."""
     code = bundle.bundle(folder)
@@ -30,10 +30,10 @@ async def submit(client: ApiClient, read: Manifest, folder: Path, say: Callable[
     owner = {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": read.name}
     owner["uid"] = (await client.get(ObjectRef.of(job)))["metadata"]["uid"]
     await client.merge(ObjectRef.of(stored), {"metadata": {"ownerReferences": [owner]}})
-    for line in bundle.told(code, stored["metadata"]["name"], read.namespace):
-        say(line)
+    for line in bundle.summary_lines(code, stored["metadata"]["name"], read.namespace):
+        print_line(line)
     where = "" if read.namespace == "default" else f" -n {read.namespace}"
-    say(f"trainingjob/{read.name} created; its output: ropeteam logs {read.name} -f{where}")
+    print_line(f"trainingjob/{read.name} created; its output: ropeteam logs {read.name} -f{where}")
 
 
 async def _check_absent(client: ApiClient, job: Object) -> None:

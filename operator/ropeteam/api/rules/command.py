@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ropeteam.api.rule import Rule, Spec, spec_with, template_with, trainer, trainer_says
+from ropeteam.api.rule import Rule, Spec, spec_with, template_with, trainer, trainer_has
 
 
 def _gives(spec: Spec, field: str) -> bool:
@@ -16,17 +16,17 @@ def _gives(spec: Spec, field: str) -> bool:
 
 
 def _cel_gives(field: str) -> str:
-    return f"(has(self.{field}) || {trainer_says(f'has(c.{field})')})"
+    return f"(has(self.{field}) || {trainer_has(f'has(c.{field})')})"
 
 
 def given_twice(field: str, value: Any, other: Any) -> Rule:
     return Rule(
         path="spec",
-        cel=f"!has(self.{field}) || !{trainer_says(f'has(c.{field}) && c.{field} != self.{field}')}",
+        cel=f"!has(self.{field}) || !{trainer_has(f'has(c.{field}) && c.{field} != self.{field}')}",
         holds=lambda spec: field not in spec or trainer(spec).get(field, spec[field]) == spec[field],
         message=f"spec.{field}: spec.template sets another value for container trainer; keep one of the two",
-        good=spec_with(**{field: value}, template=template_with(**{field: value})),
-        bad=spec_with(**{field: value}, template=template_with(**{field: other})),
+        valid=spec_with(**{field: value}, template=template_with(**{field: value})),
+        invalid=spec_with(**{field: value}, template=template_with(**{field: other})),
     )
 
 
@@ -36,8 +36,8 @@ COMMAND_RULES: tuple[Rule, ...] = (
         cel=f"{_cel_gives('command')} || {_cel_gives('args')}",
         holds=lambda spec: _gives(spec, "command") or _gives(spec, "args"),
         message="spec.command: is missing; set what to run, for example [python, train.py]",
-        good=spec_with(),
-        bad={"workers": 2},
+        valid=spec_with(),
+        invalid={"workers": 2},
     ),
     # In a pod such args go to the image's entrypoint. Our agent is in its place: it would run their first
     # word as a program.
@@ -50,8 +50,8 @@ COMMAND_RULES: tuple[Rule, ...] = (
             "here: `crane config IMAGE`, or `docker inspect --format '{{json .Config.Entrypoint}}' IMAGE`, "
             "shows it"
         ),
-        good=spec_with(args=["--lr", "0.1"]),
-        bad={"workers": 2, "args": ["--lr", "0.1"]},
+        valid=spec_with(args=["--lr", "0.1"]),
+        invalid={"workers": 2, "args": ["--lr", "0.1"]},
     ),
     given_twice("image", "train:1", "train:2"),
     given_twice("command", ["python", "a.py"], ["python", "b.py"]),

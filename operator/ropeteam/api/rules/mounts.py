@@ -1,10 +1,10 @@
 """Rules about what containers of a template mount. No API server takes pods that break them: this way that is
-told when the job is applied, not a moment later.
+reported when the job is applied, not a moment later.
 """
 
 from __future__ import annotations
 
-from ropeteam.api.rule import Rule, Spec, at, spec_with, template_with, trainer, trainer_says
+from ropeteam.api.rule import Rule, Spec, at, spec_with, template_with, trainer, trainer_has
 
 OURS = ["/ropeteam", "/ropeteam-token"]
 """Where the agent and the job's token are. A pattern would cost a server too much."""
@@ -21,7 +21,7 @@ def _mounts_at(paths: list[str], spec: Spec) -> bool:
 
 
 def _cel_mounts_at(paths: list[str]) -> str:
-    return trainer_says(f"has(c.volumeMounts) && c.volumeMounts.exists(m, m.mountPath in {paths})")
+    return trainer_has(f"has(c.volumeMounts) && c.volumeMounts.exists(m, m.mountPath in {paths})")
 
 
 def _mounts_exist(spec: Spec) -> bool:
@@ -51,8 +51,8 @@ MOUNT_RULES = (
             "spec.template: a container mounts a volume that spec.template.spec.volumes does not have; "
             "correct the name in volumeMounts, or add the volume"
         ),
-        good=spec_with(template=_with_data("data", "/data")),
-        bad=spec_with(template=_with_data("date", "/data")),
+        valid=spec_with(template=_with_data("data", "/data")),
+        invalid=spec_with(template=_with_data("date", "/data")),
     ),
     Rule(
         path="spec",
@@ -62,8 +62,8 @@ MOUNT_RULES = (
             "spec.template: container trainer mounts a volume at /ropeteam or /ropeteam-token, "
             "which Ropeteam uses; use another mountPath"
         ),
-        good=spec_with(template=_with_data("data", "/ropeteam-data")),
-        bad=spec_with(template=_with_data("data", "/ropeteam")),
+        valid=spec_with(template=_with_data("data", "/ropeteam-data")),
+        invalid=spec_with(template=_with_data("data", "/ropeteam")),
     ),
     Rule(
         path="spec",
@@ -73,8 +73,8 @@ MOUNT_RULES = (
             "spec.template: container trainer mounts a volume at /checkpoints, the mountPath of "
             "spec.checkpoint.volume; use another mountPath, or remove spec.checkpoint"
         ),
-        good=spec_with(template=_with_data("data", "/checkpoints")),
-        bad=spec_with(template=_with_data("data", "/checkpoints"), checkpoint={"volume": _CLAIM}),
+        valid=spec_with(template=_with_data("data", "/checkpoints")),
+        invalid=spec_with(template=_with_data("data", "/checkpoints"), checkpoint={"volume": _CLAIM}),
     ),
     Rule(
         path="spec",
@@ -84,7 +84,7 @@ MOUNT_RULES = (
             "spec.template: container trainer mounts a volume at /ropeteam-signing, where the Secret of "
             "spec.checkpoint.signing is mounted; use another mountPath"
         ),
-        good=spec_with(template=_with_data("data", "/signing"), checkpoint=_SIGNED),
-        bad=spec_with(template=_with_data("data", "/ropeteam-signing"), checkpoint=_SIGNED),
+        valid=spec_with(template=_with_data("data", "/signing"), checkpoint=_SIGNED),
+        invalid=spec_with(template=_with_data("data", "/ropeteam-signing"), checkpoint=_SIGNED),
     ),
 )

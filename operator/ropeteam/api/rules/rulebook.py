@@ -13,7 +13,7 @@ from typing import Any
 
 from ropeteam.api.commands import MAX_RANKS
 from ropeteam.api.quantity import amount
-from ropeteam.api.rule import Change, Changes, Rule, Spec, at, spec_with, template_with, trainer, trainer_says
+from ropeteam.api.rule import Change, Changes, Rule, Spec, at, spec_with, template_with, trainer, trainer_has
 from ropeteam.api.rules.command import COMMAND_RULES
 from ropeteam.api.rules.mounts import MOUNT_RULES
 from ropeteam.api.schema.walker import matches
@@ -103,8 +103,8 @@ RULES: tuple[Rule, ...] = (
             f"metadata.name: use at most {MAX_NAME} lower-case letters, digits and '-', beginning with a "
             "letter and not ending with '-'; pods and the Service are named after it"
         ),
-        good={"metadata": {"name": "char-gpt"}},
-        bad={"metadata": {"name": "4-gpus"}},
+        valid={"metadata": {"name": "char-gpt"}},
+        invalid={"metadata": {"name": "4-gpus"}},
     ),
     *COMMAND_RULES,
     Rule(
@@ -115,8 +115,8 @@ RULES: tuple[Rule, ...] = (
         ),
         holds=_has_trainer,
         message="spec.template: no container is named trainer; give that name to the one that trains",
-        good=spec_with(template=template_with(image="train:1")),
-        bad=spec_with(template={"spec": {"containers": [{"name": "pytorch"}]}}),
+        valid=spec_with(template=template_with(image="train:1")),
+        invalid=spec_with(template={"spec": {"containers": [{"name": "pytorch"}]}}),
     ),
     Rule(
         path="spec",
@@ -126,17 +126,17 @@ RULES: tuple[Rule, ...] = (
         ),
         holds=lambda spec: at(spec, "template.spec.restartPolicy") in (None, "Never"),
         message="spec.template: restartPolicy must be Never, ranks are restarted inside pods; leave it out",
-        good=spec_with(template={"spec": {"restartPolicy": "Never"}}),
-        bad=spec_with(template={"spec": {"restartPolicy": "OnFailure"}}),
+        valid=spec_with(template={"spec": {"restartPolicy": "Never"}}),
+        invalid=spec_with(template={"spec": {"restartPolicy": "OnFailure"}}),
     ),
     # To CEL the two are of different types, which it cannot compare: so not even the same value twice.
     Rule(
         path="spec",
-        cel=f"!has(self.resources) || !{trainer_says('has(c.resources)')}",
+        cel=f"!has(self.resources) || !{trainer_has('has(c.resources)')}",
         holds=lambda spec: "resources" not in spec or "resources" not in trainer(spec),
         message="spec.resources: spec.template sets resources of container trainer too; keep one of the two",
-        good=spec_with(resources={"limits": {"cpu": 1}}, template=template_with(image="train:1")),
-        bad=spec_with(
+        valid=spec_with(resources={"limits": {"cpu": 1}}, template=template_with(image="train:1")),
+        invalid=spec_with(
             resources={"limits": {"cpu": 1}}, template=template_with(resources={"limits": {"cpu": 1}})
         ),
     ),
@@ -144,14 +144,14 @@ RULES: tuple[Rule, ...] = (
         path="spec",
         cel=(
             "!has(self.env) || "
-            f"!{trainer_says('has(c.env) && c.env.exists(t, self.env.exists(e, e.name == t.name))')}"
+            f"!{trainer_has('has(c.env) && c.env.exists(t, self.env.exists(e, e.name == t.name))')}"
         ),
         holds=_env_is_given_once,
         message="spec.env: spec.template sets a variable of the same name in container trainer; keep one",
-        good=spec_with(
+        valid=spec_with(
             env=[{"name": "A", "value": "1"}], template=template_with(env=[{"name": "B", "value": "2"}])
         ),
-        bad=spec_with(
+        invalid=spec_with(
             env=[{"name": "A", "value": "1"}], template=template_with(env=[{"name": "A", "value": "2"}])
         ),
     ),
@@ -160,18 +160,18 @@ RULES: tuple[Rule, ...] = (
         cel=f"!has(self.env) || !self.env.exists(e, {_RESERVED})",
         holds=_nothing_reserved,
         message=f"spec.env: {_RESERVED_MESSAGE}",
-        good=spec_with(
+        valid=spec_with(
             env=[{"name": "OMP_NUM_THREADS", "value": "4"}, {"name": config.TRACE, "value": "/tmp/t"}]
         ),
-        bad=spec_with(env=[{"name": "MASTER_PORT", "value": "29500"}]),
+        invalid=spec_with(env=[{"name": "MASTER_PORT", "value": "29500"}]),
     ),
     Rule(
         path="spec",
-        cel=f"!{trainer_says(f'has(c.env) && c.env.exists(e, {_RESERVED})')}",
+        cel=f"!{trainer_has(f'has(c.env) && c.env.exists(e, {_RESERVED})')}",
         holds=lambda spec: _nothing_reserved(trainer(spec)),
         message=f"spec.template: env of container trainer: {_RESERVED_MESSAGE}",
-        good=spec_with(template=template_with(env=[{"name": "SEED", "value": "1"}])),
-        bad=spec_with(template=template_with(env=[{"name": "ROPETEAM_SLOT", "value": "1"}])),
+        valid=spec_with(template=template_with(env=[{"name": "SEED", "value": "1"}])),
+        invalid=spec_with(template=template_with(env=[{"name": "ROPETEAM_SLOT", "value": "1"}])),
     ),
     Rule(
         path="spec",
@@ -182,8 +182,8 @@ RULES: tuple[Rule, ...] = (
         ),
         holds=_gpus_agree,
         message=f"spec.gpusPerWorker: spec.resources.limits has another number of {GPU}; keep one of the two",
-        good=spec_with(gpusPerWorker=2, resources={"limits": {GPU: "2"}}),
-        bad=spec_with(gpusPerWorker=2, resources={"limits": {GPU: 4}}),
+        valid=spec_with(gpusPerWorker=2, resources={"limits": {GPU: "2"}}),
+        invalid=spec_with(gpusPerWorker=2, resources={"limits": {GPU: 4}}),
     ),
     Rule(
         path="spec",
@@ -200,8 +200,8 @@ RULES: tuple[Rule, ...] = (
             "spec.processesPerWorker: is above gpusPerWorker, and two ranks cannot share a GPU; "
             "lower it, or leave it out to get one rank for each GPU"
         ),
-        good=spec_with(gpusPerWorker=8, processesPerWorker=4),
-        bad=spec_with(gpusPerWorker=1, processesPerWorker=2),
+        valid=spec_with(gpusPerWorker=8, processesPerWorker=4),
+        invalid=spec_with(gpusPerWorker=1, processesPerWorker=2),
     ),
     Rule(
         path="spec",
@@ -216,8 +216,8 @@ RULES: tuple[Rule, ...] = (
             "spec.sharedMemory: is part of the container's memory and must be below "
             "spec.resources.limits.memory; lower it, or raise the limit by as much"
         ),
-        good=spec_with(sharedMemory="8Gi", resources={"limits": {"memory": "64Gi"}}),
-        bad=spec_with(sharedMemory="8Gi", resources={"limits": {"memory": "8192Mi"}}),
+        valid=spec_with(sharedMemory="8Gi", resources={"limits": {"memory": "64Gi"}}),
+        invalid=spec_with(sharedMemory="8Gi", resources={"limits": {"memory": "8192Mi"}}),
     ),
     Rule(
         path="spec",
@@ -230,24 +230,24 @@ RULES: tuple[Rule, ...] = (
             f"spec.workers: times processesPerWorker, plus parameter servers, are above {MAX_RANKS} ranks; "
             "lower one of them"
         ),
-        good=spec_with(workers=1024, gpusPerWorker=8),
-        bad=spec_with(workers=1024, processesPerWorker=9),
+        valid=spec_with(workers=1024, gpusPerWorker=8),
+        invalid=spec_with(workers=1024, processesPerWorker=9),
     ),
     Rule(
         path="spec",
         cel=f"self.workers + {_CEL_SERVERS} <= {MAX_SLOTS}",
         holds=lambda spec: spec["workers"] + _servers(spec) <= MAX_SLOTS,
         message=f"spec.workers: with servers above {MAX_SLOTS} pods, the limit of status; lower either",
-        good=spec_with(workers=3072, strategy=_served(servers=1024)),
-        bad=spec_with(workers=3073, strategy=_served(servers=1024)),
+        valid=spec_with(workers=3072, strategy=_served(servers=1024)),
+        invalid=spec_with(workers=3073, strategy=_served(servers=1024)),
     ),
     Rule(
         path="spec",
         cel="self.launcher != 'PerPod' || self.recovery.start != 'Fork'",
         holds=lambda spec: spec["launcher"] != "PerPod" or spec["recovery"]["start"] != "Fork",
         message="spec.recovery.start: with launcher PerPod nothing can be forked; use Auto or Exec",
-        good=spec_with(launcher="PerPod"),
-        bad=spec_with(launcher="PerPod", recovery={"start": "Fork"}),
+        valid=spec_with(launcher="PerPod"),
+        invalid=spec_with(launcher="PerPod", recovery={"start": "Fork"}),
     ),
     Rule(
         path="spec",
@@ -257,8 +257,8 @@ RULES: tuple[Rule, ...] = (
             "spec.checkpoint: is for one world, and with worlds PerPod each pod is a world; remove it, and "
             "save checkpoints in the script"
         ),
-        good=spec_with(worlds="PerPod"),
-        bad=spec_with(worlds="PerPod", checkpoint={"volume": {"nfs": {}}}),
+        valid=spec_with(worlds="PerPod"),
+        invalid=spec_with(worlds="PerPod", checkpoint={"volume": {"nfs": {}}}),
     ),
     Rule(
         path="spec.recovery",
@@ -268,8 +268,8 @@ RULES: tuple[Rule, ...] = (
             "spec.recovery.fenceSeconds: must be above lostSeconds, else a worker would kill its ranks "
             "before it counts as lost; raise fenceSeconds"
         ),
-        good=spec_with(recovery={"fenceSeconds": 30, "lostSeconds": 29}),
-        bad=spec_with(recovery={"fenceSeconds": 30, "lostSeconds": 30}),
+        valid=spec_with(recovery={"fenceSeconds": 30, "lostSeconds": 29}),
+        invalid=spec_with(recovery={"fenceSeconds": 30, "lostSeconds": 30}),
     ),
     Rule(
         path="spec.recovery",
@@ -279,8 +279,8 @@ RULES: tuple[Rule, ...] = (
         ),
         holds=_codes_unique,
         message="spec.recovery.exitCodes: a code is listed twice, its action is unclear; list each code once",
-        good=spec_with(recovery={"exitCodes": [{"codes": [2, 42], "action": "Fail"}]}),
-        bad=spec_with(
+        valid=spec_with(recovery={"exitCodes": [{"codes": [2, 42], "action": "Fail"}]}),
+        invalid=spec_with(
             recovery={
                 "exitCodes": [{"codes": [2], "action": "Fail"}, {"codes": [75, 2], "action": "RetryFree"}]
             }
@@ -291,24 +291,24 @@ RULES: tuple[Rule, ...] = (
         cel="self.policy != 'Step' || has(self.step)",
         holds=lambda resume: resume["policy"] != "Step" or "step" in resume,
         message="spec.resume.step: is missing; policy Step needs the step to resume from",
-        good=spec_with(resume=_STEP, checkpoint={"volume": _VOLUME}),
-        bad=spec_with(resume={"policy": "Step"}, checkpoint={"volume": _VOLUME}),
+        valid=spec_with(resume=_STEP, checkpoint={"volume": _VOLUME}),
+        invalid=spec_with(resume={"policy": "Step"}, checkpoint={"volume": _VOLUME}),
     ),
     Rule(
         path="spec.resume",
         cel="self.policy == 'Step' || !has(self.step)",
         holds=lambda resume: resume["policy"] == "Step" or "step" not in resume,
         message="spec.resume.step: has no effect without policy Step; set resume.policy to Step or remove it",
-        good=spec_with(resume={"policy": "Never"}),
-        bad=spec_with(resume={"policy": "Latest", "step": 100}),
+        valid=spec_with(resume={"policy": "Never"}),
+        invalid=spec_with(resume={"policy": "Latest", "step": 100}),
     ),
     Rule(
         path="spec",
         cel="self.resume.policy != 'Step' || has(self.checkpoint)",
         holds=lambda spec: spec["resume"]["policy"] != "Step" or "checkpoint" in spec,
         message="spec.checkpoint: is missing; resume.policy Step needs the volume with the checkpoints",
-        good=spec_with(resume=_STEP, checkpoint={"volume": _VOLUME}),
-        bad=spec_with(resume=_STEP),
+        valid=spec_with(resume=_STEP, checkpoint={"volume": _VOLUME}),
+        invalid=spec_with(resume=_STEP),
     ),
     Rule(
         path="spec",
@@ -318,24 +318,24 @@ RULES: tuple[Rule, ...] = (
             "spec.checkpoint.volume: emptyDir is one folder per pod, and all workers must share one; "
             "use a persistentVolumeClaim with ReadWriteMany, or nfs"
         ),
-        good=spec_with(checkpoint={"volume": _VOLUME}),
-        bad=spec_with(checkpoint={"volume": {"emptyDir": {}}}),
+        valid=spec_with(checkpoint={"volume": _VOLUME}),
+        invalid=spec_with(checkpoint={"volume": {"emptyDir": {}}}),
     ),
     Rule(
         path="spec.checkpoint",
         cel="!has(self.volume.name)",
         holds=lambda checkpoint: "name" not in checkpoint["volume"],
         message="spec.checkpoint.volume.name: is not used, the operator names the volume; remove it",
-        good=spec_with(checkpoint={"volume": _VOLUME}),
-        bad=spec_with(checkpoint={"volume": {"name": "checkpoints", **_VOLUME}}),
+        valid=spec_with(checkpoint={"volume": _VOLUME}),
+        invalid=spec_with(checkpoint={"volume": {"name": "checkpoints", **_VOLUME}}),
     ),
     Rule(
         path="spec.checkpoint",
         cel=f"!has(self.path) || !self.path.matches('{OUTSIDE}')",
         holds=lambda checkpoint: "path" not in checkpoint or not matches(OUTSIDE, checkpoint["path"]),
         message="spec.checkpoint.path: must be a folder in the volume; name one, relative and without '..'",
-        good=spec_with(checkpoint={"volume": _VOLUME, "path": "./runs/1"}),
-        bad=spec_with(checkpoint={"volume": _VOLUME, "path": "../other"}),
+        valid=spec_with(checkpoint={"volume": _VOLUME, "path": "./runs/1"}),
+        invalid=spec_with(checkpoint={"volume": _VOLUME, "path": "../other"}),
     ),
     *MOUNT_RULES,
 )

@@ -1,8 +1,8 @@
-"""Is a TrainingJob good? Sentences for what is not: field, what is wrong, what to change.
+"""Validation of a TrainingJob: a sentence for each problem, with the field and what to change.
 
 Shape first (types, limits, unknown fields), then the rules of `rulebook.py`: a rule reads only what has
-shape. The same schema and rules stand in the CRD, so a server says the same; this is for where no server
-asks: the local cluster, `ropeteam run`, and the operator itself.
+shape. The same schema and rules are in the CRD, so a server reports the same; this is for where no server
+validates: the local cluster, `ropeteam run`, and the operator itself.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def spec_schema() -> Schema:
 
 
 def validate(spec: Any) -> tuple[str, ...]:
-    """What is wrong with a spec as the user wrote it. Empty: TrainingJobSpec takes it. Never raises."""
+    """Problems of a spec as the user wrote it. Empty: TrainingJobSpec takes it. Never raises."""
     wrong_shape = tuple(problems(spec_schema(), spec, "spec"))
     if wrong_shape:
         return wrong_shape
     job = {"spec": defaulted(spec_schema(), spec)}
-    judged = ((rule, at(job, rule.path)) for rule in RULES if rule.path)
-    return tuple(rule.message for rule, value in judged if value is not None and not rule.holds(value))
+    values = ((rule, at(job, rule.path)) for rule in RULES if rule.path)
+    return tuple(rule.message for rule, value in values if value is not None and not rule.holds(value))
 
 
 def validate_name(name: str) -> tuple[str, ...]:
@@ -38,7 +38,7 @@ def validate_name(name: str) -> tuple[str, ...]:
 
 
 def validate_update(old: Spec, new: Spec, suspended: bool) -> tuple[str, ...]:
-    """What is refused. `suspended`: status.state says that no pod is active (CHANGEABLE_STATES)."""
+    """Changes that are refused. `suspended`: by status.state no pod is active (CHANGEABLE_STATES)."""
     was, is_now = defaulted(spec_schema(), old), defaulted(spec_schema(), new)
-    told = CHANGES.refusal(was, is_now, suspended)
-    return (told,) if told else ()
+    refusal = CHANGES.refusal(was, is_now, suspended)
+    return (refusal,) if refusal else ()

@@ -147,7 +147,7 @@ def _at(value: Any, *names: str) -> Any:
     return value
 
 
-def told(code: Bundle, name: str, namespace: str) -> Iterator[str]:
+def summary_lines(code: Bundle, name: str, namespace: str) -> Iterator[str]:
     """Lines about the bundle, for a person."""
     some = "file" if len(code.files) == 1 else "files"
     readers = f"readable by users that may read ConfigMaps in namespace {namespace}"

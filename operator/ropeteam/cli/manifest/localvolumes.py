@@ -35,7 +35,7 @@ def with_claims(manifest: Manifest) -> Manifest:
     return replace(manifest, others=(*manifest.others, *created))
 
 
-def told(manifest: Manifest, home: Path) -> Iterator[str]:
+def claim_lines(manifest: Manifest, home: Path) -> Iterator[str]:
     """Lines: the folder of each claim. manifest: as it was written."""
     existing = {each["metadata"]["name"] for each in _own_claims(manifest)}
     for name, field in _claim_fields(manifest).items():

@@ -65,7 +65,7 @@ def given(arguments: tuple[str, ...], workers: int | None) -> Manifest:
     if first.endswith(usage.MANIFESTS) or (single and Path(first).is_file() and not first.endswith(".py")):
         return _of_file(arguments, workers)
     if first.endswith(".py") and program is None:
-        raise BadInput(usage.of_script(arguments, workers))
+        raise BadInput(usage.script_message(arguments, workers))
     if single:
         raise BadInput(f"{first}: no such file or program. {_USAGE}")
     return _of_command(arguments, workers or 1)
@@ -137,7 +137,7 @@ def problems(job: Object, is_typed: bool = False) -> Iterator[str]:
             yield found if is_typed else f"spec.command: {found}"
 
 
-def lacks_image(job: Object) -> bool:
+def needs_image(job: Object) -> bool:
     """Whether the job has no image. `run` needs none, every cluster does."""
     return not (job["spec"].get("image") or trainer(job["spec"]).get("image"))
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 MANIFESTS = (".yaml", ".yml", ".json")
 
 
-def of_script(arguments: Sequence[str], workers: int | None) -> str:
+def script_message(arguments: Sequence[str], workers: int | None) -> str:
     """Message for `train.py --lr 1`: a script that is no program."""
     script = shlex.join(arguments)
     return (
@@ -18,7 +18,7 @@ def of_script(arguments: Sequence[str], workers: int | None) -> str:
     )
 
 
-def of_dashes(arguments: Sequence[str], takes_value: Mapping[str, bool], verb: str | None) -> str:
+def dashes_message(arguments: Sequence[str], takes_value: Mapping[str, bool], verb: str | None) -> str:
     """Message for `-n 2 torchrun train.py --lr 1`: whose is --lr? Empty: nothing is ambiguous.
 
     takes_value: our options, and whether the next argument is their value.

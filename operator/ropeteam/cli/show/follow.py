@@ -24,11 +24,11 @@ from ropeteam_trainer.contract import codec, signing
 from ropeteam_trainer.contract.config import COORDINATOR_HTTP_PORT
 from ropeteam_trainer.contract.desired import JobReport
 
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 
 
-class Follower:
-    """Poller of one job."""
+class JobPoller:
+    """Poll one job."""
 
     def __init__(self, client: ApiClient, namespace: str, name: str) -> None:
         self._client, self.namespace, self.name = client, namespace, name
@@ -41,7 +41,7 @@ class Follower:
         except NotFound:
             return None
 
-    async def look(self) -> JobView | None:
+    async def poll(self) -> JobView | None:
         """Read the job once. None: there is no such job."""
         job = await self.job()
         if job is None:
@@ -50,16 +50,16 @@ class Follower:
         report = None if status.finished else await self.report(job)
         return job_view(self.name, status, report, datetime.now(UTC))
 
-    async def pictures(self) -> AsyncIterator[JobView]:
+    async def views(self) -> AsyncIterator[JobView]:
         """Views of the job until it has ended, or is gone."""
-        while (view := await self.look()) is not None:
+        while (view := await self.poll()) is not None:
             yield view
             if view.finished or view.refused:
                 return
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
 
     async def report(self, job: Object) -> JobReport | None:
-        """Fetch the coordinator's report. None: no coordinator answers, or we lack the right."""
+        """Fetch the coordinator's report. None: no coordinator answers, or we do not have the right."""
         try:
             auth = await self._auth(job["metadata"]["uid"], job["status"]["coordinator"]["term"])
             answer = await self._fetch_report(auth)

@@ -13,10 +13,10 @@ from ropeteam.api.columns import duration
 from ropeteam.api.defaults import Defaults
 from ropeteam.api.status import JobStatus
 from ropeteam.cli.errors import BadInput
-from ropeteam.cli.show.follow import Follower
+from ropeteam.cli.show.follow import JobPoller
 from ropeteam.cli.show.jobview import TO_ACT_ON, job_view
 from ropeteam.cli.show.redaction import masked
-from ropeteam.cli.show.screen import News, plain_line
+from ropeteam.cli.show.screen import NewIncidents, plain_line
 from ropeteam.controller.cache.caches import make_caches
 from ropeteam.controller.cache.informer import Key
 from ropeteam.controller.client.apiclient import ApiClient
@@ -30,7 +30,7 @@ from ropeteam.core.seen.observation import Observation
 async def snapshot(client: ApiClient, namespace: str, name: str) -> Observation:
     """Observation of the job as the operator would read it now, secrets masked. Raises BadInput if there is
     none."""
-    follower = Follower(client, namespace, name)
+    follower = JobPoller(client, namespace, name)
     caches = make_caches(client, (namespace,), lambda _: None)
     for informer in caches.all:
         await informer.list()
@@ -91,7 +91,7 @@ def _summary(seen: Observation, next_status: JobStatus) -> Iterator[str]:
         found = next_status.condition(kind)
         if found is not None and found.holds:
             yield f"  {kind.value}: {found.reason}: {found.message}"
-    yield from (f"  last {line}" for line in News().of(view)[-1:])
+    yield from (f"  last {line}" for line in NewIncidents().of(view)[-1:])
     where = "" if seen.metadata.namespace == "default" else f" -n {seen.metadata.namespace}"
     if view.refused:
         yield "  next: correct the manifest as described above, and kubectl apply it again"

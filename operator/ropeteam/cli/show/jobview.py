@@ -39,7 +39,7 @@ class JobView:
     loss: str = ""
     samples_per_second: str = ""
     world_size: int = 0
-    epoch: str = ""
+    world: str = ""
     checkpoint_step: int | None = None
     incidents: tuple[IncidentStatus, ...] = ()
     finished: bool = False
@@ -98,7 +98,7 @@ def _with_report(view: JobView, report: JobReport, needs_action: bool) -> JobVie
             "loss": latest.loss or view.loss,
             "samples_per_second": f"{latest.samples_per_second:.1f}" if latest.samples_per_second > 0 else "",
             "world_size": report.world_size,
-            "epoch": str(report.epoch) if report.epoch else "",
+            "world": str(report.epoch) if report.epoch else "",
             "checkpoint_step": lineage[0].step if lineage else view.checkpoint_step,
             "why": view.why if needs_action else why or view.why,
             "live": True,
@@ -128,12 +128,12 @@ class Eta:
     """Estimate of the time to the end, at the pace of the last steps. A new world has no pace yet."""
 
     def __init__(self, window_seconds: float = 20.0) -> None:
-        self._window, self._epoch, self._samples = window_seconds, "", list[tuple[float, int]]()
+        self._window, self._world, self._samples = window_seconds, "", list[tuple[float, int]]()
 
     def after(self, view: JobView, now: float) -> str:
         """`1m20s`, or nothing while the pace is not known. `now`: seconds of a clock that does not jump."""
-        if view.epoch != self._epoch or not self._has_moved_to(view.step):
-            self._epoch, self._samples = view.epoch, []
+        if view.world != self._world or not self._has_moved_to(view.step):
+            self._world, self._samples = view.world, []
         self._samples = [each for each in self._samples if now - each[0] < self._window]
         self._samples.append((now, view.step))
         passed, steps = now - self._samples[0][0], view.step - self._samples[0][1]

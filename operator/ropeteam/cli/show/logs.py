@@ -18,7 +18,7 @@ import aiohttp
 
 from ropeteam.api.status import JobStatus
 from ropeteam.cli.errors import BadInput
-from ropeteam.cli.show.follow import LOOK_SECONDS, Follower
+from ropeteam.cli.show.follow import POLL_SECONDS, JobPoller
 from ropeteam.controller.cache import parsing
 from ropeteam.controller.client.apiclient import ApiClient, ApiError, Object, ObjectRef
 
@@ -36,7 +36,7 @@ def ranks(text: str) -> str:
     return text
 
 
-def chosen(lines: list[str], ranks: str) -> list[str]:
+def lines_of_ranks(lines: list[str], ranks: str) -> list[str]:
     """Lines that these ranks have printed."""
     if ranks == "all":
         return [line for line in lines if line.startswith("[rank ")]
@@ -48,9 +48,9 @@ class Logs:
     """Logs of one job: a stream for each of its pods, as they appear."""
 
     def __init__(
-        self, client: ApiClient, follower: Follower, ranks: str, show: Show, keep: Path | None = None
+        self, client: ApiClient, poller: JobPoller, ranks: str, show: Show, keep: Path | None = None
     ) -> None:
-        self._client, self._follower = client, follower
+        self._client, self._poller = client, poller
         self._ranks, self._show, self._keep = ranks, show, keep
         self._streams: dict[str, asyncio.Task[None]] = {}
         """Streams by the pod's UID."""
@@ -62,8 +62,8 @@ class Logs:
         try:
             while True:
                 with suppress(ApiError, aiohttp.ClientError, TimeoutError):
-                    self._start_streams(await self._follower.pods())
-                await asyncio.sleep(LOOK_SECONDS)
+                    self._start_streams(await self._poller.pods())
+                await asyncio.sleep(POLL_SECONDS)
         finally:
             for stream in self._streams.values():
                 stream.cancel()
@@ -71,7 +71,7 @@ class Logs:
     async def end(self) -> None:
         """Finish after the end of the job: the output of its pods until now is shown, too."""
         with suppress(ApiError, aiohttp.ClientError, TimeoutError):
-            self._start_streams(await self._follower.pods())
+            self._start_streams(await self._poller.pods())
         pending = set(self._streams.values())
         while pending:
             before = self._received
@@ -91,7 +91,7 @@ class Logs:
         name = pod["metadata"]["name"]
         try:
             async for lines in self._read(name):
-                if found := chosen(lines, self._ranks):
+                if found := lines_of_ranks(lines, self._ranks):
                     self._show("\n".join(found))
         except ApiError:
             return  # the pod is gone
@@ -100,7 +100,7 @@ class Logs:
 
     async def _read(self, name: str) -> AsyncIterator[list[str]]:
         """Fetch lines of a pod, in batches; all of its output goes into its file."""
-        path = ObjectRef("Pod", self._follower.namespace, name, "log").path
+        path = ObjectRef("Pod", self._poller.namespace, name, "log").path
         file = (self._keep / f"{name}.log").open("wb") if self._keep else None
         partial_line = b""
         try:
@@ -125,13 +125,13 @@ def has_begun(pod: Object) -> bool:
     return any(row["name"] == "trainer" and "waiting" not in (row.get("state") or {}) for row in rows)
 
 
-async def followed(client: ApiClient, follower: Follower, ranks: str, show: Show) -> None:
+async def follow_logs(client: ApiClient, poller: JobPoller, ranks: str, show: Show) -> None:
     """Show logs until the job has ended. Raises BadInput if there is none."""
-    await _job(follower)
-    logs = Logs(client, follower, ranks, show)
+    await _job(poller)
+    logs = Logs(client, poller, ranks, show)
     following = asyncio.create_task(logs.follow())
     try:
-        async for _ in follower.pictures():
+        async for _ in poller.views():
             if following.done():
                 following.result()
         await logs.end()
@@ -139,28 +139,28 @@ async def followed(client: ApiClient, follower: Follower, ranks: str, show: Show
         following.cancel()
 
 
-async def printed(follower: Follower, ranks: str, attempt: int | None, show: Show) -> None:
+async def print_logs(poller: JobPoller, ranks: str, attempt: int | None, show: Show) -> None:
     """Show the output of an attempt's pods until now (the newest, if none is named); for pods that are gone,
     the incidents that status keeps. Raises BadInput if there is nothing."""
-    job = await _job(follower)
+    job = await _job(poller)
     status = JobStatus.model_validate(job.get("status") or {})
     wanted = status.attempt if attempt is None else attempt
     if wanted > status.attempt:
-        raise BadInput(f"{follower.name} has had no attempt {wanted}; its newest is {status.attempt}")
-    found = [pod for pod in _by_slot(await follower.pods()) if _attempt(pod, status.attempt) == wanted]
+        raise BadInput(f"{poller.name} has had no attempt {wanted}; its newest is {status.attempt}")
+    found = [pod for pod in _by_slot(await poller.pods()) if _attempt(pod, status.attempt) == wanted]
     for pod in found:
-        text = await follower.log(pod["metadata"]["name"])
-        if lines := chosen(text.split("\n"), ranks):
+        text = await poller.log(pod["metadata"]["name"])
+        if lines := lines_of_ranks(text.split("\n"), ranks):
             show("\n".join(lines))
     if not found:
         for line in _recorded_incidents(job, status, wanted):
             show(line)
 
 
-async def _job(follower: Follower) -> Object:
-    job = await follower.job()
+async def _job(poller: JobPoller) -> Object:
+    job = await poller.job()
     if job is None:
-        raise BadInput(f"there is no TrainingJob {follower.name} in namespace {follower.namespace}")
+        raise BadInput(f"there is no TrainingJob {poller.name} in namespace {poller.namespace}")
     return job
 
 
@@ -180,10 +180,10 @@ def _attempt(pod: Object, newest: int) -> int:
 def _recorded_incidents(job: Object, status: JobStatus, attempt: int) -> Iterator[str]:
     """Incidents that status keeps of an attempt. Raises BadInput if there are none."""
     policy = (job.get("spec") or {}).get("cleanPodPolicy", "Running")
-    kept = [each for each in status.incidents if each.attempt == attempt]
+    recorded = [each for each in status.incidents if each.attempt == attempt]
     gone = f"the pods of attempt {attempt} are deleted, and their logs with them (cleanPodPolicy is {policy})"
-    if not kept:
+    if not recorded:
         raise BadInput(gone if attempt else f"{job['metadata']['name']} has not started yet")
     yield f"{gone}; status.incidents contains:"
-    for each in kept:
+    for each in recorded:
         yield from (f"  {line}" for line in f"{each.id}: {each.cause}: {each.message}".splitlines())

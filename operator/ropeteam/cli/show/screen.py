@@ -31,9 +31,9 @@ class Screen(Protocol):
 
     def show(self, view: JobView) -> None: ...
 
-    def say(self, text: str) -> None: ...
+    def print_line(self, text: str) -> None: ...
 
-    def output(self, text: str) -> None:
+    def print_output(self, text: str) -> None:
         """Print output of a script."""
         ...
 
@@ -47,7 +47,7 @@ class LiveScreen:
 
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, refresh_per_second=4, transient=True)
-        self._eta, self._news = Eta(), News()
+        self._eta, self._new_incidents = Eta(), NewIncidents()
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -57,22 +57,22 @@ class LiveScreen:
         self._live.stop()
 
     def show(self, view: JobView) -> None:
-        for line in self._news.of(view):
-            self.say(line)
+        for line in self._new_incidents.of(view):
+            self.print_line(line)
         self._live.update(panel(view, self._eta.after(view, time.monotonic())), refresh=True)
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         self._live.console.print(Text(text))
 
-    def output(self, text: str) -> None:
+    def print_output(self, text: str) -> None:
         self._live.console.print(Text.from_ansi(text), soft_wrap=True)
 
 
 class PlainScreen:
-    """View as lines: one for each change, and one every few seconds while training goes on."""
+    """View as lines: one for each change, and one every few seconds while training continues."""
 
     def __init__(self, console: Console) -> None:
-        self._console, self._eta, self._news = console, Eta(), News()
+        self._console, self._eta, self._new_incidents = console, Eta(), NewIncidents()
         self._printed_at, self._printed = 0.0, ("", "")
 
     def __enter__(self) -> Self:
@@ -82,23 +82,23 @@ class PlainScreen:
         return None
 
     def show(self, view: JobView) -> None:
-        for line in self._news.of(view):
-            self.say(line)
+        for line in self._new_incidents.of(view):
+            self.print_line(line)
         now = time.monotonic()
         eta = self._eta.after(view, now)
-        news = view.state, "" if view.state == "Running" else view.why
-        if news != self._printed or (view.step and now - self._printed_at >= _PLAIN_SECONDS):
-            self._printed_at, self._printed = now, news
-            self.say(plain_line(view, eta))
+        summary = view.state, "" if view.state == "Running" else view.why
+        if summary != self._printed or (view.step and now - self._printed_at >= _PLAIN_SECONDS):
+            self._printed_at, self._printed = now, summary
+            self.print_line(plain_line(view, eta))
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         self._console.print(Text(text), soft_wrap=True)
 
-    def output(self, text: str) -> None:
+    def print_output(self, text: str) -> None:
         self._console.print(Text.from_ansi(text), soft_wrap=True)
 
 
-class News:
+class NewIncidents:
     """Incidents as they open and as they are over: each reported once."""
 
     def __init__(self) -> None:

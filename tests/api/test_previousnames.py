@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from ropeteam.api import crd
-from ropeteam.api.model import FORMER_NAMES, api_name
+from ropeteam.api.model import PREVIOUS_NAMES, api_name
 from ropeteam.api.schema.sentences import problems
 from ropeteam.api.status import JobStatus
 from ropeteam.local.api.schema import prune
 
 STORED = json.loads((Path(__file__).parent / "recorded/status-before-renames.json").read_text())
 """Written by the release before, with a value in every field."""
-NEW = {former: api_name(field) for field, former in FORMER_NAMES.items()}
+NEW = {former: api_name(field) for field, former in PREVIOUS_NAMES.items()}
 
 
 def renamed(value: Any) -> Any:
@@ -40,7 +40,7 @@ def test_the_stored_status_has_every_field_and_every_former_name() -> None:
             return set().union(*map(names, value))
         return {*value}.union(*map(names, value.values())) if isinstance(value, dict) else set()
 
-    assert names(STORED) >= {*FORMER_NAMES.values()}
+    assert names(STORED) >= {*PREVIOUS_NAMES.values()}
     assert {*JobStatus.model_fields} == {*JobStatus.model_validate(STORED).model_fields_set}
 
 
