@@ -3,10 +3,11 @@
     python tools/signposts.py      print each that leads nowhere; exit status 1 if there is one
 
 Checked is what ends in `.py`, alone (`view.py`) or with folders (`seen/view.py`): the last parts of a path
-in the repository. Fenced code in Markdown is not: tests run it. Names of others' files are in OF_OTHERS.
-Imports of our packages (`from ropeteam_trainer.agent import main`) are looked up wherever they
-stand, in string literals too, where no type checker sees them. Limits: decision records and CHANGELOG.md say
-what was; names of functions are not looked up.
+in the repository. In Markdown a name may follow that the file binds: `seen/view.py:build_view`. Fenced code
+in Markdown is not checked: tests run it. Names of others' files are in OF_OTHERS. Imports of our packages
+(`from ropeteam_trainer.agent import main`) are looked up wherever they stand, in string literals too, where
+no type checker sees them. Limits: decision records and CHANGELOG.md say what was; names of functions that
+stand alone are not looked up.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ SHIPPED = ("operator/", "trainer-image/")
 HISTORY = ("CHANGELOG.md", "docs/decisions/")
 _FILE = re.compile(r"(?<![\w./$-])((?:[\w-]+/)*)([\w-]+)\.py\b(?!\w)")
 _IMPORT = re.compile(r"\bfrom (ropeteam(?:_trainer)?(?:\.\w+)*) import (\w+(?:, \w+)*)")
+_SYMBOL = re.compile(_FILE.pattern + r":([^\W\d]\w*)")
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 Defined = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -49,6 +51,13 @@ def main() -> int:
         for module, attribute in imports((ROOT / name).read_text())
         if not packages.has(module, attribute)
     ]
+    lost += [
+        f"{name}: there is no {symbol} in {sign}"
+        for name in paths
+        if name.endswith(".md") and not name.startswith(HISTORY)
+        for sign, symbol in symbols((ROOT / name).read_text())
+        if not packages.binds(sign, symbol)
+    ]
     print("\n".join(lost) or f"signposts of {len(paths)} files lead somewhere")
     return 1 if lost else 0
 
@@ -70,6 +79,12 @@ def signs(text: str, is_markdown: bool) -> Iterator[str]:
         yield from (found[0] for found in _FILE.finditer(prose))
 
 
+def symbols(page: str) -> Iterator[tuple[str, str]]:
+    """Files of a page, each with the name that follows it."""
+    for found in _SYMBOL.finditer(_FENCE.sub("", page)):
+        yield f"{found[1]}{found[2]}.py", found[3]
+
+
 def imports(text: str) -> Iterator[tuple[str, str]]:
     for found in _IMPORT.finditer(text):
         yield from ((found[1], attribute) for attribute in found[2].split(", "))
@@ -88,6 +103,11 @@ class Packages:
 
     def has(self, module: str, attribute: str) -> bool:
         return f"{module}.{attribute}" in self._files or attribute in self._names(module)
+
+    def binds(self, sign: str, name: str) -> bool:
+        """Whether a file whose path ends so binds the name."""
+        modules = [module for module, path in self._files.items() if f"/{path}".endswith(f"/{sign}")]
+        return any(name in self._names(module) for module in modules)
 
     def _names(self, module: str) -> set[str]:
         if module not in self._bound and module in self._files:

@@ -39,3 +39,14 @@ def test_imports_are_looked_up_in_text_too(monkeypatch, tmp_path):
     assert [name for module, name in found if packages.has(module, name)] == ["LIMIT", "look", "z"]
     assert packages.has("ropeteam.core", "view")
     assert not packages.has("ropeteam.core.gone", "look")
+
+
+def test_a_name_behind_a_file_is_one_that_it_binds(monkeypatch, tmp_path):
+    monkeypatch.setattr(signposts, "ROOT", tmp_path)
+    (tmp_path / "operator" / "core").mkdir(parents=True)
+    (tmp_path / "operator" / "core" / "view.py").write_text("def look(): pass\n")
+    packages = signposts.Packages({"operator/core/view.py"})
+    page = "As `core/view.py:look` and `view.py:gone` do.\n```\nview.py:other\n```\n"
+    found = list(signposts.symbols(page))
+    assert found == [("core/view.py", "look"), ("view.py", "gone")]
+    assert [name for sign, name in found if packages.binds(sign, name)] == ["look"]

@@ -1,7 +1,7 @@
 """Checks before anything is started: Problems that name what to change.
 
 Transient errors (a stale mount, a slow node) are retried for half a minute; if they last, the Problem is
-marked (`passing`), and another pod is requested. Limit: SIGTERM is not handled meanwhile.
+marked (`transient`), and another pod is requested. Limit: SIGTERM is not handled meanwhile.
 """
 
 from __future__ import annotations
