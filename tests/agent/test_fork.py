@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from pathlib import Path
@@ -205,6 +204,8 @@ import os, sys, time
 waitpid = os.waitpid
 def slowly(*args):
     ended = waitpid(*args)
+    with open(os.path.join(os.path.dirname(__file__), "forks"), "a") as file:
+        file.write("x")
     time.sleep(0.5)
     return ended
 if any(word.endswith("zygote.py") for word in sys.orig_argv):
@@ -220,8 +221,10 @@ async def test_a_rank_that_is_buried_while_a_store_starts_takes_it_not_along(mak
     pod.start("python3", "x.py", ROPETEAM_STORE="", PYTHONPATH=str(pod.folder))
     plan = await a_world(coordinator, 1)
     await coordinator.wait_for(lambda r: r.plan == plan and not r.stopped)
+    forks = pod.folder / "forks"
+    await until(forks.exists, pod.text)  # the first world's store
     coordinator.order(host_store=Epoch(1, 0, 2))
-    await asyncio.sleep(0.25)
+    await until(lambda: forks.stat().st_size > 1, pod.text)
     coordinator.order(plan=None)
     await ended(coordinator, plan)
     await coordinator.wait_for(lambda r: r.store and r.store.epoch == Epoch(1, 0, 2))

@@ -72,8 +72,16 @@ def test_the_interface_of_an_address():
     assert proc.interface_of("192.0.2.1") is None
 
 
-def test_oom_kills_are_a_number_wherever_we_run():
-    assert proc.oom_kills() >= 0
+def test_oom_kills_of_all_visible_cgroups_are_added_up(monkeypatch: pytest.MonkeyPatch):
+    files = {
+        "/proc/self/cgroup": "0::/kubepods/pod1\n",
+        "/sys/fs/cgroup/kubepods/pod1/memory.events": "oom 9\noom_kill 2\noom_group_kill 4\n",
+        "/sys/fs/cgroup/memory.events": "oom_kill 5\n",
+    }
+    monkeypatch.setattr(proc, "_text", lambda path: files.get(path, ""))
+    assert proc.oom_kills() == 7
+    files.clear()
+    assert proc.oom_kills() == 0, "no file can be read"
 
 
 @pytest.mark.parametrize(

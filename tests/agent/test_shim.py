@@ -34,7 +34,9 @@ def test_a_folder_with_a_main_runs_as_under_python(shim, tmp_path):
 
 def test_isolated_stays_isolated(shim, tmp_path):
     (tmp_path / "x.py").write_text("import sys; print(sys.path[0], 'ropeteam_trainer' in sys.modules)")
-    assert not shim("script", "x.py", flags=("-I",)).stdout.startswith(str(tmp_path))
+    done = shim("script", "x.py", flags=("-I",))
+    assert (done.returncode, done.stdout != "") == (0, True), done.stderr
+    assert not done.stdout.startswith(str(tmp_path))
 
 
 def test_our_package_comes_last_and_is_not_imported(shim, tmp_path):

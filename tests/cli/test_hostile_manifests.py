@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -99,14 +98,30 @@ WORDS = """a: |&x |*x|<<: |[|]|{|}|, |? |  |- |!!set |!!int |0o|1:2|2026-13-45|'
 pieces = st.lists(st.sampled_from([*WORDS.split("|"), "|", "\n", "\\0", "9" * 99]), max_size=12).map("".join)
 
 
+def outcome_of(text: str) -> str:
+    try:
+        documents = list(manifestyaml.documents(text))
+    except manifestyaml.Refused:
+        return "refused"
+    json.dumps(documents, allow_nan=False)
+    return "read"
+
+
 @given(text=pieces | st.text(max_size=20))
 @example(text="!!int x")
 @example(text="!!bool maybe")
 @example(text="&x [*x]")
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 def test_any_text_is_read_or_refused(text: str) -> None:
-    with suppress(manifestyaml.Refused):
-        json.dumps(list(manifestyaml.documents(text)), allow_nan=False)
+    assert outcome_of(text) in ("read", "refused")
+
+
+@pytest.mark.parametrize(
+    ("text", "outcome"),
+    [("a: 1", "read"), ("&x [1, *x]", "refused"), ("!!int x", "refused"), ("!!bool yes", "read")],
+)
+def test_some_texts_are_read_and_some_are_refused(text: str, outcome: str) -> None:
+    assert outcome_of(text) == outcome
 
 
 @given(tail=pieces)

@@ -375,6 +375,7 @@ def test_api_server_ports_and_extra_objects() -> None:
 
 def test_no_hook_no_webhook_no_certificate() -> None:
     text = json.dumps(render())
+    assert '"kind": "Deployment"' in text
     assert "helm.sh/hook" not in text
     assert "WebhookConfiguration" not in text
     assert "Certificate" not in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -184,6 +185,10 @@ def test_checkpoints_are_wanted_where_there_is_a_place_and_a_script_that_saves(
 async def test_metrics_tell_a_stranger_nothing_secret(served: Served):
     await put_desired(served.http, DESIRED)
     served.coordinator._apply(membership.ReportReceived(agent(0, node="node-7")))
-    _, text = await http(served.http, request("GET", "/metrics"))
+    status, text = await http(served.http, request("GET", "/metrics"))
+    assert (status, re.findall(r"^ropeteam_job_registered_slots\{.*\} (.*)$", text, re.MULTILINE)) == (
+        200,
+        ["1.0"],
+    )
     for word in (TOKEN.hex(), BEARER, "node-7", "pod-0-1", "10.0.0.1"):
         assert word not in text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from tests.builders import Scene, saved
 from tests.core.observations import scenes
@@ -98,8 +99,8 @@ PROMISES: tuple[Callable[[Scene], None], ...] = (
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-@given(scenes)
-def test_the_promises_hold_for_every_observation(seen: Scene) -> None:
-    for promise in PROMISES:
-        promise(seen)
+@pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seen=scenes)
+def test_the_promises_hold_for_every_observation(promise: Callable[[Scene], None], seen: Scene) -> None:
+    promise(seen)
