@@ -14,15 +14,15 @@ from ropeteam_trainer.contract.world import CheckpointRef, Epoch
 
 ISLAND, NEW, NEWEST = Claim(Epoch(1, 0, 1), "a"), Claim(Epoch(2, 0, 1), "b"), Claim(Epoch(3, 0, 1), "c")
 WORLDS = (ISLAND, NEW, NEWEST)
-OLD = CheckpointKey(ISLAND.epoch, 10)
+OLD = CheckpointKey(ISLAND.world_id, 10)
 
 
 def ref(step: int, world: Claim = ISLAND) -> CheckpointRef:
-    return CheckpointRef(step, world.epoch, f"digest-{step}-{world.epoch}")
+    return CheckpointRef(step, world.world_id, f"digest-{step}-{world.world_id}")
 
 
 def grant(step: int, world: Claim) -> Grant:
-    return Grant(CheckpointRef(step, world.epoch), 1, (), None)
+    return Grant(CheckpointRef(step, world.world_id), 1, (), None)
 
 
 def trains(world: Claim, *saves: int, keep: int = 1) -> Generator[Any, Any, None]:
@@ -40,14 +40,14 @@ def faults(_model: Model, state: State) -> str:
     for number, counts in enumerate(state.counts):
         lost = [place for who, place in state.deleted if who < number and place in (counts or ())]
         if lost:
-            return f"what {WORLDS[number].epoch} counts was deleted by an older world: {lost}"
-        own = {place for place in state.folders if place.epoch == WORLDS[number].epoch}
+            return f"what {WORLDS[number].world_id} counts was deleted by an older world: {lost}"
+        own = {place for place in state.folders if place.world_id == WORLDS[number].world_id}
         newest = max({*(counts or ()), *own}, default=None)
         if (number, newest) in state.deleted:
-            return f"{WORLDS[number].epoch} deleted its newest checkpoint"
+            return f"{WORLDS[number].world_id} deleted its newest checkpoint"
     first, second = (*state.counts, None, None)[1:3]
-    late = {place for place in second or () if place.epoch == ISLAND.epoch} - (first or second or set())
-    return f"{late} came after the claim of {NEW.epoch}, and count" if late else ""
+    late = {place for place in second or () if place.world_id == ISLAND.world_id} - (first or second or set())
+    return f"{late} came after the claim of {NEW.world_id}, and count" if late else ""
 
 
 def explored(*lives: tuple[Claim, tuple[int, ...]]) -> Model:

@@ -201,9 +201,11 @@ def draw_journal(chance: Random) -> bytes:
     entries: dict[str, Any] = {}
     for place in PLACES:
         above = chance.choice((None, *PLACES))
-        parent = above and CheckpointRef(above.step, above.epoch, chance.choice(("", "d", f"d{above.step}")))
+        parent = above and CheckpointRef(
+            above.step, above.world_id, chance.choice(("", "d", f"d{above.step}"))
+        )
         entry = JournalEntry(
-            CheckpointRef(place.step, place.epoch, chance.choice(("d", f"d{place.step}"))), parent
+            CheckpointRef(place.step, place.world_id, chance.choice(("d", f"d{place.step}"))), parent
         )
         entries[f"{place}.{chance.choice(('commit', 'pruned', 'pruning-1.0.9-p'))}"] = codec.to_plain(entry)
     entries = mutations.bent(chance, entries, loose=0.2)
@@ -217,7 +219,7 @@ def draw_journal(chance: Random) -> bytes:
 @asynccontextmanager
 async def _journals() -> AsyncIterator[Attempt]:
     held = Held(journal.Claim(Epoch(1, 0, 9), "pod"), frozenset(PLACES))
-    refs = tuple(CheckpointRef(place.step, place.epoch, f"d{place.step}") for place in PLACES)
+    refs = tuple(CheckpointRef(place.step, place.world_id, f"d{place.step}") for place in PLACES)
 
     async def attempt(case: bytes) -> list[str]:
         texts_in_case = [text.decode() for text in case.split(_BETWEEN)]

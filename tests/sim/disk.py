@@ -131,7 +131,7 @@ class Disk:
             case journal.Folders():
                 return tuple(CheckpointKey(each.epoch, each.step) for each in self.folders.values())
             case journal.Delete(place):
-                del self.folders[folder(CheckpointRef(place.step, place.epoch, run=self._job_uid))]
+                del self.folders[folder(CheckpointRef(place.step, place.world_id, run=self._job_uid))]
             case journal.WriteManifest(grant):
                 return self.write_manifest(grant)
         return None

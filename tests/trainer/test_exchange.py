@@ -116,14 +116,14 @@ def test_what_the_release_before_knows_keeps_its_name_and_fields() -> None:
 
 @pytest.mark.parametrize("other", [0, 1, 2], ids=["rank 0", "rank 1", "none"])
 def test_ranks_of_the_release_before_exchange_with_those_of_this_one(tmp_path: Path, other: int) -> None:
-    ended = RankGroup(tmp_path, 2).run("telling.py", str(other))
+    ended = RankGroup(tmp_path, 2).run("exchanging.py", str(other))
     assert ended.codes == [0, 0], "\n".join(ended.output)
 
 
 @pytest.mark.parametrize("hostile", [0, 1])
 def test_a_gadget_from_a_peer_is_not_run(tmp_path: Path, hostile: int) -> None:
     made = tmp_path / "made"
-    ended = RankGroup(tmp_path, 2).run("telling.py", str(hostile), str(made))
+    ended = RankGroup(tmp_path, 2).run("exchanging.py", str(hostile), str(made))
     assert ended.codes == [0, 0], "\n".join(ended.output)
     assert [made.with_suffix(f".{rank}").exists() for rank in range(2)] == [hostile == 0, hostile == 1]
     assert f"the message of rank {hostile} cannot be decoded" in ended.output[1 - hostile]

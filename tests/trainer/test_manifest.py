@@ -1,4 +1,4 @@
-"""The manifest: what it says survives the way to disk, and its digest names exactly that."""
+"""The manifest: its content survives the way to disk, and its digest names exactly that."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ files = st.builds(ShardFile, name=st.text(), size=numbers, sha256=digests)
 manifests = st.builds(
     Manifest,
     step=numbers,
-    epoch=epochs,
+    world_id=epochs,
     world_size=numbers,
     job=st.text(),
     job_uid=st.text(),
@@ -60,3 +60,14 @@ def test_a_manifest_survives_on_disk(manifest: Manifest) -> None:
 @given(manifest=manifests)
 def test_the_digest_changes_with_the_content(manifest: Manifest) -> None:
     assert replace(manifest, world_size=manifest.world_size + 1).ref.digest != manifest.ref.digest
+
+
+def test_names_in_json_are_those_of_every_release() -> None:
+    """Manifests of earlier releases are read, and theirs read ours."""
+    parent = CheckpointRef(2, Epoch(1, 0, 1), "cd", "uid")
+    files = (ShardFile("state.pt", 7, "ab"),)
+    assert Manifest(3, Epoch(1, 0, 2), 2, "job", "uid", files, parent).to_bytes() == (
+        b'{"step":3,"epoch":{"term":1,"boot":0,"n":2},"world_size":2,"job":"job","job_uid":"uid",'
+        b'"files":[{"name":"state.pt","size":7,"sha256":"ab"}],'
+        b'"parent":{"step":2,"epoch":{"term":1,"boot":0,"n":1},"digest":"cd","run":"uid"},"format":1}'
+    )

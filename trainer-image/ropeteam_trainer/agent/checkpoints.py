@@ -120,7 +120,7 @@ class Disk:
             case journal.Folders():
                 return tuple(_places(run))
             case journal.Delete(place, apart=False):
-                return delete(run, place.step, place.epoch)  # the next prune retries what is left
+                return delete(run, place.step, place.world_id)  # the next prune retries what is left
             case journal.Delete(place):
                 return self._delete_own(directory, place)
             case journal.WriteManifest(grant):
@@ -146,12 +146,12 @@ class Disk:
 
     def _delete_own(self, directory: Folder, place: CheckpointKey) -> None:
         """Delete a checkpoint, unless another run has saved the same step there since."""
-        path = manifest.path_in_run(CheckpointRef(place.step, place.epoch))
+        path = manifest.path_in_run(CheckpointRef(place.step, place.world_id))
         with suppress(OSError, ValueError):
             with directory.down(path) as folder:
                 ours = self._is_own(folder)
             if ours:
-                delete(directory, place.step, place.epoch)
+                delete(directory, place.step, place.world_id)
 
     def _is_own(self, folder: Folder) -> bool:
         """Whether this job wrote the checkpoint. Raises OSError, ValueError if it has no manifest."""
@@ -162,7 +162,7 @@ class Disk:
         """Write the manifest beside the files, whose writers have made their names durable."""
         content = Manifest(
             step=grant.ref.step,
-            epoch=grant.ref.epoch,
+            world_id=grant.ref.epoch,
             world_size=grant.world_size,
             job=self._settings.job,
             job_uid=self._settings.job_uid,

@@ -47,7 +47,7 @@ def export(folder: Path) -> dict[str, Any]:
 
 
 def _find(folder: Path) -> tuple[Path, CheckpointRef]:
-    """Directory and reference of `<directory>[/run-<UID>]/step-<n>/<epoch>`, or of the newest below a
+    """Directory and reference of `<directory>[/run-<UID>]/step-<n>/<world>`, or of the newest below a
     directory."""
     parent = folder.parent.parent
     run = parent.name.removeprefix("run-") if parent.name.startswith("run-") else ""

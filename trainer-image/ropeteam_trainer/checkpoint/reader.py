@@ -63,8 +63,8 @@ def find(directory: Location) -> tuple[CheckpointRef, ...]:
 def _find(root: Folder, run: str) -> Iterator[CheckpointRef]:
     base = run_folder(run)
     for step in _names(root, base) if base else root.names():
-        for epoch in _names(root, f"{base}/{step}" if base else step) if step.startswith("step-") else ():
-            ref = ref_at(run, step, epoch)
+        for world in _names(root, f"{base}/{step}" if base else step) if step.startswith("step-") else ():
+            ref = ref_at(run, step, world)
             if ref is not None and _has_manifest(root, ref):
                 yield ref
 
@@ -118,8 +118,8 @@ def inspect(directory: Location, ref: CheckpointRef, keys: Keys = ()) -> Inspect
         manifest = codec.decode(Manifest, text)
     except codec.DecodeError as error:
         return Inspection(None, f"its manifest is torn or altered ({error})")
-    if (manifest.step, manifest.epoch) != (ref.step, ref.epoch):
-        return Inspection(None, f"its manifest belongs to step {manifest.step} of world {manifest.epoch}")
+    if (manifest.step, manifest.world_id) != (ref.step, ref.epoch):
+        return Inspection(None, f"its manifest belongs to step {manifest.step} of world {manifest.world_id}")
     if ref.run and not ref.digest and manifest.job_uid != ref.run:  # with a known hash it may be a copy
         return Inspection(None, f"its manifest belongs to the job with UID {ascii(manifest.job_uid)[:80]}")
     names = {file.name for file in manifest.files}

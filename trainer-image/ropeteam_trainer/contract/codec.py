@@ -28,7 +28,7 @@ _Reader = Callable[[Any], Any]
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 _write = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 _write_unescaped = json.JSONEncoder(ensure_ascii=False).encode
-_JSON_NAME = "json"
+JSON_NAME = "json"
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 
 
@@ -39,12 +39,12 @@ class DecodeError(ValueError):
 def stored_as(name: str, default: Any = dataclasses.MISSING) -> Any:
     """Field of a dataclass that is called `name` in JSON. Peers, manifests and journals of earlier releases
     know it by that name, so a name in the code can be mended without a new version of the protocol."""
-    return dataclasses.field(default=default, metadata={_JSON_NAME: name})
+    return dataclasses.field(default=default, metadata={JSON_NAME: name})
 
 
 def json_name(field: dataclasses.Field[Any]) -> str:
     """Name of a field in JSON."""
-    name: str = field.metadata.get(_JSON_NAME, field.name)
+    name: str = field.metadata.get(JSON_NAME, field.name)
     return name
 
 

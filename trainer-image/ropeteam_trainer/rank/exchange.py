@@ -105,14 +105,14 @@ class _Message(pickle.Unpickler):
     def __init__(self, content: bytes, names: Vocabulary) -> None:
         super().__init__(io.BytesIO(content))
         self._names = names
-        self._stands_for: dict[type, type] = {}
+        self._kind_of: dict[type, type] = {}
 
     def find_class(self, module: str, name: str) -> Any:
         kind = self._names.get(f"{module}.{name}") or _builtin_error(module, name)
         if kind is None:
             raise pickle.UnpicklingError(f"it names {module}.{name}, which ranks do not send to each other")
         stand_in = type(name, (_StandIn,), {})
-        self._stands_for[stand_in] = kind
+        self._kind_of[stand_in] = kind
         return stand_in
 
     def real(self, value: Any) -> Any:
@@ -123,7 +123,7 @@ class _Message(pickle.Unpickler):
             return type(value)(self.real(item) for item in value)
         if type(value) is dict:
             return {self.real(key): self.real(item) for key, item in value.items()}
-        kind = self._stands_for[type(value)]
+        kind = self._kind_of[type(value)]
         if dataclasses.is_dataclass(kind):
             return codec.from_plain(kind, self._plain(value))
         return kind(*self.real(value._args))

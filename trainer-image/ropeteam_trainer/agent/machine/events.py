@@ -87,7 +87,7 @@ def apply_event(state: State, event: Event) -> Stepped:
             return replace(claimed, problem=problem), ()
         case ClaimFailed(_):
             return replace(state, claiming=None, claim_retry_at=state.now + RETRY_SECONDS), ()
-        case RunSuperseded(by) if by in (state.claiming, state.held and state.held.claim.epoch):
+        case RunSuperseded(by) if by in (state.claiming, state.held and state.held.claim.world_id):
             return replace(state, writing=None), ()  # by the next world of this agent
         case RunSuperseded(by):
             return replace(state, superseded=by, claiming=None, writing=None), ()

@@ -209,7 +209,7 @@ def _start_world(state: State) -> Stepped:
     if loss := _store_loss(state, plan) if started_in == plan.epoch else _NOT_IN_POD:
         ranks = tuple(replace(rank, alive=False, exit=loss) for rank in ranks)
         return replace(state, world=World(plan, started_in, ranks)), ()
-    if _is_lead(state) and not (state.held and state.held.claim.epoch == plan.epoch):
+    if _is_lead(state) and not (state.held and state.held.claim.world_id == plan.epoch):
         return _claim(state, plan)
     restore = state.restore if _is_lead(state) else plan.restore
     return replace(state, world=World(plan, started_in, ranks)), (StartRanks(plan, state.may_fork, restore),)
@@ -371,7 +371,7 @@ def _prune(state: State) -> Stepped:
 def _held_claim(state: State, world: World | None) -> Held | None:
     """The claim of this agent, if it is that of this world."""
     held = state.held if _is_lead(state) and not state.superseded else None
-    return held if held and world and held.claim.epoch == world.started_in else None
+    return held if held and world and held.claim.world_id == world.started_in else None
 
 
 def _is_lead(state: State) -> bool:

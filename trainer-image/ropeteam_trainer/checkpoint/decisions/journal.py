@@ -41,11 +41,11 @@ two backups of etcd."""
 class CheckpointKey(NamedTuple):
     """Key of a checkpoint in its run. Ordered: newer ones come later."""
 
-    epoch: Epoch
+    world_id: Epoch
     step: int
 
     def __str__(self) -> str:
-        return f"step-{self.step}.{self.epoch}"
+        return f"step-{self.step}.{self.world_id}"
 
 
 # ---- operations
@@ -142,20 +142,20 @@ class JournalEntry:
 
 
 class Claim(NamedTuple):
-    epoch: Epoch
+    world_id: Epoch
     pod: str
     """UID of the pod: no two pods claim for one world, unless a coordinator has used its number twice."""
 
     @property
     def name(self) -> str:
-        return f"claim-{self.epoch}-{self.pod}"
+        return f"claim-{self.world_id}-{self.pod}"
 
     @property
     def adopts(self) -> str:
         return f"{self.name}.adopts"
 
     def pruning(self, key: CheckpointKey) -> str:
-        return f"{key}.pruning-{self.epoch}-{self.pod}"
+        return f"{key}.pruning-{self.world_id}-{self.pod}"
 
 
 class Superseded(Exception):
@@ -174,7 +174,7 @@ class Held:
     adopted: frozenset[CheckpointKey]
 
     def counts(self, key: CheckpointKey) -> bool:
-        return key in self.adopted or key.epoch == self.claim.epoch
+        return key in self.adopted or key.world_id == self.claim.world_id
 
 
 _WORLD = r"(\d+\.\d+\.\d+)"
@@ -195,9 +195,9 @@ class _Listing:
 
     def refuse(self, claim: Claim) -> None:
         """Raise Superseded if a newer world has claimed the run."""
-        rivals = [each for each in self.claims if each.epoch >= claim.epoch and each != claim]
+        rivals = [each for each in self.claims if each.world_id >= claim.world_id and each != claim]
         if rivals:
-            raise Superseded(max(rivals).epoch)
+            raise Superseded(max(rivals).world_id)
 
 
 def _parse_listing(names: Iterable[str]) -> _Listing:
@@ -235,11 +235,11 @@ def claim(me: Claim) -> Steps[Held]:
     yield Create(me.name)
     seen = _parse_listing((yield List()))
     seen.refuse(me)
-    counted = {key for key in seen.committed if key.epoch < me.epoch}
-    previous = max((each for each in seen.adopting if each.epoch < me.epoch), default=None)
+    counted = {key for key in seen.committed if key.world_id < me.world_id}
+    previous = max((each for each in seen.adopting if each.world_id < me.world_id), default=None)
     if previous is not None:
         listed = set((yield ReadEntry(previous.adopts)).split())
-        counted = {key for key in counted if str(key) in listed or key.epoch == previous.epoch}
+        counted = {key for key in counted if str(key) in listed or key.world_id == previous.world_id}
     yield Write(me.adopts, "\n".join(sorted(map(str, counted))))
     _parse_listing((yield List())).refuse(me)
     return Held(me, frozenset(counted))
@@ -370,7 +370,7 @@ def _apart(seen: _Listing, others: set[CheckpointKey]) -> Steps[set[CheckpointKe
 
 
 def _older(held: Held, key: CheckpointKey) -> bool:
-    return key.epoch <= held.claim.epoch
+    return key.world_id <= held.claim.world_id
 
 
 def _is_leftover(held: Held, seen: _Listing, key: CheckpointKey) -> bool:

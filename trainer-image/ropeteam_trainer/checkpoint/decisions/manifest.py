@@ -2,14 +2,14 @@
 
     <directory>/runs/<number>.<UID>     order in which runs began; a TrainingJob object is a run
     <directory>/run-<UID>/journal/      which of its checkpoints are committed (journal.py)
-    <directory>/run-<UID>/step-<step>/<epoch>/
+    <directory>/run-<UID>/step-<step>/<world>/
         __<rank>_0.distcp   tensors, or blocks of them: each is in one file
         .metadata           index of the tensors, written by rank 0
         state.pt            plain values that all ranks share, written by rank 0
         rank-<rank>.pt      state of one rank: RNG
         manifest.json       written last, by the agent of rank 0, after a grant
 
-Without an operator, and before runs had folders of their own, it is <directory>/step-<step>/<epoch>/. The
+Without an operator, and before runs had folders of their own, it is <directory>/step-<step>/<world>/. The
 first two are the format of torch.distributed.checkpoint. Files are write-once. Without a
 manifest that verifies, a folder is not a checkpoint. Standard library only: the agent writes manifests and
 never imports torch.
@@ -18,7 +18,7 @@ never imports torch.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ropeteam_trainer.contract import codec, seals
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
@@ -36,7 +36,7 @@ MAX_BYTES = 16 << 20
 @dataclass(frozen=True)
 class Manifest:
     step: int
-    epoch: Epoch
+    world_id: Epoch = field(metadata={codec.JSON_NAME: "epoch"})
     world_size: int
     job: str
     job_uid: str
@@ -54,7 +54,7 @@ class Manifest:
 
     def ref_as(self, content: bytes) -> CheckpointRef:
         """Reference with the digest of `content`: the bytes on disk, which may have other fields."""
-        return CheckpointRef(self.step, self.epoch, hashlib.sha256(content).hexdigest(), self.job_uid)
+        return CheckpointRef(self.step, self.world_id, hashlib.sha256(content).hexdigest(), self.job_uid)
 
 
 def run_folder(run: str) -> str:
@@ -72,13 +72,13 @@ def path_in_run(ref: CheckpointRef) -> str:
     return f"step-{ref.step}/{ref.epoch}"
 
 
-def ref_at(run: str, step: str, epoch: str) -> CheckpointRef | None:
+def ref_at(run: str, step: str, world: str) -> CheckpointRef | None:
     """Reference of the checkpoint in folders of these names. None: we write no such names."""
     try:
-        ref = replace(parse_ref(f"{step}/{epoch}"), run=run)
+        ref = replace(parse_ref(f"{step}/{world}"), run=run)
     except ValueError:
         return None
-    return ref if path_in_run(ref) == f"{step}/{epoch}" else None
+    return ref if path_in_run(ref) == f"{step}/{world}" else None
 
 
 def ref_text(ref: CheckpointRef) -> str:
@@ -93,6 +93,6 @@ def rank_file(rank: int) -> str:
 def parse_ref(text: str) -> CheckpointRef:
     """Inverse of ref_text. Raises ValueError."""
     path, _, digest = text.partition("#")
-    *run, step, epoch = path.split("/")
+    *run, step, world = path.split("/")
     number = int(step.removeprefix("step-"))
-    return CheckpointRef(number, Epoch.parse(epoch), digest, "/".join(run).removeprefix("run-"))
+    return CheckpointRef(number, Epoch.parse(world), digest, "/".join(run).removeprefix("run-"))

@@ -1,10 +1,11 @@
-"""Two ranks tell each other what ranks do, and rank OTHER speaks as the release before did, with pickles.
+"""Two ranks exchange their messages, and rank OTHER sends those of the release before, pickles.
 
-telling.py OTHER FILE     FILE: it sends a gadget too, that makes FILE.<rank> in whoever unpickles it
+exchanging.py OTHER FILE     FILE: it sends a gadget too, which creates FILE.<rank> where it is unpickled
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import types
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from ropeteam_trainer.checkpoint.agreement import CHOSEN, VERIFICATION, Verification
 from ropeteam_trainer.checkpoint.decisions.manifest import Manifest
 from ropeteam_trainer.checkpoint.decisions.restore import CheckpointNotFound, Choice
+from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.world import Epoch, ShardFile
 from ropeteam_trainer.rank.world import World
 
@@ -53,20 +55,30 @@ def failing(error: Exception) -> Callable[[], Any]:
     return answer
 
 
-def told(tell: Callable[[], Any]) -> Any:
-    """The answer, or the error in words."""
+def result_or_error(action: Callable[[], Any]) -> Any:
+    """Result, or the text of the error."""
     try:
-        return tell()
+        return action()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 
 
 def become_the_release_before() -> None:
-    """Its classes were where their names on the wire say, so its pickles name them by these."""
+    """Give classes the places that their names on the wire have, so that pickles name them so."""
     for name, kind in {**CHOSEN, **VERIFICATION}.items():
         module, _, kind.__qualname__ = name.rpartition(".")
         setattr(sys.modules.setdefault(module, types.ModuleType(module)), kind.__qualname__, kind)
         kind.__module__ = module
+        if dataclasses.is_dataclass(kind):
+            name_fields_as_before(kind)
+
+
+def name_fields_as_before(kind: Any) -> None:
+    """Pickle a dataclass with the names that its fields had, which are those in JSON."""
+    before = {field.name: codec.json_name(field) for field in dataclasses.fields(kind)}
+    now = {json_name: name for name, json_name in before.items()}
+    kind.__getstate__ = lambda self: {before[name]: value for name, value in vars(self).items()}
+    kind.__setstate__ = lambda self, state: self.__dict__.update({now[name]: state[name] for name in state})
 
 
 world = World.join("cpu", 60)
@@ -75,16 +87,16 @@ if world.rank == int(sys.argv[1]):
     world = Before(world.rank, world.size, world.device)
 manifest = Manifest(3, Epoch(1, 0, 1), 2, "job", "uid", (ShardFile("state.pt", 7, "ab"),), None)
 choice = Choice(manifest, manifest.ref, ("another is not used",)), ""
-said = [Verification(rank == 1, 5 + rank, "", "away") for rank in range(2)]
+states = [Verification(rank == 1, 5 + rank, "", "away") for rank in range(2)]
 fits = [({f"lacks {rank}"}, {"what nobody takes"}, ["a shape"]) for rank in range(2)]
 
 assert world.from_rank_0(lambda: choice, CHOSEN) == choice
-assert world.gather(said[world.rank], VERIFICATION) == said
+assert world.gather(states[world.rank], VERIFICATION) == states
 assert world.gather(fits[world.rank]) == fits
 for error in (CheckpointNotFound("no step 3"), OSError(5, "Input/output error", "/saved"), ValueError("no")):
-    words = f"{type(error).__name__}: {error}"
-    assert told(lambda error=error: world.from_rank_0(failing(error), CHOSEN)) == words  # type: ignore[misc]
+    expected = f"{type(error).__name__}: {error}"
+    assert result_or_error(lambda error=error: world.from_rank_0(failing(error), CHOSEN)) == expected  # type: ignore[misc]
 if len(sys.argv) > 2:
-    print(told(lambda: world.gather(Gadget() if isinstance(world, Before) else 0)))
-    print(told(lambda: world.from_rank_0(Gadget)))
+    print(result_or_error(lambda: world.gather(Gadget() if isinstance(world, Before) else 0)))
+    print(result_or_error(lambda: world.from_rank_0(Gadget)))
 world.leave(10)
