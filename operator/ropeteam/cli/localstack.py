@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import importlib.util
 import signal
 import sys
 from collections.abc import Callable
@@ -23,7 +24,16 @@ _MIN_BACKOFF, _MAX_BACKOFF = 0.2, 10.0
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
+MISSING = (
+    "the local cluster is not installed (the operator's image leaves it out): use the image ropeteam-local, "
+    "docker build --target local"
+)
+
 PrintLine = Callable[[str], None]
+
+
+def is_installed() -> bool:
+    return importlib.util.find_spec("ropeteam.local") is not None
 
 
 def _set_parent_death_signal() -> None:
@@ -43,6 +53,8 @@ class LocalStack:
         self._logs: list[IO[bytes]] = []
 
     async def __aenter__(self) -> Self:
+        if not is_installed():
+            raise CommandFailed(MISSING)
         self.home.mkdir(0o700, parents=True, exist_ok=True)
         pipe = asyncio.subprocess.PIPE
         try:

@@ -10,10 +10,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from ropeteam.cli import localstack
 from ropeteam.cli.errors import BadInput
 from ropeteam.cli.manifest.manifests import Manifest
 from ropeteam.cli.planning import cost as plan
-from ropeteam.cli.planning import rehearse
+from ropeteam_trainer.partition.answer import DryRunResult
 
 
 def show(jobs: Sequence[Manifest], timeout_seconds: float) -> None:
@@ -32,6 +33,14 @@ def show(jobs: Sequence[Manifest], timeout_seconds: float) -> None:
 
 def _rows(job: Manifest, timeout_seconds: float) -> list[plan.Row]:
     try:
-        return plan.rows_of(job.spec, rehearse.rehearse(job.spec, Path.cwd(), timeout_seconds))
+        return plan.rows_of(job.spec, _dry_run(job, timeout_seconds))
     except BadInput as error:
         raise BadInput(f"{job.name}: {error.message}") from None
+
+
+def _dry_run(job: Manifest, timeout_seconds: float) -> DryRunResult | str:
+    if not localstack.is_installed():
+        return f"the script was not run: {localstack.MISSING}"
+    from ropeteam.cli.planning import rehearse
+
+    return rehearse.rehearse(job.spec, Path.cwd(), timeout_seconds)
