@@ -17,7 +17,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY operator operator
 COPY trainer-image/ropeteam_trainer trainer-image/ropeteam_trainer
 # Bytecode names its source by hash: a time would differ in each build, and be wrong once file times are set. All of it
-# anew: pip has imported some. The local cluster is for the machines of users, in the stage `local`.
+# again: pip has imported some. The local cluster is for the machines of users, in the stage `local`.
 RUN rm -r operator/ropeteam/local \
     && /opt/build/bin/hatchling build -t wheel \
     && /opt/build/bin/pip --python /opt/ropeteam install --no-compile --no-deps --no-index dist/*.whl \

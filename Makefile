@@ -78,7 +78,7 @@ e2e: $(VENV)/bin/ropeteam  ## end to end on real nodes that are killed, cut off,
 gpu: $(VENV)/bin/ropeteam  ## what needs a GPU: forks beside CUDA, NCCL, every technique on a device (one GPU; minutes)
 	ROPETEAM_GPU=1 $(PYTHON) -m pytest -W default -rA tests/gpu
 
-e2e-core: $(VENV)/bin/ropeteam  ## the core of it; a machine that cannot is told so, loudly (what CI runs)
+e2e-core: $(VENV)/bin/ropeteam  ## the core of it; skipped, loudly, on a machine that cannot (what CI runs)
 	tools/e2e-core
 
 release: $(VENV)/bin/ropeteam  ## write dist/: make release VERSION=x.y.z PYTHON_IMAGE=python@sha256:... [STEPS="wheel chart sboms images sums"]
