@@ -244,6 +244,7 @@ ROUNDS = (
         {
             "failed": f"sum(rate(controller_runtime_reconcile_errors_total{_QUEUE}{_WINDOW}))",
             "unreadable {{kind}}": f"sum by (kind) (rate(ropeteam_unreadable_objects_total{_WINDOW}))",
+            "lists after a missed change": f"sum(rate(ropeteam_cache_missed_changes_total{_WINDOW}))",
         },
         unit="ops",
     ),

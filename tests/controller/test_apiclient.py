@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import stat
 from pathlib import Path
 
 import aiohttp
 import pytest
 from aiohttp import web
+from aiohttp.abc import AbstractResolver, ResolveResult
 from tests.controller.scripted import Object, Scripted, access, serving
+from tests.controller.waiting import until
+from yarl import URL
 
 from ropeteam.controller.client import apiclient
 from ropeteam.controller.client.access import Access, AccessError, load
@@ -67,6 +71,39 @@ async def test_refused_credentials_are_loaded_again(api: Scripted, client: ApiCl
     api.answers.append((401, {"message": "expired"}))
     await client.get(POD)
     assert api.tokens == ["Bearer token-0", "Bearer token-1"]
+
+
+async def test_a_lookup_that_ends_with_its_connection_pool_is_repeated(api: Scripted) -> None:
+    """aiohttp cancels lookups of names when their session closes: nobody has cancelled the request."""
+    server, looked_up = URL(api.address), list[bool]()
+
+    class Resolver(AbstractResolver):
+        async def resolve(
+            self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+        ) -> list[ResolveResult]:
+            looked_up.append(True)
+            if len(looked_up) == 1:
+                await asyncio.Event().wait()
+            found = ResolveResult(
+                hostname=host, host=str(server.host), port=port, family=family, proto=0, flags=0
+            )
+            return [found]
+
+        async def close(self) -> None:
+            pass
+
+    async def load() -> Access:
+        return access(f"http://api.test:{server.port}", f"token-{len(looked_up)}")
+
+    def connect(_: Access) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(connector=aiohttp.TCPConnector(resolver=Resolver()))
+
+    async with ApiClient(load, connect=connect) as client:
+        request = asyncio.create_task(client.items(ObjectRef("Pod", "default")))
+        await until(lambda: bool(looked_up))
+        await client._reconnect(client._access)
+        assert await request == []
+    assert looked_up == [True, True]
 
 
 async def test_a_refusal_surfaces_at_once_with_the_servers_words(api: Scripted, client: ApiClient) -> None:

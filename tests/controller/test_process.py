@@ -18,10 +18,11 @@ import pytest_asyncio
 from tests.controller.house import JOB, job, names
 from tests.controller.waiting import PATIENCE, until, until_async
 
-from ropeteam.controller import handlers
 from ropeteam.controller.cache.informer import Key
 from ropeteam.controller.client import access
 from ropeteam.controller.client.apiclient import ApiClient, NotFound, ObjectRef
+from ropeteam.controller.kopfwatch import thread
+from ropeteam.controller.kopfwatch.handlers import Change
 from ropeteam.local.cluster import LocalCluster
 
 
@@ -204,27 +205,27 @@ async def test_without_a_way_to_a_cluster_it_says_so(tmp_path: Path) -> None:
     assert b"ropeteam operator: cannot read the kubeconfig nowhere" in said
 
 
-async def test_kopf_rings_the_bell_for_every_job_that_changes(
+async def test_kopf_reports_every_job_that_changes(
     cluster: LocalCluster, client: ApiClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def nobody() -> str:
         raise KeyError("getpwuid(): uid not found: 65532")
 
     monkeypatch.setattr("getpass.getuser", nobody)  # as in a container
-    bells: list[Key] = []
+    changes: list[Change] = []
     load = partial(access.load, cluster.kubeconfig)
-    task = asyncio.create_task(handlers.run(load, bells.append, (), asyncio.Event()))
+    task = asyncio.create_task(thread.run(load, changes.append, ()))
     await client.create(job())
     for number in range(1000):  # what is there before it watches is listed, by others
         await client.merge(JOB, {"metadata": {"annotations": {"number": str(number)}}})
         await asyncio.sleep(0.05)
-        if bells:
+        if changes:
             break
-    assert bells[0] == Key("default", "job")
+    assert changes[0].key == Key("default", "job")
     other = job()
     other["metadata"]["name"] = "other"
     await client.create(other)
-    await until(lambda: Key("default", "other") in bells)
+    await until(lambda: Key("default", "other") in {each.key for each in changes})
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task

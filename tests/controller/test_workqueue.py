@@ -130,22 +130,6 @@ async def test_one_job_that_fails_does_not_stop_the_others() -> None:
     await serving_until(queue, handle, lambda: good == 50)
 
 
-async def test_a_cancellation_that_was_not_meant_for_us_costs_no_worker() -> None:
-    """At its end kopf cancels every task that is younger than itself, whoever made it."""
-    queue, tries = WorkQueue[str](4), 0
-
-    async def handle(_: str) -> None:
-        nonlocal tries
-        tries += 1
-        if tries <= 10:
-            child = asyncio.create_task(asyncio.sleep(3600))
-            child.cancel()
-            await child
-
-    queue.add("a")
-    await serving_until(queue, handle, lambda: tries == 11)
-
-
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 def test_of_two_planned_wake_ups_the_earlier_one_stays(
     run: Callable[[Coroutine[Any, Any, None]], None],

@@ -34,10 +34,10 @@ from ropeteam.api.status import JobStatus
 from ropeteam.controller.cache import informer, parsing
 from ropeteam.controller.cache.caches import make_caches
 from ropeteam.controller.cache.informer import Informer, Key
-from ropeteam.controller.cache.kopfevents import _Outlined
 from ropeteam.controller.client import apiclient, boundedjson
 from ropeteam.controller.client.apiclient import ApiClient, Object, ObjectRef
 from ropeteam.controller.client.coordinator import Coordinators, Unreachable
+from ropeteam.controller.kopfwatch.outline import _Outlined
 from ropeteam.controller.reconcile.observer import JobCaches, Observer
 from ropeteam.controller.settings import OperatorKey, OperatorKeys
 from ropeteam.core.decide import decide

@@ -1,6 +1,6 @@
 """The shipped operator as a process: assembly.connected and the election, without kopf and without probes.
 
-kopf only rings the bell that the informer rings, too (tests/controller/test_handlers.py); probes and
+kopf only rings the bell that the informer rings, too (tests/controller/test_kopfwatch.py); probes and
 signals are tests/controller/test_process.py's.
 """
 

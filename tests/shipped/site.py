@@ -4,7 +4,7 @@ http.py, and the operator's informers, queue, reconciler, executor and election.
     site = Site(Setup(seed=1), folder); site.run(30.0); site.settle()
 
 Outside, and which real test holds it:
-  kopf                     tests/controller/test_handlers.py, test_process.py
+  kopf                     tests/controller/test_kopfwatch.py, test_process.py
   aiohttp, TLS, access     tests/controller/test_apiclient.py, test_access.py
   schemas, admission       tests/differential, tests/local
   ranks.py, reaper, zygote, keeper, page, sockets    tests/agent/test_ranks.py, test_fork.py, test_watching.py

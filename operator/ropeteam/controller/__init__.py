@@ -5,7 +5,7 @@ reconcile/    one reconcile of one job: observe, decide, save, announce, act
 cache/        informers: objects of the API server, kept up to date
 queue/        the work queue: which job to reconcile next
 client/       requests to the API server and to coordinators
-handlers.py   everything that kopf is used for
+kopfwatch/    kopf: a second watch of TrainingJobs, which finds what the first one missed
 election.py   one operator acts at a time
 settings.py   flags, environment, defaults
 probes.py     /healthz, /readyz, /metrics

@@ -1,7 +1,7 @@
 """Connect caches, queue, reconciler, probes and kopf; run them until a signal comes.
 
 Order matters: first the caches, also in a standby operator; then the election, if there is one; then workers
-and kopf, which at its end waits for every task that is younger than itself.
+and kopf.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,13 +21,15 @@ from typing import NamedTuple
 import aiohttp
 
 from ropeteam.api.job import KIND, PLURAL, VERSION
-from ropeteam.controller import handlers, metrics, probes
+from ropeteam.controller import metrics, probes
 from ropeteam.controller.cache.caches import Caches, make_caches
 from ropeteam.controller.cache.informer import Key
 from ropeteam.controller.client import access
 from ropeteam.controller.client.apiclient import ApiClient, NotFound, ObjectRef
 from ropeteam.controller.client.coordinator import Coordinators
 from ropeteam.controller.election import Elector, LeadershipLost, Timing, utc_now
+from ropeteam.controller.kopfwatch import thread
+from ropeteam.controller.kopfwatch.crosscheck import CrossCheck
 from ropeteam.controller.queue.workqueue import WorkQueue, serve
 from ropeteam.controller.reconcile.agentsecret import AgentSecret, packed
 from ropeteam.controller.reconcile.executor import Executor
@@ -183,7 +186,8 @@ async def _serve(settings: Settings, operator: Operator, elector: Elector | None
     def unready() -> str:
         return operator.stale_caches() if ready.is_set() else "still listing"
 
-    handlers.end_by_signal(ended)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
     metrics.MAX_CONCURRENT_RECONCILES.set(settings.max_concurrent_reconciles)
     metrics.REGISTRY.register(
         metrics.ScrapeCollector(operator.states, queue.running_seconds, operator.cache_ages)
@@ -200,12 +204,16 @@ async def _serve(settings: Settings, operator: Operator, elector: Elector | None
             metrics.LEADER.set(1)
             tasks += [group.create_task(elector.renew())] if elector else []
             tasks.append(group.create_task(operator.act()))
-            await asyncio.sleep(0)  # they start: at its end kopf cancels every task younger than itself
-            load = partial(access.load, settings.kubeconfig)
-            group.create_task(handlers.run(load, queue.add, settings.namespaces, ended))
+            tasks += [group.create_task(each) for each in _cross_check(settings, operator)]
             await ended.wait()
         for task in tasks:
             task.cancel()
+
+
+def _cross_check(settings: Settings, operator: Operator) -> Iterator[Coroutine[None, None, None]]:
+    cross_check = CrossCheck(operator.caches.jobs, operator.queue.add)
+    yield cross_check.run()
+    yield thread.run(partial(access.load, settings.kubeconfig), cross_check.changed, settings.namespaces)
 
 
 async def _unless(ended: asyncio.Event, work: Coroutine[None, None, object]) -> bool:

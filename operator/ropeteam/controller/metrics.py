@@ -117,6 +117,11 @@ UNREADABLE = Counter(
     ["kind"],
     registry=REGISTRY,
 )
+MISSED_CHANGES = Counter(
+    "ropeteam_cache_missed_changes_total",
+    "Times that all jobs were listed again because kopf's watch had a change that the cache did not have.",
+    registry=REGISTRY,
+)
 LEADER = Gauge("ropeteam_leader", "1: this operator is the leader; 0: it is on standby.", registry=REGISTRY)
 BUILD = Gauge("ropeteam_build_info", "1, with the version of the operator.", ["version"], registry=REGISTRY)
 

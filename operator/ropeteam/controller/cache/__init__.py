@@ -1,8 +1,7 @@
 """Caches of objects of the API server, kept up to date.
 
-informer.py     list, watch, and list again when the watch ends
-caches.py       the caches of the operator: jobs, pods, Services, nodes
-parsing.py      raw objects as the values of an Observation (tolerant)
-kopfevents.py   the reduced TrainingJobs that kopf receives
-budget.py       limit of the cached text of jobs
+informer.py   list, watch, and list again when the watch ends
+caches.py     the caches of the operator: jobs, pods, Services, nodes
+parsing.py    raw objects as the values of an Observation (tolerant)
+budget.py     limit of the cached text of jobs
 """

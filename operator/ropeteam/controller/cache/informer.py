@@ -22,7 +22,6 @@ import aiohttp
 from ropeteam.controller import metrics
 from ropeteam.controller.client import boundedjson
 from ropeteam.controller.client.apiclient import ApiClient, ApiError, Object, ObjectRef
-from ropeteam.controller.queue.workqueue import was_cancelled
 
 T = TypeVar("T")
 
@@ -36,7 +35,7 @@ _HEALTHY_SECONDS = 5.0
 
 _UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, boundedjson.TooLarge)
 """Errors for an answer that is no JSON, no list or no event: a proxy in front of an API server may answer."""
-_WATCH_ERRORS = (aiohttp.ClientError, TimeoutError, OSError, ApiError, *_UNREADABLE, asyncio.CancelledError)
+_WATCH_ERRORS = (aiohttp.ClientError, TimeoutError, OSError, ApiError, *_UNREADABLE)
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +97,7 @@ class Informer(Generic[T]):
         self._unreadable = set[str]()
         """UIDs of objects that are logged already; cleared by each list."""
         self._received_at: float | None = None
+        self._stream: aiohttp.ClientResponse | None = None
         self.synced = asyncio.Event()
         self.lists = 0
 
@@ -122,6 +122,21 @@ class Informer(Generic[T]):
         """Seconds since the last list, or the last line of a watch: the age of this cache."""
         return 0.0 if self._received_at is None else asyncio.get_running_loop().time() - self._received_at
 
+    def has(self, uid: str, version: int, *, deleted: bool) -> bool:
+        """Whether the cache contains this change of an object, or a later one. Of an object that cannot be
+        read it contains all.
+        """
+        if uid in self._unreadable:
+            return True
+        entry = self._entries.get(uid)
+        return entry is None if deleted else entry is not None and entry.version >= version
+
+    def relist(self) -> None:
+        """List all objects again, now: an open watch is closed."""
+        self._version = None
+        if self._stream is not None:
+            self._stream.close()
+
     def upsert(self, obj: Object) -> None:
         """Cache the API server's answer to our own write. Ignored if the watch has had a newer version."""
         if int(obj["metadata"]["resourceVersion"]) > int(self._version or 0):
@@ -140,8 +155,6 @@ class Informer(Generic[T]):
                     await self.list()
                 await self._watch()
             except _WATCH_ERRORS as error:
-                if was_cancelled():
-                    raise
                 unreadable = isinstance(error, _UNREADABLE)
                 if unreadable or (isinstance(error, ApiError) and error.status == 410):
                     self._version = None
@@ -193,10 +206,10 @@ class Informer(Generic[T]):
             "resourceVersion": self._version or "",
             "timeoutSeconds": str(self._client.chance.randint(290, 580)),
         }
-        async with self._client.watch(self._path, params) as stream:
+        async with self._client.watch(self._path, params) as self._stream:
             self._mark_received()
-            async for line in boundedjson.lines(stream.content, LARGEST_OBJECT):
-                if not self._apply_event(self._spec.parse(line)):
+            async for line in boundedjson.lines(self._stream.content, LARGEST_OBJECT):
+                if self._version is None or not self._apply_event(self._spec.parse(line)):
                     self._version = None
                     return
                 self._mark_received()
@@ -294,6 +307,16 @@ class MultiNamespaceInformer(Generic[T]):
 
     def knows_any(self) -> bool:
         return any(part.knows_any() for part in self.parts)
+
+    def has(self, uid: str, version: int, *, deleted: bool) -> bool:
+        """As of Informer."""
+        having = (part.has(uid, version, deleted=deleted) for part in self.parts)
+        return all(having) if deleted else any(having)
+
+    def relist(self, namespace: str) -> None:
+        for part in self.parts:
+            if part.namespace in ("", namespace):
+                part.relist()
 
     def upsert(self, obj: Object) -> None:
         for part in self.parts:

@@ -284,11 +284,22 @@ class ApiClient:
         data = None if body is None else orjson.dumps(body)
         if method != "GET" and not self._may_write():
             raise Fenced(f"{method} {path}: this operator is no longer the leader")
-        async with self._session.request(
-            method, self._access.server + path, data=data, params=params, headers=all_headers, timeout=limits
-        ) as answer:
-            self._answered(method, answer.status)
-            yield answer
+        try:
+            async with self._session.request(
+                method,
+                self._access.server + path,
+                data=data,
+                params=params,
+                headers=all_headers,
+                timeout=limits,
+            ) as answer:
+                self._answered(method, answer.status)
+                yield answer
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) is None or task.cancelling():
+                raise
+            # _reconnect has closed the session: aiohttp cancels the DNS lookups that its requests wait for
+            raise aiohttp.ClientConnectionError(f"{method} {path}: the connection pool was closed") from None
 
 
 def _collection(ref: ObjectRef) -> str:

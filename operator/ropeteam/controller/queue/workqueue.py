@@ -138,9 +138,7 @@ async def _handle_once(
 ) -> None:
     try:
         requeue_after = await handle(key)
-    except (Exception, asyncio.CancelledError) as error:  # an error of one job must not stop the others
-        if was_cancelled():
-            raise
+    except Exception as error:  # an error of one job must not stop the others
         metrics.RECONCILE_ERRORS.inc()
         log.warning("%s: %s: %s; trying again", key, type(error).__name__, error, exc_info=_unexpected(error))
         queue.add_after_failure(key)
@@ -148,14 +146,6 @@ async def _handle_once(
     queue.forget_failures(key)
     if requeue_after is not None:
         queue.add_after(key, requeue_after)
-
-
-def was_cancelled() -> bool:
-    """Whether this very task was cancelled. When kopf stops it cancels every task younger than itself, such
-    as those that aiohttp creates for us; that reaches us as a CancelledError for another task.
-    """
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _unexpected(error: BaseException) -> bool:
