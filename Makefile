@@ -64,13 +64,13 @@ launchers: $(VENV)/bin/ropeteam  ## record the options of launchers: make launch
 	$(PYTHON) -m tools.launchers $(PYTHON) $(WITH)
 
 prometheus: $(VENV)/bin/ropeteam  ## build a real Prometheus for the tests, once (Go; 6 minutes on 2 cores)
-	$(PYTHON) -m tests.cluster.tools prometheus promtool
+	$(PYTHON) -m lab.kube.programs prometheus promtool
 
 cluster: $(VENV)/bin/ropeteam  ## start a real Kubernetes with three nodes on this machine (Linux, root)
-	$(PYTHON) -m tests.cluster up
+	$(PYTHON) -m lab.kube up
 
 cluster-down: $(VENV)/bin/ropeteam  ## stop it, and leave nothing behind
-	$(PYTHON) -m tests.cluster down
+	$(PYTHON) -m lab.kube down
 
 e2e: $(VENV)/bin/ropeteam  ## end to end on real nodes that are killed, cut off, restored (Linux, root); or on KUBECONFIG's cluster, without that
 	ROPETEAM_E2E=1 $(PYTHON) -m pytest tests/cluster $(if $(KUBECONFIG),,tests/differential tests/frameworks)
@@ -100,7 +100,7 @@ pictures: $(VENV)/bin/ropeteam  ## draw results of benchmarks in dist/pictures; 
 
 clean:  ## remove caches and build outputs, keep the virtual environment
 	rm -rf dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage* .import_linter_cache
-	find operator trainer-image tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
+	find operator trainer-image lab tests tools benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The parts of `check`: each can be run alone.
 .PHONY: $(CHECKS)

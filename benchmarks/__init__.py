@@ -3,7 +3,7 @@
 __main__.py            runs them
 results.py             rows, samples and provenance in results/NAME.json
 pictures.py            pictures of these, on demand
-train_*.py             scripts that ranks run
+train_*.py             scripts that ranks run, beside lab/scripts
 crowd.py               agents without processes, for coordinator.py
 idle_clients.py        clients of idle_connections.py
 hostile.py             load of tenants.py

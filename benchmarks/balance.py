@@ -20,7 +20,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from tests.trainer.ranks import RankGroup
+from lab.ranks.processes import RankGroup
 
 from benchmarks.results import Row, print_rows, row, write
 from benchmarks.train_balance import GLOBAL_BATCH

@@ -19,10 +19,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from tests.cluster import images, tools
-from tests.cluster.lab import Lab
-from tests.cluster.site import RELEASE, SYSTEM, Site
-from tests.e2e.harness import wait_for
+from lab.kube import images, programs
+from lab.kube.cluster import Lab
+from lab.kube.site import RELEASE, SYSTEM, Site
+from lab.waiting import wait_for
 
 from benchmarks import jobset
 from benchmarks.cluster_recovery import NODES, first_step_of_a_new_process
@@ -135,7 +135,7 @@ def show(samples: dict[str, list[float]]) -> int:
             Row(f"{name}: another acts", round(value, 2), "s", len(samples[name]), round(worst, 2),
                 f"<= {goal:g} (worst)", worst <= goal, "lease 15/10/2")
         )  # fmt: skip
-    write("cluster_kills", table, samples, "seconds on a real cluster", kubernetes=tools.KUBERNETES)
+    write("cluster_kills", table, samples, "seconds on a real cluster", kubernetes=programs.KUBERNETES)
     return print_rows(table)
 
 

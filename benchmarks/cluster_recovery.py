@@ -9,17 +9,16 @@ step of all ranks at full size. The nodes are namespaces of one machine and shar
 
 from __future__ import annotations
 
-import shutil
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.cluster import images, tools
-from tests.cluster.lab import Lab
-from tests.cluster.site import ROOT, Site
-from tests.e2e.harness import wait_for
+from lab.kube import images, programs
+from lab.kube.cluster import Lab
+from lab.kube.site import Site
+from lab.waiting import wait_for
 
 from benchmarks.gang_restart import events, steps
 from benchmarks.results import Row, print_rows, row, write
@@ -32,7 +31,6 @@ def main() -> int:
     trials = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     lab = Lab(NODES, (images.operator(), images.trainer()))
     site = Site.ready(lab)
-    shutil.copy(ROOT / "benchmarks" / "train_level2.py", site.shared / "scripts")
     samples: dict[str, list[float]] = {name: [] for name in ("pod start", *MEASURES)}
     for number in range(trials):
         for name, measure in (("pod start", pod_start), *MEASURES.items()):
@@ -154,7 +152,7 @@ def show(samples: dict[str, list[float]]) -> int:
                 round(max(samples[name]) - floor, 2), f"<= {goal - floor:g} (median)", value <= goal,
                 "pod start")
         )  # fmt: skip
-    write("cluster_recovery", table, samples, "seconds on a real cluster", kubernetes=tools.KUBERNETES)
+    write("cluster_recovery", table, samples, "seconds on a real cluster", kubernetes=programs.KUBERNETES)
     return print_rows(table)
 
 

@@ -38,9 +38,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from tests.coordinator import link as wires
-from tests.coordinator.film import agent
-from tests.coordinator.link import TOKEN, Operator
+from lab.coordinator import link as wires
+from lab.coordinator.link import TOKEN, Operator
+from lab.coordinator.reports import agent
 
 from benchmarks import crowd
 from benchmarks.results import Row, print_rows, row, write

@@ -14,8 +14,8 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any, cast
 
-from tests.coordinator.film import KILLED, SIGKILL, agent
-from tests.coordinator.link import TOKEN
+from lab.coordinator.link import TOKEN
+from lab.coordinator.reports import KILLED, SIGKILL, agent
 
 from ropeteam_trainer.contract import LEASES, codec, wire
 from ropeteam_trainer.contract.messages import LEASE

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.harness import Cluster
+from lab.local.cluster import Cluster
 
 from benchmarks.gang_restart import RANKS, events, measure, steps, sweep, until
 from benchmarks.results import Row, print_rows, row, write
@@ -114,7 +114,7 @@ def killed(cluster: Cluster, folder: Path, how: str) -> tuple[float, float]:
 
 
 def job(folder: Path, how: str) -> dict[str, Any]:
-    script = ROOT / "benchmarks" / "train_level2.py"
+    script = ROOT / "lab" / "scripts" / "train_level2.py"
     spec = {
         "workers": RANKS,
         "image": "local",

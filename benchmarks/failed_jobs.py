@@ -1,4 +1,4 @@
-"""How long does a failed job hold its resources? Every kind of failure of tests/e2e/test_failed_jobs.py.
+"""How long does a failed job hold its resources? Every kind of failure of lab/local/failures.py.
 
     python -m benchmarks.failed_jobs
 
@@ -13,8 +13,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.e2e.harness import Cluster, wait_for
-from tests.e2e.test_failed_jobs import KINDS, holding, made
+from lab.local.cluster import Cluster
+from lab.local.failures import KINDS, holding, made
+from lab.waiting import wait_for
 
 from benchmarks.results import Row, print_rows, write
 

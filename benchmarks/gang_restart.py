@@ -25,11 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.harness import Cluster, environments
+from lab.local.cluster import Cluster
+from lab.processes import environments
 
 from benchmarks.results import Row, print_rows, row, write
 
-SCRIPT = Path(__file__).parent / "train_ddp.py"
+SCRIPT = Path(__file__).parents[1] / "lab" / "scripts" / "train_ddp.py"
 PATIENCE = 60.0
 RANKS = 2
 

@@ -21,8 +21,8 @@ from typing import Any
 
 import orjson
 import yaml
-from tests.cluster import falsecoordinator, images
-from tests.cluster.site import ROOT, false_coordinator
+from lab.kube import falsecoordinator, images
+from lab.kube.site import ROOT, false_coordinator
 
 from ropeteam.api.job import API_VERSION, KIND
 from ropeteam.controller.client import access, apiclient

@@ -27,8 +27,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.e2e.conftest import job
-from tests.e2e.harness import Cluster, wait_for
+from lab.local.cluster import Cluster
+from lab.local.jobs import job
+from lab.waiting import wait_for
 
 from benchmarks.gang_restart import events, steps, until
 from benchmarks.idle_clients import EACH

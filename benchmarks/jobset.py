@@ -21,11 +21,12 @@ from types import TracebackType
 from typing import Any
 
 import psutil
-from tests.cluster import images
-from tests.cluster.daemons import Daemons, until
-from tests.cluster.pki import Pki
-from tests.cluster.tools import Source, build
-from tests.e2e.harness import environments, wait_for
+from lab.kube import images
+from lab.kube.daemons import Daemons, until
+from lab.kube.pki import Pki
+from lab.kube.programs import Source, build
+from lab.processes import environments
+from lab.waiting import wait_for
 
 from benchmarks.scale.realcluster import free_ports
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.trainer.ranks import FakeAgent, RankGroup
+from lab.ranks.processes import FakeAgent, RankGroup
 
 from benchmarks.results import Row, print_rows, write
 from ropeteam_trainer.contract import codec

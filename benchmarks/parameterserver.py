@@ -25,7 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.trainer.ranks import RankGroup
+from lab.ranks.processes import RankGroup
 
 from benchmarks.results import Row, print_rows, row, write
 from ropeteam_trainer.contract import config

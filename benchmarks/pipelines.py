@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.trainer.ranks import RankGroup
+from lab.ranks.processes import RankGroup
 
 from benchmarks.results import Row, print_rows, write
 

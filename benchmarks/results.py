@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-_MEASURED_CODE = ("operator", "trainer-image", "benchmarks", "tests")
+_MEASURED_CODE = ("operator", "trainer-image", "benchmarks", "lab")
 _START, _LOAD = time.monotonic(), os.getloadavg()[0]
 """Of the process, before it measures."""
 

@@ -27,8 +27,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tests.trainer import tiny, wire
-from tests.trainer.ranks import RankGroup
+from lab.ranks import netns, tiny
+from lab.ranks.processes import RankGroup
 
 from benchmarks.results import Row, Samples, print_rows, write
 from ropeteam_trainer.contract import codec, config
@@ -172,7 +172,7 @@ TECHNIQUES = (
 
 
 def train(folder: Path, technique: Technique, **more: Any) -> Figures:
-    """Figures of the ranks (tests/trainer/scripts/measured.py, measured_served.py)."""
+    """Figures of the ranks (lab/ranks/scripts/measured.py, measured_served.py)."""
     folder.mkdir(parents=True)
     script = "measured_served.py" if technique.servers else "measured.py"
     request = {
@@ -248,8 +248,8 @@ def rows(technique: Technique, found: Samples) -> list[Row]:
 
 
 def main() -> int:
-    if not wire.is_alone():
-        alone = wire.alone([sys.executable, "-m", "benchmarks.techniques", *sys.argv[1:]])
+    if not netns.is_alone():
+        alone = netns.alone([sys.executable, "-m", "benchmarks.techniques", *sys.argv[1:]])
         if alone is not None:
             os.execvp(alone[0], alone)
         print("no bytes on the wire: a network namespace needs root, unshare and ip", flush=True)

@@ -12,7 +12,6 @@ The nodes and all of the load are on one machine and share its cores: compare wi
 from __future__ import annotations
 
 import asyncio
-import shutil
 import statistics
 import subprocess
 import sys
@@ -25,10 +24,10 @@ from pathlib import Path
 from threading import Event, Thread
 
 import psutil
-from tests.cluster import falsecoordinator, images, tools
-from tests.cluster.lab import Lab
-from tests.cluster.site import ROOT, SYSTEM, Site
-from tests.e2e.harness import wait_for
+from lab.kube import falsecoordinator, images, programs
+from lab.kube.cluster import Lab
+from lab.kube.site import SYSTEM, Site
+from lab.waiting import wait_for
 
 from benchmarks import hostile
 from benchmarks.cluster_recovery import NODES, RANKS, back, first_steps, running, start
@@ -50,7 +49,6 @@ def main() -> int:
     share = float(sys.argv[2]) if len(sys.argv) > 2 else 1.0
     lab = Lab(NODES, (images.operator(), images.trainer()))
     site = Site.ready(lab)
-    shutil.copy(ROOT / "benchmarks" / "train_level2.py", site.shared / "scripts")
     began = time.monotonic()
     asyncio.run(_beforehand(lab.control.kubeconfig, share))
     print(f"all is there after {time.monotonic() - began:.0f} s", flush=True)
@@ -192,7 +190,7 @@ def show(samples: dict[str, list[float]], faults: list[str]) -> int:
         Row("operators started again, and tracebacks", len(faults), "", 1, len(faults), "0", not faults, ""),
     ]  # fmt: skip
     print(*faults, sep="\n")
-    write("tenants", table, samples, "seconds, and MiB", kubernetes=tools.KUBERNETES)
+    write("tenants", table, samples, "seconds, and MiB", kubernetes=programs.KUBERNETES)
     return print_rows(table)
 
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 import torch
-from tests.trainer import tiny
+from lab.ranks import tiny
 from torch.nn.parallel import DistributedDataParallel
 
 import ropeteam_trainer

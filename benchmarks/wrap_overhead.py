@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.trainer.ranks import RankGroup
+from lab.ranks.processes import RankGroup
 
 from benchmarks.results import Row, print_rows, write
 

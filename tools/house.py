@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tools import dialect
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("operator", "trainer-image", "tests", "tools", "benchmarks", "examples")
+FOLDERS = ("operator", "trainer-image", "lab", "tests", "tools", "benchmarks", "examples")
 SHIPPED = ("operator", "trainer-image")
 MAX_MODULES = 16
 MAX_FILE, MAX_FUNCTION, MAX_TEST, P90_FUNCTION = 400, 50, 40, 30

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 PATCHES = ROOT / "tests" / "seeded"
-TREE = ("operator", "trainer-image", "tests", "tools", "pyproject.toml")
+TREE = ("operator", "trainer-image", "lab", "tests", "tools", "pyproject.toml")
 _SIM = ("tools/sim.py", "--no-shrink", "--first=0", "--seeds=1000", "--histories=50")
 _SHIPPED = ("tools/sim.py", "--shipped", "--no-shrink", "--first=0", "--seeds=10000")
 SIMULATORS = {"simulator": _SIM, "simulator of what is shipped": _SHIPPED}

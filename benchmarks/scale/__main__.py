@@ -22,7 +22,7 @@ import signal
 import statistics
 import sys
 
-from tests.cluster import tools
+from lab.kube import programs
 
 from benchmarks.results import Row, print_rows, row, write
 from benchmarks.scale import local, real
@@ -56,7 +56,7 @@ async def measure(parts: list[str], jobs: int) -> None:
         rows, samples = await MEASURES[part](jobs)
         rows.append(fact(f"{part}: load average of the machine before", load, ""))
         thin = {name: thinned(values) for name, values in samples.items()}
-        versions = {} if part == "local" else {"kubernetes": tools.KUBERNETES}
+        versions = {} if part == "local" else {"kubernetes": programs.KUBERNETES}
         write(f"scale_{part}", rows, thin, "seconds", **versions)
         print_rows(rows)
 

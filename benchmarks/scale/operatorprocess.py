@@ -13,7 +13,7 @@ from pathlib import Path
 
 import aiohttp
 import psutil
-from tests.cluster.daemons import until
+from lab.kube.daemons import until
 
 from benchmarks.scale.worlds import OPERATOR_KEY
 

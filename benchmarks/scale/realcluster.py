@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from tests.cluster import tools
-from tests.cluster.daemons import Daemons
-from tests.cluster.pki import Pki
+from lab.kube import programs
+from lab.kube.daemons import Daemons
+from lab.kube.pki import Pki
 
 from ropeteam.api.crd import crd
 from ropeteam.controller.client import access
@@ -221,7 +221,7 @@ def _start_others(folder: Path, pki: Pki, daemons: Daemons, port: int) -> None:
 
 
 def _start(daemons: Daemons, program: str, *flags: str) -> None:
-    daemons.start(program, (tools.ensure(PROGRAMS) / program, *flags))
+    daemons.start(program, (programs.ensure(PROGRAMS) / program, *flags))
 
 
 async def _until_ready(client: ApiClient) -> None:

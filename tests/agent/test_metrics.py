@@ -8,10 +8,10 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from lab.coordinator.link import Crowd, come_at_once
 from prometheus_client.parser import text_string_to_metric_families
 from tests.agent.harness import Coordinator, Pod, a_plan
 from tests.agent.life import Life
-from tests.coordinator.link import Crowd, come_at_once
 
 from ropeteam_trainer.agent import http
 from ropeteam_trainer.agent.http import Metrics

@@ -12,11 +12,11 @@ import aiohttp
 import orjson
 import pytest
 from aiohttp import web
+from lab.coordinator.link import TOKEN, Operator
+from lab.coordinator.reports import JOB_UID
 from tests.controller.scripted import access, thing
 from tests.coordinator import conftest
 from tests.coordinator.conftest import Served
-from tests.coordinator.film import JOB_UID
-from tests.coordinator.link import TOKEN, Operator
 
 from ropeteam.cli.show.follow import JobPoller
 from ropeteam.controller.client.access import Access

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-from tests.forked import Forked, prepare
+from lab.ranks.forked import Forked, prepare
 
 from ropeteam.api.job import TrainingJobSpec
 from ropeteam.cli.main import cli

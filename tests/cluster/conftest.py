@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.cluster import images
-from tests.cluster.foreign import Foreign, ForeignSite
-from tests.cluster.lab import Lab
-from tests.cluster.site import SYSTEM, Site
+from lab.kube import images
+from lab.kube.cluster import Lab
+from lab.kube.foreign import Foreign, ForeignSite
+from lab.kube.site import SYSTEM, Site
 
 collect_ignore_glob = [] if os.environ.get("ROPETEAM_E2E") else ["test_*.py"]
 NODES = 4

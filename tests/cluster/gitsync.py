@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from tests.cluster.images import buildah, has
+from lab.kube.images import buildah, has
 from tests.programs.places import source
 from tests.programs.rows import Project
 

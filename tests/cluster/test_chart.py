@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.cluster import tools
-from tests.cluster.site import CHART, ROOT
+from lab.kube import programs
+from lab.kube.site import CHART, ROOT
 from tests.metrics.prometheus import ENDPOINTS, scrape
 from tests.metrics.test_names import ALERTS
 from tools.dashboards import files
@@ -24,13 +24,13 @@ Object = dict[str, Any]
 
 
 def helm(*argv: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(tools.folder() / "helm"), *argv], text=True, capture_output=True)
+    return subprocess.run([str(programs.folder() / "helm"), *argv], text=True, capture_output=True)
 
 
 def render(values: Object | None = None, chart: Path = CHART) -> list[Object]:
     """All objects of the chart with these values."""
     done = subprocess.run(
-        [str(tools.folder() / "helm"), "template", "ropeteam", str(chart), "-n", "sys", "-f", "-"],
+        [str(programs.folder() / "helm"), "template", "ropeteam", str(chart), "-n", "sys", "-f", "-"],
         input=json.dumps(values or {}), text=True, capture_output=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -90,7 +90,7 @@ def test_every_value_is_described_and_a_typo_in_any_section_is_refused() -> None
         for name in reversed(path):
             wrong = {name: wrong}
         done = subprocess.run(
-            [str(tools.folder() / "helm"), "template", "r", str(CHART), "-f", "-"],
+            [str(programs.folder() / "helm"), "template", "r", str(CHART), "-f", "-"],
             input=json.dumps(wrong), text=True, capture_output=True,
         )  # fmt: skip
         assert done.returncode != 0, path
@@ -111,7 +111,7 @@ def test_every_value_is_described_and_a_typo_in_any_section_is_refused() -> None
     ],
 )
 def test_a_value_that_cannot_work_is_refused(values: Object) -> None:
-    argv = [str(tools.folder() / "helm"), "template", "r", str(CHART), "-f", "-"]
+    argv = [str(programs.folder() / "helm"), "template", "r", str(CHART), "-f", "-"]
     done = subprocess.run(argv, input=json.dumps(values), text=True, capture_output=True)
     assert done.returncode != 0
     assert next(iter(values)) in done.stderr

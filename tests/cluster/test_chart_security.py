@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.cluster.site import ROOT
+from lab.kube.site import ROOT
 from tests.cluster.test_chart import render
 
 CHECKOV = "checkov==3.3.30"

@@ -12,11 +12,12 @@ from collections.abc import Callable
 
 import pytest
 import yaml
-from tests.cluster import gitsync, images
-from tests.cluster.site import Object, Site
+from lab.kube import images
+from lab.kube.site import Object, Site
+from lab.waiting import wait_for
+from tests.cluster import gitsync
 from tests.cluster.test_injection import namespace as namespace
 from tests.docs.test_commands import blocks
-from tests.e2e.harness import wait_for
 from tests.programs.places import Missing
 
 pytestmark = [

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cluster.site import RELEASE, SYSTEM, Site
-from tests.e2e.harness import wait_for
+from lab.kube.site import RELEASE, SYSTEM, Site
+from lab.waiting import wait_for
 
 UNCHANGED = ["torchrun", "--nproc-per-node", "1", "/shared/scripts/train_ddp.py"]
 

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import yaml
-from tests.cluster.site import RELEASE, SYSTEM, Site
-from tests.e2e.harness import wait_for
+from lab.kube.site import RELEASE, SYSTEM, Site
+from lab.waiting import wait_for
 
 GUEST = "doctor-guest"
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from lab.kube.networkpolicies import Enforced, Pod, why_not
+from lab.kube.programs import CannotBuild
+from lab.waiting import wait_for
 from tests.builders import a_job
-from tests.cluster.enforced import Enforced, Pod, why_not
-from tests.cluster.tools import CannotBuild
-from tests.e2e.harness import wait_for
 
 from ropeteam.api.defaults import JobPolicy
 from ropeteam.core.objects import policy

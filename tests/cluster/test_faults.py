@@ -12,7 +12,8 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.cluster.site import SYSTEM, Object, Site
+from lab.kube.site import SYSTEM, Object, Site
+from lab.waiting import wait_for
 from tests.cluster.test_core import (
     UNCHANGED,
     last_cause,
@@ -20,7 +21,6 @@ from tests.cluster.test_core import (
     tiny,
     wait_for_new_checkpoint,
 )
-from tests.e2e.harness import wait_for
 
 FOREVER = 100_000
 PATCH_CRD = ("patch", "crd", "trainingjobs.ropeteam.dev", "--type=json", "-p")

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 import pytest
-from tests.cluster.site import Site
-from tests.e2e.harness import wait_for
+from lab.kube.site import Site
+from lab.waiting import wait_for
 
 pytestmark = pytest.mark.nodes
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cluster import images
+from lab.kube import images
 from tests.tools.test_release import VERSION
 from tools.release import OPERATOR, Release, build, sbom
 

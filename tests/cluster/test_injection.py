@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.cluster import images
-from tests.cluster.site import Object, Site
+from lab.kube import images
+from lab.kube.site import Object, Site
+from lab.waiting import wait_for
 from tests.cluster.test_core import tiny
-from tests.e2e.harness import wait_for
 
 STAYS = ["sh", "-c", "trap exit TERM; sleep infinity & wait"]
 SLEEPER = {"image": images.TRAINER, "imagePullPolicy": "Never", "command": STAYS}

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
-from tests.cluster.site import RELEASE, ROOT, SYSTEM, Site
+from lab.kube.site import RELEASE, ROOT, SYSTEM, Site
 from tests.cluster.test_core import tiny
 
 pytestmark = pytest.mark.nodes

@@ -16,12 +16,13 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.cluster import network
-from tests.cluster.node import Node
-from tests.cluster.site import Site
+from lab.kube import network
+from lab.kube.node import Node
+from lab.kube.site import Site
+from lab.local.cluster import files
+from lab.waiting import wait_for
 from tests.cluster.test_core import UNCHANGED, tiny, wait_for_new_checkpoint
 from tests.cluster.test_faults import FOREVER, coordinators_node
-from tests.e2e.harness import files, wait_for
 
 pytestmark = [pytest.mark.nodes, pytest.mark.timeout(900)]
 TAINT = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"

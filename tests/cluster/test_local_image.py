@@ -7,10 +7,10 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
-from tests.cluster import engine, images
-from tests.cluster.engine import Engine
-from tests.cluster.images import LOCAL
-from tests.e2e.harness import wait_for
+from lab.kube import engine, images
+from lab.kube.engine import Engine
+from lab.kube.images import LOCAL
+from lab.waiting import wait_for
 
 ALONE = ("--network", "none", "--cap-drop", "all", "--security-opt", "no-new-privileges")
 UP = "ropeteam-test-up"

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.cluster.site import Site
+from lab.kube.site import Site
+from lab.waiting import wait_for
 from tests.cluster.test_core import served_job, step, tiny
-from tests.e2e.harness import wait_for
 from tests.metrics.prometheus import ENDPOINTS, META, Object, Prometheus, scrape, wait_for_data
 
 pytestmark = pytest.mark.nodes

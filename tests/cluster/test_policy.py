@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.cluster.site import RELEASE, SYSTEM, Site
+from lab.kube.site import RELEASE, SYSTEM, Site
+from lab.waiting import wait_for
 from tests.cluster.test_core import tiny, wait_for_new_checkpoint
-from tests.e2e.harness import wait_for
 
 Object = dict[str, Any]
 

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.cluster import engine, images, network, tools
-from tests.cluster.engine import Engine
-from tests.cluster.site import Object, Site
+from lab.kube import engine, images, network, programs
+from lab.kube.engine import Engine
+from lab.kube.site import Object, Site
+from lab.waiting import wait_for
 from tests.cluster.test_core import tiny
-from tests.e2e.harness import wait_for
 
 IMPORTED = "registry.example/ropeteam/imported:1"
 
@@ -33,8 +33,8 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def program() -> Path:
     try:
-        return tools.ensure(["registry"]) / "registry"
-    except tools.CannotBuild as problem:
+        return programs.ensure(["registry"]) / "registry"
+    except programs.CannotBuild as problem:
         pytest.skip(str(problem))
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.cluster import falsecoordinator
-from tests.cluster.site import SYSTEM, Site, false_coordinator
+from lab.kube import falsecoordinator
+from lab.kube.site import SYSTEM, Site, false_coordinator
+from lab.waiting import wait_for
 from tests.cluster.test_core import tiny
-from tests.e2e.harness import wait_for
 
 WIDE, GROWTH = 10, 96
 """Jobs of a megabyte, of which each once took 14; and MiB that an operator may have more beside them."""

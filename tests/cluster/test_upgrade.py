@@ -10,13 +10,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests import older
-from tests.cluster import images
-from tests.cluster.site import RELEASE, SYSTEM, Object, Site
+from lab import olderrelease
+from lab.kube import images
+from lab.kube.site import RELEASE, SYSTEM, Object, Site
+from lab.waiting import wait_for
 from tests.cluster.test_core import last_cause, step, tiny, wait_for_new_checkpoint
-from tests.e2e.harness import wait_for
 
-pytestmark = [pytest.mark.nodes, older.needed]
+pytestmark = [pytest.mark.nodes, olderrelease.needed]
 FOREVER = 100_000
 CRD = "trainingjobs.ropeteam.dev"
 PRESERVED = ("state", "attempt", "checkpoint", "failures", "incidents", "progress")
@@ -26,7 +26,7 @@ PRESERVED = ("state", "attempt", "checkpoint", "failures", "incidents", "progres
 def before(site: Site, tmp_path: Path) -> Iterator[Site]:
     """The site with the earlier release in it, as if there had never been another."""
     remove(site)
-    chart = older.unpack(tmp_path) / "helm" / "ropeteam"
+    chart = olderrelease.unpack(tmp_path) / "helm" / "ropeteam"
     site.install(f"image.repository={repository(images.OLDER_OPERATOR)}", chart=chart)
     assert "selfFence" not in str(site.get("crd", CRD)), "the definition is the earlier one"
     yield site

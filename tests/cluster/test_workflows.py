@@ -5,14 +5,14 @@ from __future__ import annotations
 import subprocess
 
 import pytest
-from tests.cluster import tools
-from tests.cluster.site import ROOT
+from lab.kube import programs
+from lab.kube.site import ROOT
 
 
 def test_actionlint_finds_nothing() -> None:
     try:
-        program = tools.ensure(("actionlint",)) / "actionlint"
-    except tools.CannotBuild as problem:
+        program = programs.ensure(("actionlint",)) / "actionlint"
+    except programs.CannotBuild as problem:
         pytest.skip(f"the workflows were NOT linted: {problem}")
     workflows = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
     assert workflows

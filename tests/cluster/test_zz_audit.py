@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.cluster.site import RELEASE, SYSTEM, Site
+from lab.kube.site import RELEASE, SYSTEM, Site
 
 pytestmark = pytest.mark.nodes
 

@@ -9,8 +9,8 @@ import struct
 import aiohttp
 import pytest
 import uvloop
+from lab.coordinator.link import Crowd, come_at_once, eventually, http
 from tests.controller.waiting import until
-from tests.coordinator.link import Crowd, come_at_once, eventually, http
 
 from ropeteam.controller import probes
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import orjson
 import pytest
+from lab.coordinator.link import TOKEN
+from lab.coordinator.reports import JOB_UID
 from tests.controller.scripted import thing
 from tests.coordinator import conftest
 from tests.coordinator.conftest import Served
-from tests.coordinator.film import JOB_UID
-from tests.coordinator.link import TOKEN
 
 from ropeteam.api.defaults import Defaults
 from ropeteam.api.status import CoordinatorStatus, JobStatus

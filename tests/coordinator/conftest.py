@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import pytest
-from tests.coordinator.film import config
-from tests.coordinator.link import TOKEN
+from lab.coordinator.link import TOKEN
+from lab.coordinator.reports import config
 
 from ropeteam_trainer.coordinator.http import MOST_HEAD, Http
 from ropeteam_trainer.coordinator.log import Log

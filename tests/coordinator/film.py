@@ -10,39 +10,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ropeteam_trainer.contract import OLDEST
-from ropeteam_trainer.contract.config import CoordinatorConfig, Timeouts
+from lab.coordinator.reports import agent, config, obeyed
+
 from ropeteam_trainer.contract.desired import Desired, Incident, JobReport, SlotDesired
-from ropeteam_trainer.contract.messages import AgentReport, Orders, RankPhase, RankReport, Shard, StoreOffer
+from ropeteam_trainer.contract.messages import AgentReport, Orders, RankPhase, Shard
 from ropeteam_trainer.contract.world import Epoch, ProcessExit, ShardFile
 from ropeteam_trainer.coordinator.membership import step as membership
-
-JOB_UID = "job-uid"
-KILLED = ProcessExit(None, 9, killed=True)
-SIGKILL = ProcessExit(None, 9, fingerprint="signal 9", message="")
-CLEAN = ProcessExit(0, None)
-
-
-def raised(message: str = "ValueError: bad lr (train.py:31)", code: int = 1) -> ProcessExit:
-    return ProcessExit(code, None, fingerprint=message, message=message)
-
-
-GPU_FULL = replace(
-    raised("OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. (train.py:31)"),
-    error_class="torch.OutOfMemoryError",
-)
-
-
-def config(workers: int = 2, **changes: Any) -> CoordinatorConfig:
-    settings: dict[str, Any] = {"term": 1, "processes": 1, "timeouts": Timeouts()}
-    return CoordinatorConfig("mnist", "default", JOB_UID, workers=workers, **{**settings, **changes})
-
-
-def agent(slot: int, incarnation: int = 1, **changes: Any) -> AgentReport:
-    uid, address = f"pod-{slot}-{incarnation}", f"10.0.0.{slot + 1}"
-    report = AgentReport(slot, incarnation, uid, address, JOB_UID, term=1, node=f"node-{slot}")
-    report = replace(report, contract=OLDEST, reports_groups=True)  # it is shown whole plans
-    return replace(report, **changes)
 
 
 class Film:
@@ -192,36 +165,3 @@ class Film:
     def incident(self) -> Incident:
         """The last one."""
         return self.report.incidents[-1]
-
-
-def obeyed(report: AgentReport, orders: Orders, feature_level: int = 1) -> AgentReport:
-    """What an agent tells once it has carried out its orders. Its ranks start, or are dead, in no time."""
-    changes: dict[str, Any] = {"store": None}
-    if orders.host_store:
-        changes["store"] = StoreOffer(orders.host_store, report.address, 29500 + orders.host_store.n)
-    if orders.plan is None and not report.stopped:
-        changes |= {"stopped": True, "ranks": tuple(_dead(rank) for rank in report.ranks)}
-    elif (
-        orders.plan
-        and report.plan
-        and orders.plan.started_in(report.slot) == report.plan.started_in(report.slot)
-    ):
-        changes["plan"] = orders.plan
-    elif orders.plan and orders.plan != report.plan:
-        ranks = tuple(RankReport(rank, RankPhase.STARTING) for rank in orders.plan.ranks(report.slot))
-        changes |= {"plan": orders.plan, "stopped": False, "ranks": ranks, "feature_level": feature_level}
-    if orders.complete:
-        changes["completed"] = orders.complete
-    if orders.grant:
-        changes["granted"] = orders.grant.ref
-        changes["committed"] = replace(orders.grant.ref, digest=f"digest-{orders.grant.ref.step}")
-    kept = tuple(shard for shard in report.shards if not _known(shard, orders))
-    return replace(report, shards=kept, **changes)
-
-
-def _dead(rank: RankReport) -> RankReport:
-    return rank if rank.exit else replace(rank, phase=RankPhase.EXITED, exit=KILLED)
-
-
-def _known(shard: Shard, orders: Orders) -> bool:
-    return any((ref.epoch, ref.step) == (shard.epoch, shard.step) for ref in orders.lineage)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.coordinator.film import CLEAN, KILLED, SIGKILL, Film
+from lab.coordinator.reports import CLEAN, KILLED, SIGKILL
+from tests.coordinator.film import Film
 
 from ropeteam_trainer.contract.fence import longest_life
 from ropeteam_trainer.contract.messages import RankPhase

@@ -8,7 +8,8 @@ from dataclasses import replace
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.coordinator.film import CLEAN, KILLED, SIGKILL, Film, agent, raised
+from lab.coordinator.reports import CLEAN, KILLED, SIGKILL, agent, raised
+from tests.coordinator.film import Film
 
 from ropeteam_trainer.contract.messages import AgentReport, RankPhase, RankReport
 from ropeteam_trainer.contract.world import Epoch, Plan, ProcessExit

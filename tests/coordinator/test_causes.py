@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.coordinator.film import CLEAN, GPU_FULL, KILLED, SIGKILL, Film, raised
+from lab.coordinator.reports import CLEAN, GPU_FULL, KILLED, SIGKILL, raised
+from tests.coordinator.film import Film
 
 from ropeteam_trainer.contract.config import ExitAction, ExitCodeRule
 from ropeteam_trainer.contract.messages import Problem, RankPhase
@@ -13,8 +14,7 @@ from ropeteam_trainer.contract.world import Cause, FailReason, ProcessExit
 
 RESET = raised("RuntimeError: [gloo] Connection closed by peer [10.0.0.2]:1234")
 HUNG = ProcessExit(None, 9, hung=True, fingerprint="hang")
-LATE = ProcessExit(None, 9, late_start=True)
-OOM = ProcessExit(None, 9, oom=True)
+LATE, OOM = ProcessExit(None, 9, late_start=True), ProcessExit(None, 9, oom=True)
 NCCL_ABORT = ProcessExit(None, 6, last_lines=("[E] ProcessGroupNCCL.cpp: watchdog caught", "Aborted"))
 
 

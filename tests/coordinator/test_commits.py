@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.coordinator.film import SIGKILL, Film
+from lab.coordinator.reports import SIGKILL
+from tests.coordinator.film import Film
 
 from ropeteam_trainer.contract.messages import Shard, StoreOffer
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from tests.coordinator.film import SIGKILL, Film, agent
+from lab.coordinator.reports import SIGKILL, agent
+from tests.coordinator.film import Film
 
 from ropeteam_trainer.contract import VERSION
 from ropeteam_trainer.contract.messages import Progress, RankPhase, Shard

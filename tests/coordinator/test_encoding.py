@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.coordinator.film import SIGKILL, Film, agent
+from lab.coordinator.reports import SIGKILL, agent
+from tests.coordinator.film import Film
 
 from ropeteam_trainer.contract import VERSION, codec
 from ropeteam_trainer.contract.messages import Orders

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.coordinator.film import CLEAN, Film
+from lab.coordinator.reports import CLEAN
+from tests.coordinator.film import Film
 
 from ropeteam_trainer.contract.messages import GroupReport, ProcessGroup, RankPhase
 from ropeteam_trainer.contract.world import FailReason

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from lab.coordinator.link import TOKEN, Operator, get_status, http, put_desired, request, shut
+from lab.coordinator.reports import agent, config
 from prometheus_client.parser import text_string_to_metric_families
 from tests.coordinator.conftest import Served
-from tests.coordinator.film import agent, config
-from tests.coordinator.link import TOKEN, Operator, get_status, http, put_desired, request, shut
 
 from ropeteam_trainer.contract import codec, wire
 from ropeteam_trainer.contract.desired import Desired, JobReport, SlotDesired, WorldPhase

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.coordinator.film import KILLED, obeyed
+from lab.coordinator.reports import KILLED, obeyed
 from tests.coordinator.test_preserving import EVERYBODY, others, recovered, struck
 
 from ropeteam_trainer.contract.messages import AgentReport, RankPhase

@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from lab.coordinator.link import FakeAgent, Link, eventually, get_status, http, put_desired, request
+from lab.coordinator.reports import agent
 from tests.coordinator.conftest import Served
-from tests.coordinator.film import Film, agent
-from tests.coordinator.link import FakeAgent, Link, eventually, get_status, http, put_desired, request
+from tests.coordinator.film import Film
 from tests.coordinator.test_process import DESIRED, start
 
 from ropeteam_trainer.contract import VERSION, codec

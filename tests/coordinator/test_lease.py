@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.coordinator.film import SIGKILL, Film, config
-from tests.coordinator.link import TOKEN
+from lab.coordinator.link import TOKEN
+from lab.coordinator.reports import SIGKILL, config
+from tests.coordinator.film import Film
 
 from ropeteam.api.status import CoordinatorStatus, JobStatus
 from ropeteam.controller.reconcile.leases import Leases

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.coordinator.film import CLEAN, SIGKILL, Film
+from lab.coordinator.reports import CLEAN, SIGKILL
+from tests.coordinator.film import Film
 
 from ropeteam_trainer.contract.messages import Problem, RankPhase
 from ropeteam_trainer.contract.world import Cause, Epoch, FailReason, ProcessExit

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.coordinator.film import CLEAN, SIGKILL, Film, raised
+from lab.coordinator.reports import CLEAN, SIGKILL, raised
+from tests.coordinator.film import Film
 
 from ropeteam_trainer.contract.world import Cause, Epoch
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.coordinator.film import CLEAN, GPU_FULL, SIGKILL, Film, raised
+from lab.coordinator.reports import CLEAN, GPU_FULL, SIGKILL, raised
+from tests.coordinator.film import Film
 
 from ropeteam_trainer.contract.world import Cause, FailReason, ProcessExit
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.coordinator.film import SIGKILL, Film, agent
+from lab.coordinator.reports import SIGKILL, agent
+from tests.coordinator.film import Film
 
 from ropeteam_trainer.contract import VERSION, codec
 from ropeteam_trainer.contract.world import Cause, Epoch, Plan

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.coordinator.film import CLEAN, SIGKILL, Film, raised
+from lab.coordinator.reports import CLEAN, SIGKILL, raised
+from tests.coordinator.film import Film
 
 from ropeteam_trainer.contract.desired import Stage
 from ropeteam_trainer.contract.messages import RankPhase
 from ropeteam_trainer.contract.world import Cause, CheckpointRef, Plan
 from ropeteam_trainer.coordinator.membership import step as membership
 
-WORKERS, SERVERS = (0, 1, 2), (3, 4)
-EVERYBODY = (*WORKERS, *SERVERS)
+WORKERS, SERVERS, EVERYBODY = (0, 1, 2), (3, 4), (0, 1, 2, 3, 4)
 
 
 def film(feature_level: int = 3) -> Film:

@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from lab.coordinator.link import PATIENCE, TOKEN, FakeAgent, eventually, get_status, put_desired
+from lab.coordinator.reports import agent, config
 from tests.agent.pipes import Pipe
-from tests.coordinator.film import agent, config
-from tests.coordinator.link import PATIENCE, TOKEN, FakeAgent, eventually, get_status, put_desired
 
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.desired import Desired, SlotDesired

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.coordinator.film import JOB_UID, config
+from lab.coordinator.reports import JOB_UID, config
 
 from ropeteam_trainer.contract.desired import Desired, SlotDesired
 from ropeteam_trainer.contract.messages import AgentReport, Problem, RankPhase, RankReport, Shard, StoreOffer

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.coordinator.film import SIGKILL, Film, agent
+from lab.coordinator.reports import SIGKILL, agent
+from tests.coordinator.film import Film
 
 from ropeteam_trainer.contract.messages import AgentReport, StoreOffer
 from ropeteam_trainer.contract.world import Cause, Epoch

@@ -7,9 +7,9 @@ import socket
 import struct
 from dataclasses import replace
 
+from lab.coordinator.link import TOKEN, FakeAgent, Link, eventually, get_status, put_desired
+from lab.coordinator.reports import SIGKILL, agent
 from tests.coordinator.conftest import Served
-from tests.coordinator.film import SIGKILL, agent
-from tests.coordinator.link import TOKEN, FakeAgent, Link, eventually, get_status, put_desired
 
 from ropeteam_trainer.contract import OLDEST, VERSION, codec, wire
 from ropeteam_trainer.contract.desired import Desired, SlotDesired

@@ -7,9 +7,9 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from lab.coordinator.link import TOKEN, Operator, answered, get_status, http, request, shut
+from lab.coordinator.reports import config
 from tests.coordinator.conftest import Served
-from tests.coordinator.film import config
-from tests.coordinator.link import TOKEN, Operator, answered, get_status, http, request, shut
 
 from ropeteam_trainer.contract import codec, signing, wire
 from ropeteam_trainer.contract.desired import Desired, JobReport, SlotDesired

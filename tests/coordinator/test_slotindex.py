@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.coordinator.film import CLEAN, Film, raised
+from lab.coordinator.reports import CLEAN, raised
+from tests.coordinator.film import Film
 
 from ropeteam_trainer.contract.messages import RankPhase
 from ropeteam_trainer.contract.world import Cause, ProcessExit

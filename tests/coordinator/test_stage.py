@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.coordinator.film import CLEAN, Film
+from lab.coordinator.reports import CLEAN
+from tests.coordinator.film import Film
 
 from ropeteam_trainer.contract.desired import Stage
 from ropeteam_trainer.contract.messages import GroupReport, Progress, RankPhase

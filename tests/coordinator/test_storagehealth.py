@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from lab.coordinator.link import eventually
+from lab.coordinator.reports import SIGKILL
 from tests.coordinator.conftest import Served
-from tests.coordinator.film import SIGKILL, Film
-from tests.coordinator.link import eventually
+from tests.coordinator.film import Film
 
 from ropeteam_trainer.contract.messages import RankPhase
 from ropeteam_trainer.coordinator.http import Http, Refused, Request

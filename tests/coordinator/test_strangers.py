@@ -6,9 +6,9 @@ import struct
 from dataclasses import replace
 
 import pytest
+from lab.coordinator.link import Crowd, Link, eventually, get_status, http, put_desired, request
+from lab.coordinator.reports import agent
 from tests.coordinator.conftest import Served
-from tests.coordinator.film import agent
-from tests.coordinator.link import Crowd, Link, eventually, get_status, http, put_desired, request
 
 from ropeteam_trainer.contract import codec, wire
 from ropeteam_trainer.contract.desired import Desired, SlotDesired

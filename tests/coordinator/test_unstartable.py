@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.coordinator.film import Film, agent
+from lab.coordinator.reports import agent
+from tests.coordinator.film import Film
 
 from ropeteam_trainer.contract.config import ExitAction, ExitCodeRule
 from ropeteam_trainer.contract.messages import Problem

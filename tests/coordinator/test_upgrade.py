@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from tests.coordinator.film import SIGKILL, Film, agent
+from lab.coordinator.reports import SIGKILL, agent
+from tests.coordinator.film import Film
 
 from ropeteam_trainer.contract import LEASES, OLDEST, VERSION, codec
 from ropeteam_trainer.contract.desired import Desired

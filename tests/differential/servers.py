@@ -19,8 +19,8 @@ from pathlib import Path
 
 import aiohttp
 import orjson
-from tests.cluster import tools
-from tests.cluster.pki import Pki
+from lab.kube import programs
+from lab.kube.pki import Pki
 from tests.differential.scenario import Answer, Call, encode, resolve
 
 from ropeteam.local import resources as r
@@ -85,26 +85,27 @@ def _parse(raw: bytes, content: str, is_watch: bool) -> object:
 
 def why_not() -> str:
     """Why the real server cannot be started. Empty: it can, or with ROPETEAM_E2E is built first."""
-    missing = [name for name in PROGRAMS if not (tools.folder() / name).exists()]
+    missing = [name for name in PROGRAMS if not (programs.folder() / name).exists()]
     if not missing or os.environ.get("ROPETEAM_E2E"):
         return ""
     return (
-        f"NOT COMPARED with a real API server: no {', '.join(missing)} in {tools.folder()}. Build them with "
-        "`python -m tests.cluster.tools` (20 minutes, needs Go), or give a folder in ROPETEAM_CLUSTER_TOOLS"
+        f"NOT COMPARED with a real API server: no {', '.join(missing)} in {programs.folder()}. Build them "
+        "with `python -m lab.kube.programs` (20 minutes, needs Go), or "
+        "give a folder in ROPETEAM_CLUSTER_TOOLS"
     )
 
 
 @asynccontextmanager
 async def real(folder: Path) -> AsyncIterator[Server]:
     """`folder`: for data, keys and logs."""
-    here = all((tools.folder() / name).exists() for name in PROGRAMS)
-    programs = tools.folder() if here else tools.ensure()
+    here = all((programs.folder() / name).exists() for name in PROGRAMS)
+    binaries = programs.folder() if here else programs.ensure()
     keys = Pki(folder / "pki", "")
     keys.create()
     (folder / "tokens").write_text(f'{TOKEN},admin,admin,"system:masters"\n')
     port, etcd = _free_port(), "unix://localhost:1"
-    with _running(programs / "etcd", folder, *_etcd_flags(folder, etcd)):  # noqa: SIM117
-        with _running(programs / "kube-apiserver", folder, *_apiserver_flags(folder, etcd, port)):
+    with _running(binaries / "etcd", folder, *_etcd_flags(folder, etcd)):  # noqa: SIM117
+        with _running(binaries / "kube-apiserver", folder, *_apiserver_flags(folder, etcd, port)):
             async with _session(ssl=False) as session:
                 server = Server(f"https://127.0.0.1:{port}", session)
                 await _until(server, "/readyz", folder)

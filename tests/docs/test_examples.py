@@ -6,9 +6,10 @@ import math
 from typing import Any
 
 import pytest
+from lab.coordinator.reports import SIGKILL
 from tests.agent.life import Life, a_plan, epoch
 from tests.builders import a_running_job, force_deleted
-from tests.coordinator.film import SIGKILL, Film
+from tests.coordinator.film import Film
 
 from ropeteam.core.decide import decide
 from ropeteam.core.objects.actions import CreatePod

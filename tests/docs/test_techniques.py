@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.forked import Forked, prepare
-from tests.trainer.ranks import FakeAgent, RankGroup
+from lab.ranks.forked import Forked, prepare
+from lab.ranks.processes import FakeAgent, RankGroup
 from tools import techniques
 
 from ropeteam.api.job import TrainingJobSpec

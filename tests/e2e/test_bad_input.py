@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.conftest import job, ticking
-from tests.e2e.harness import JOBS, Cluster, Refused, wait_for
+from lab.local.cluster import JOBS, Cluster, Refused
+from lab.local.jobs import job, ticking
+from lab.waiting import wait_for
 
 REFUSED = [
     ({"workers": 0}, "spec.workers"),

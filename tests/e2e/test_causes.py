@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.e2e.conftest import program
-from tests.e2e.harness import Cluster
+from lab.local.cluster import Cluster
+from lab.local.jobs import program
 
 
 def incident(cluster: Cluster, name: str, command: list[str], **spec: Any) -> dict[str, Any]:

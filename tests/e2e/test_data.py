@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy
 import pytest
-from tests.e2e.conftest import SCRIPTS, job
-from tests.e2e.harness import Cluster
+from lab.local.cluster import Cluster
+from lab.local.jobs import SCRIPTS, job
 from tests.e2e.test_training import surviving
 
 pytestmark = pytest.mark.timeout(300)

@@ -6,8 +6,8 @@ import re
 from typing import Any
 
 import pytest
-from tests.e2e.conftest import SCRIPTS, job
-from tests.e2e.harness import Cluster
+from lab.local.cluster import Cluster
+from lab.local.jobs import SCRIPTS, job
 
 HUNG = "made no progress and was killed: no step for N s after step 3, in phase train (recovery.hangSeconds)"
 SCRIPT = SCRIPTS / "hangs.py"

@@ -12,9 +12,10 @@ import subprocess
 from pathlib import Path
 
 import yaml
-from tests.e2e.conftest import ticking
-from tests.e2e.harness import Cluster, wait_for
-from tests.e2e.story import order, wait_steps
+from lab.local.cluster import Cluster
+from lab.local.jobs import ticking
+from lab.local.steps import order, wait_steps
+from lab.waiting import wait_for
 
 
 def kubectl(cluster: Cluster, *arguments: str, stdin: str = "") -> str:

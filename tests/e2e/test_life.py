@@ -6,9 +6,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from tests.e2e.conftest import ticking
-from tests.e2e.harness import JOBS, PODS, Cluster, Refused, wait_for
-from tests.e2e.story import wait_steps
+from lab.local.cluster import JOBS, PODS, Cluster, Refused
+from lab.local.jobs import ticking
+from lab.local.steps import wait_steps
+from lab.waiting import wait_for
 
 
 def test_a_job_completes_and_its_running_pods_go(cluster: Cluster, name: str, tmp_path: Path):

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.harness import Cluster, wait_for
+from lab.local.cluster import Cluster
+from lab.waiting import wait_for
 from tests.e2e.test_strategy import recipe
 from tests.e2e.test_training import tiny, wait_step
 from tests.metrics.prometheus import ENDPOINTS, META, Prometheus, scrape, wait_for_data

@@ -6,7 +6,7 @@ import secrets
 from pathlib import Path
 
 import pytest
-from tests.e2e.harness import Cluster
+from lab.local.cluster import Cluster
 from tests.e2e.test_recreated_jobs import recreated
 from tests.e2e.test_training import tiny, trace
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests import older
-from tests.e2e.conftest import SCRIPTS, job
-from tests.e2e.harness import wait_for
-from tests.e2e.releases import Releases, image
+from lab import olderrelease
+from lab.local.jobs import SCRIPTS, job
+from lab.local.releases import Releases, image
+from lab.waiting import wait_for
 
-pytestmark = older.needed
+pytestmark = olderrelease.needed
 NAME, KEEP = "older", 2
 
 
@@ -34,7 +34,7 @@ def wait_for_more(cluster: Releases, what: str) -> None:
 def test_its_checkpoints_are_committed_and_pruned_by_an_agent_of_this_release(
     releases: Releases, tmp_path: Path
 ) -> None:
-    older_tree = older.unpack(tmp_path / "tree")
+    older_tree = olderrelease.unpack(tmp_path / "tree")
     volume = tmp_path / "volume"
     checkpoint = {"volume": {"hostPath": {"path": str(volume)}}, "everySteps": 10, "keep": KEEP}
     command = ["python", str(SCRIPTS / "tiny.py"), "100000", "0.05"]
@@ -43,7 +43,7 @@ def test_its_checkpoints_are_committed_and_pruned_by_an_agent_of_this_release(
     releases.create(manifest | {"spec": manifest["spec"] | {"image": image(older_tree)}})
     wait_for_more(releases, "of the earlier release")
     uids = releases.pod_uids(NAME)
-    releases.upgrade(older.ROOT)
+    releases.upgrade(olderrelease.ROOT)
     wait_for("outdated", lambda: releases.condition(NAME, "Running").get("reason") == "CoordinatorOutdated")
     wait_for_more(releases, "after the upgrade")
     assert releases.pod_uids(NAME) == uids

@@ -9,8 +9,9 @@ import signal
 import sys
 from pathlib import Path
 
-from tests.e2e.conftest import SCRIPTS, job
-from tests.e2e.harness import Cluster, files, wait_for
+from lab.local.cluster import Cluster, files
+from lab.local.jobs import SCRIPTS, job
+from lab.waiting import wait_for
 
 EVERY, KEEP = 10, 3
 

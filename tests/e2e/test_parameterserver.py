@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.e2e.harness import Cluster
+from lab.local.cluster import Cluster
 from tests.e2e.test_servers import pod_of
 from tests.e2e.test_strategy import STEPS, recipe
 from tests.e2e.test_training import surviving, wait_step

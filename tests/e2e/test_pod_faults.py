@@ -8,9 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.e2e.conftest import ticking
-from tests.e2e.harness import Cluster, wait_for
-from tests.e2e.story import lines, wait_steps, worlds
+from lab.local.cluster import Cluster
+from lab.local.jobs import ticking
+from lab.local.steps import lines, wait_steps, worlds
+from lab.waiting import wait_for
 
 
 @pytest.mark.parametrize("grace", [None, 0], ids=["with grace", "without grace"])

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.conftest import SCRIPTS, job, ticking
-from tests.e2e.harness import Cluster, wait_for
-from tests.e2e.story import lines, order, wait_steps, worlds
+from lab.local.cluster import Cluster
+from lab.local.jobs import SCRIPTS, job, ticking
+from lab.local.steps import lines, order, wait_steps, worlds
+from lab.waiting import wait_for
 
 
 def incident(cluster: Cluster, name: str) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.e2e.harness import Cluster, wait_for
+from lab.local.cluster import Cluster
+from lab.waiting import wait_for
 from tests.e2e.test_training import tiny, trace
 
 from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST, Manifest

@@ -9,7 +9,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.e2e.harness import Cluster, files, wait_for
+from lab.local.cluster import Cluster, files
+from lab.waiting import wait_for
 from tests.e2e.test_recreated_jobs import recreated
 from tests.e2e.test_training import slowly, tiny, trace, wait_step
 

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.conftest import ticking
-from tests.e2e.harness import Cluster, environments, wait_for
-from tests.e2e.story import order, wait_steps, worlds
+from lab.local.cluster import Cluster
+from lab.local.jobs import ticking
+from lab.local.steps import order, wait_steps, worlds
+from lab.processes import environments
+from lab.waiting import wait_for
 
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import RankPlan

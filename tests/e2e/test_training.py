@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.conftest import SCRIPTS, job
-from tests.e2e.harness import Cluster, wait_for
+from lab.local.cluster import Cluster
+from lab.local.jobs import SCRIPTS, job
+from lab.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(400)
 STEPS, RANKS = 60, 3

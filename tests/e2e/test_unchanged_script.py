@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from tests.e2e.harness import Cluster, wait_for
+from lab.local.cluster import Cluster
+from lab.waiting import wait_for
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plain_ddp"
 CLAIMS = "/api/v1/namespaces/default/persistentvolumeclaims"

@@ -5,8 +5,9 @@ Limit: they prove what is reported and how a job ends, not how soon; the campaig
 
 from __future__ import annotations
 
-from tests.e2e.conftest import program
-from tests.e2e.harness import Cluster, wait_for
+from lab.local.cluster import Cluster
+from lab.local.jobs import program
+from lab.waiting import wait_for
 
 
 def trained(cluster: Cluster, name: str) -> list[str]:

@@ -11,8 +11,10 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.e2e.conftest import job
-from tests.e2e.harness import Cluster, environments, wait_for
+from lab.local.cluster import Cluster
+from lab.local.jobs import job
+from lab.processes import environments
+from lab.waiting import wait_for
 from tests.frameworks.conftest import SCRIPTS
 
 STEPS = "120"

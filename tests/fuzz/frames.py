@@ -20,9 +20,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from lab.coordinator.link import TOKEN
+from lab.coordinator.reports import agent, config, raised
 from tests.agent.life import Life, epoch
-from tests.coordinator.film import agent, config, raised
-from tests.coordinator.link import TOKEN
 from tests.fuzz import mutations
 from tests.fuzz.campaign import Attempt, Campaign
 

@@ -17,9 +17,9 @@ from random import Random
 from typing import Any
 
 import orjson
+from lab.coordinator.link import TOKEN, request
+from lab.coordinator.reports import JOB_UID, config
 from tests.builders import UID, Scene, a_report, a_running_job, an_incident
-from tests.coordinator.film import JOB_UID, config
-from tests.coordinator.link import TOKEN, request
 from tests.fuzz import mutations
 from tests.fuzz.campaign import Attempt, Campaign
 

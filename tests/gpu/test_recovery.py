@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.conftest import job
-from tests.e2e.harness import Cluster, wait_for
+from lab.local.cluster import Cluster
+from lab.local.jobs import job
+from lab.waiting import wait_for
 from tests.e2e.test_training import surviving, wait_step
 
 SCRIPT = Path(__file__).parent / "scripts" / "train.py"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.trainer.ranks import RankGroup
+from lab.ranks.processes import RankGroup
 from tests.trainer.test_techniques import EXACT, Figures
 
 BY_GLOO = ("all-reduce", "micro-batches", "recompute", "composable", "PowerSGD", "TopK", "ZeRO-1")

@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from tests.local.client import Client
+from lab.local.client import Client
 
 from ropeteam.local.cluster import LocalCluster
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.local.client import CORE, JOBS, Client
+from lab.local.client import CORE, JOBS, Client
 
 Object = dict[str, Any]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.local.client import CORE, JOBS, Client
+from lab.local.client import CORE, JOBS, Client
 from tests.local.test_api import job
 
 Object = dict[str, Any]

@@ -7,7 +7,7 @@ import os
 import shutil
 
 import yaml
-from tests.local.client import CORE, JOBS, Client, until
+from lab.local.client import CORE, JOBS, Client, until
 from tests.local.conftest import Kubectl
 
 MERGE = "application/merge-patch+json"

@@ -6,7 +6,7 @@ import signal
 import sys
 
 import pytest
-from tests.local.client import CORE, Client
+from lab.local.client import CORE, Client
 from tests.local.test_pods import Object, kill, main_of
 
 SERVE = """import http.server, sys

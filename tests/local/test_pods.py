@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 import yaml
-from tests.local.client import CORE, JOBS, Client, alive, until
+from lab.local.client import CORE, JOBS, Client, alive, until
 
 Object = dict[str, Any]
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from tests.local.client import CORE, Client, until
+from lab.local.client import CORE, Client, until
 
 from ropeteam.local.cluster import ClusterError, LocalCluster
 

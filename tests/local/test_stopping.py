@@ -7,7 +7,7 @@ import os
 import signal
 
 import pytest
-from tests.local.client import CORE, Client, alive, until
+from lab.local.client import CORE, Client, alive, until
 from tests.local.test_pods import pid_of
 
 from ropeteam.local.node.container import Container

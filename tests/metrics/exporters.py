@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from lab.coordinator.reports import config
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.agent.life import Life
-from tests.coordinator.film import config
 
 from ropeteam.controller import metrics as operator
 from ropeteam_trainer.agent.machine import metrics as agent

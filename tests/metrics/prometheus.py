@@ -1,6 +1,6 @@
 """A real Prometheus for tests, told to look at our targets as the chart's monitors tell the user's.
 
-The program is built once by `python -m tests.cluster.tools prometheus promtool` (Go; 6 minutes), or taken
+The program is built once by `python -m lab.kube.programs prometheus promtool` (Go; 6 minutes), or taken
 from PATH; without it the tests that need it are skipped, and say so.
 """
 
@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
-from tests.cluster import tools
-from tests.e2e.harness import wait_for
+from lab.kube import programs
+from lab.waiting import wait_for
 from tools.panels import DASHBOARDS
 
 Object = dict[str, Any]
@@ -30,10 +30,10 @@ META = "__meta_kubernetes_"
 
 def program(name: str) -> Path:
     """Skips the test if there is none."""
-    built = tools.folder() / name
+    built = programs.folder() / name
     found = str(built) if built.exists() else shutil.which(name)
     if found is None:
-        pytest.skip(f"NO {name.upper()} HERE: python -m tests.cluster.tools prometheus promtool builds it")
+        pytest.skip(f"NO {name.upper()} HERE: python -m lab.kube.programs prometheus promtool builds it")
     return Path(found)
 
 

@@ -15,7 +15,7 @@ import tomllib
 from fnmatch import fnmatch
 from pathlib import Path
 
-from tests.e2e.harness import Cluster
+from lab.local.cluster import Cluster
 from tests.programs import places, results, rows
 from tests.programs.outcome import Outcome, Seen, outcome_of
 from tests.programs.running import Run

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 
-from tests.e2e.harness import Cluster, Refused
+from lab.local.cluster import Cluster, Refused
 from tests.programs import outcome
 from tests.programs.outcome import Seen
 from tests.programs.rows import Row, counts

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.trainer.ranks import SCRIPTS
+from lab.ranks.processes import SCRIPTS
 
 from ropeteam_trainer.contract.config import RankPlan, Resume
 from ropeteam_trainer.contract.strategy import ParameterServer

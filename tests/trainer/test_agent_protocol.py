@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.trainer import traces
-from tests.trainer.ranks import FakeAgent, RankGroup
+from lab.ranks import traces
+from lab.ranks.processes import FakeAgent, RankGroup
 
 from ropeteam_trainer.checkpoint import reader
 from ropeteam_trainer.contract.config import CheckpointConfig, Resume

@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.trainer.ranks import Ended, FakeAgent, RankGroup
+from lab.ranks.processes import Ended, FakeAgent, RankGroup
 
 from ropeteam_trainer.checkpoint import agreement, reader
 from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST, METADATA, Manifest, folder

@@ -12,8 +12,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.trainer import traces
-from tests.trainer.ranks import RankGroup
+from lab.ranks import traces
+from lab.ranks.processes import RankGroup
 from torch import nn
 
 from ropeteam_trainer.data import balancing, batches

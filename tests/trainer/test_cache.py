@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
+from lab.ranks.processes import SCRIPTS
 
 from ropeteam_trainer.data import cache as module
 from ropeteam_trainer.data.cache import ShardCache
 
-SCRIPT = Path(__file__).parent / "scripts" / "cached.py"
+SCRIPT = SCRIPTS / "cached.py"
 SIZE = 10_000
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.trainer.ranks import RankGroup
+from lab.ranks.processes import RankGroup
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     "all-reduce": {},

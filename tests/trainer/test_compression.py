@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.trainer import tiny
-from tests.trainer.ranks import RankGroup
+from lab.ranks import tiny
+from lab.ranks.processes import RankGroup
 
 
 def test_sums_of_two_buckets_are_not_mixed_up(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.trainer import tiny
-from tests.trainer.ranks import RankGroup
+from lab.ranks import tiny
+from lab.ranks.processes import RankGroup
 from tests.trainer.test_techniques import compressed, locally, pipelined, ways
 
 from ropeteam_trainer.contract import codec

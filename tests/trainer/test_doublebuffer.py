@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.trainer import tiny
-from tests.trainer.ranks import RankGroup
+from lab.ranks import tiny
+from lab.ranks.processes import RankGroup
 
 SIZE = tiny.Size(symbols=128, length=64, width=128, blocks=2)
 DEEP = vars(tiny.Size(symbols=128, length=64, width=128, blocks=6))

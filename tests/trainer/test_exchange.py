@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.ranks.processes import RankGroup
 from tests.trainer.planted import CANARY, Gadget
-from tests.trainer.ranks import RankGroup
 
 from ropeteam_trainer.checkpoint.agreement import CHOSEN, VERIFICATION, Verification
 from ropeteam_trainer.contract import codec

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.trainer.ranks import FakeAgent, RankGroup
+from lab.ranks.processes import FakeAgent, RankGroup
 
 from ropeteam_trainer.contract.config import CheckpointConfig
 from ropeteam_trainer.contract.world import Epoch

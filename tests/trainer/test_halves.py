@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.trainer.ranks import TIMEOUT_SECONDS, _server
+from lab.ranks.processes import TIMEOUT_SECONDS, _server
 
 from ropeteam_trainer.strategies.parameterserver import doublebuffer, flat
 from ropeteam_trainer.strategies.parameterserver.doublebuffer import RECORD_BYTES, DoubleBuffer

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.trainer.ranks import FakeAgent
+from lab.ranks.processes import FakeAgent
 from torch import nn
 
 import ropeteam_trainer

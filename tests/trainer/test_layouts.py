@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from tests.trainer.ranks import RankGroup
+from lab.ranks.processes import RankGroup
 
 SIZES = (1, 2, 3, 4)
 

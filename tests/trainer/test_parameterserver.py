@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.trainer import traces
-from tests.trainer.ranks import Ended, FakeAgent, RankGroup
+from lab.ranks import traces
+from lab.ranks.processes import Ended, FakeAgent, RankGroup
 
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import CheckpointConfig

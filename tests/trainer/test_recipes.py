@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.trainer.ranks import FakeAgent, RankGroup
+from lab.ranks.processes import FakeAgent, RankGroup
 
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.strategy import Strategy

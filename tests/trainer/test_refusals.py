@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.trainer.ranks import SCRIPTS
+from lab.ranks.processes import SCRIPTS
 
 from ropeteam_trainer.strategies.parameterserver import requests, wire
 from ropeteam_trainer.strategies.parameterserver.client import Line

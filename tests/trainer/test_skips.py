@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.trainer import traces
+from lab.ranks import traces
 from tests.trainer.test_parameterserver import Served, request, served
 
 from ropeteam_trainer.data.decisions.plan import DataPlan, Position

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.trainer.ranks import RankGroup
+from lab.ranks.processes import RankGroup
 
 Figures = dict[str, Any]
 

@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 import pytest
-from tests.trainer import tiny, wire
+from lab.ranks import netns, tiny
 
 SIZE = tiny.Size(symbols=128, length=64, width=128, blocks=2)
 SHAPES = [tuple(p.shape) for p in tiny.Tiny(SIZE).parameters()]
@@ -60,7 +60,7 @@ def sent(tmp_path_factory: pytest.TempPathFactory) -> dict[str | int, float]:
         )
         worlds[key] = {"world": RANKS + servers, "script": script, "arguments": [str(request)]}
     (path / "worlds").write_text("\n".join(map(json.dumps, worlds.values())))
-    command = wire.alone([sys.executable, "-m", "tests.trainer.wire", str(path)])
+    command = netns.alone([sys.executable, "-m", "lab.ranks.netns", str(path)])
     if command is None:
         pytest.skip("BYTES ON THE WIRE ARE NOT TESTED: a network namespace needs root, unshare and ip")
     ended = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.trainer import traces
-from tests.trainer.ranks import FakeAgent, RankGroup
+from lab.ranks import traces
+from lab.ranks.processes import FakeAgent, RankGroup
 
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.config import CheckpointConfig
