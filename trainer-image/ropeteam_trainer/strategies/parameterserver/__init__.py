@@ -8,8 +8,8 @@ pull weights.
     requests.py       requests and their answers, typed (pure)
     wire.py           messages and raw tensors over TCP; admission.py: authentication of connections
     service.py        request handlers of each server
-    chief.py          more handlers of the first one: the ledger, checkpoints, the end
-    role_server.py    a server's loop, instead of training
+    chief.py          more handlers of the first one; chiefloop.py: its start, checkpoints, drain and end
+    role_server.py    a server's loop, instead of training; serverprogress.py: its heartbeats and counters
     client.py         the workers' client; role_worker.py: a worker's step, instead of collectives
     discovery.py      roles of ranks, and addresses of the servers
 

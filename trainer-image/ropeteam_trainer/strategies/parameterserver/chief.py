@@ -62,7 +62,7 @@ class Chief:
     def __init__(
         self, full: FullModel, server: Server, call: Call, job_rules: Rules, path: Path | None
     ) -> None:
-        self._full, self._server, self._call, self._rules, self._path = full, server, call, job_rules, path
+        self.full, self.server, self._call, self._rules, self._path = full, server, call, job_rules, path
         self.changed: threading.Condition = server.changed
         self._decisions: dict[Ask, rules.Answer] = {}
         self._epochs: dict[int, tuple[int, ...]] = {}
@@ -83,8 +83,8 @@ class Chief:
 
     def goes_on(self) -> bool:
         """Whether all servers have state of one generation, and the chief its ledger."""
-        own = self._server.share.generation
-        others = (self._call(i, FetchGeneration())[0].generation for i in range(1, self._full.servers))
+        own = self.server.share.generation
+        others = (self._call(i, FetchGeneration())[0].generation for i in range(1, self.full.servers))
         return own is not None and self._stored is not None and all(other == own for other in others)
 
     def begin(self, ledger: Ledger, worker_states: Sequence[bytes]) -> None:
@@ -93,27 +93,27 @@ class Chief:
         for worker, state in enumerate(worker_states):
             self._store_worker_state(worker, state)
         generation = secrets.token_hex(8)
-        content = content_of(self._full.named, self._full.optimizer)
-        for index, part in enumerate(shares(self._full.named, self._full.servers)):
+        content = content_of(self.full.named, self.full.optimizer)
+        for index, part in enumerate(shares(self.full.named, self.full.servers)):
             part_content = {name: content[name] for name in part}
             if index:
                 self._call(index, ReplaceShare(generation), packed(part_content))
             else:
-                self._server.share.take(part_content, generation)
-        self._full.optimizer.state.clear()
+                self.server.share.take(part_content, generation)
+        self.full.optimizer.state.clear()
         self._store_ledger()
 
     # ---- checkpoints
 
     def gather(self) -> None:
         """Collect all servers' shares in the full model and optimizer. Only while the ledger is quiet."""
-        state = self._full.optimizer.state
-        for index in range(self._full.servers):
-            content = self._server.share.content()
+        state = self.full.optimizer.state
+        for index in range(self.full.servers):
+            content = self.server.share.content()
             if index:
                 content = unpacked(self._call(index, FetchShare())[1])
             for name, parts in content.items():
-                p = self._full.named[name]
+                p = self.full.named[name]
                 if index:
                     p.data = parts[""]
                 if held := {key: value for key, value in parts.items() if key}:
@@ -121,7 +121,7 @@ class Chief:
 
     def scatter(self) -> None:
         """Release the optimizer state that was collected."""
-        self._full.optimizer.state.clear()
+        self.full.optimizer.state.clear()
 
     def judge(self, change: Callable[[Ledger], Ledger]) -> None:
         """Change the ledger, decide what can be decided, store it. The caller holds the condition."""
@@ -129,6 +129,10 @@ class Chief:
         self._decisions |= dict(decided)
         self._store_ledger()
         self.changed.notify_all()
+
+    def send_to_others(self, request: Request[Done]) -> None:
+        for index in range(1, self.full.servers):
+            self._call(index, request)
 
     # ---- requests of workers
 
@@ -146,10 +150,10 @@ class Chief:
     def _register(self, request: Register, _: bytearray) -> tuple[Registered, bytes]:
         worker = self._sender(request)
         with self.changed:
-            self.changed.wait_for(lambda: self._server.is_ready)
+            self.changed.wait_for(lambda: self.server.is_ready)
             self.judge(lambda ledger: rules.join(ledger, worker))
             clock = self.ledger.clocks[worker]
-            return Registered(clock, self._server.share.generation), self.worker_states[worker]
+            return Registered(clock, self.server.share.generation), self.worker_states[worker]
 
     def _decide_step(self, request: RequestStep, _: bytearray) -> tuple[PushDecision | SkipDecision, bytes]:
         ask = Ask(self._sender(request), request.n)
