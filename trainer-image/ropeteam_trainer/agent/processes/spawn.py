@@ -51,8 +51,8 @@ def write_shims(folder: Path) -> Shims:
     zygote.write_text(_SHIM.format(root=str(root), module="zygote", arguments="int(sys.argv[1])"))
     site = folder / "site"
     site.mkdir()
-    source = importlib.resources.files(script).joinpath("childhooks.py")
-    (site / "sitecustomize.py").write_bytes(source.read_bytes())
+    for source, name in (("childhooks.py", "sitecustomize.py"), ("reporting.py", "_ropeteam_reporting.py")):
+        (site / name).write_bytes(importlib.resources.files(script).joinpath(source).read_bytes())
     return Shims(str(root), str(rank), str(zygote), str(site))
 
 

@@ -18,7 +18,7 @@ import sys
 import types
 from typing import Any, NoReturn
 
-from ropeteam_trainer.agent.script import childhooks, hooks
+from ropeteam_trainer.agent.script import childhooks, hooks, reporting
 
 _OURS = "ropeteam_trainer"
 _NAMES = {"code": "-c", "stdin": "-"}
@@ -185,7 +185,7 @@ def _mark_end() -> None:
 def _report(error: BaseException, root: str) -> None:
     """Report to the agent why this rank exits. Never hides the exception itself."""
     try:
-        childhooks.send(childhooks.error_of(error, (root,)))
+        reporting.send(reporting.error_of(error, (root,)))
     except OSError as broken:
         print(f"cannot report {type(error).__name__} to the agent: {broken}", file=sys.stderr)
 
