@@ -52,7 +52,7 @@ _ARITHMETIC = {
 _SWAPPED = {"min": "max", "max": "min", "any": "all", "all": "any"}
 _COPIES = ("replace", "changed")
 """Functions that give a copy in which the fields named by keywords differ."""
-_LOGS = re.compile(r"(^|\.)_?(print|say|log\w*|debug|info|warning|exception)$")
+_LOGS = re.compile(r"((^|\.)_?(print|say|log\w*|debug|info|warning|exception)|\blog\.write\w*)$")
 _NEUTRAL = {
     "bool": "False",
     "int": "0",

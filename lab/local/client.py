@@ -47,14 +47,14 @@ class Client:
     async def run(self, name: str, *command: str, **spec: Any) -> Object:
         return await self.create(f"{CORE}/pods", pod(name, *command, **spec))
 
-    async def until(self, path: str, good: Callable[[Object], Any], **query: str) -> Object:
-        """Poll an object until it is `good`."""
+    async def until(self, path: str, holds: Callable[[Object], Any], **query: str) -> Object:
+        """Poll an object until it `holds`."""
         seen: Object = {}
 
         async def look() -> bool:
             nonlocal seen
             seen = await self.get(path, **query)
-            return bool(good(seen))
+            return bool(holds(seen))
 
         await until(look, lambda: f"{path}: {seen}")
         return seen
@@ -94,15 +94,15 @@ def pod(name: str, *command: str, **spec: Any) -> Object:
     return {"metadata": {"name": name}, "spec": {"restartPolicy": "Never", "containers": [main], **spec}}
 
 
-async def until(good: Callable[[], Awaitable[bool]], say: Callable[[], str] = str) -> None:
+async def until(holds: Callable[[], Awaitable[bool]], last_seen: Callable[[], str] = str) -> None:
     async def poll() -> None:
-        while not await good():  # noqa: ASYNC110 (what we wait for is in another process)
+        while not await holds():  # noqa: ASYNC110 (what we wait for is in another process)
             await asyncio.sleep(0.02)
 
     try:
         await asyncio.wait_for(poll(), _PATIENCE_SECONDS)
     except TimeoutError:
-        pytest.fail(f"never came true. Last seen: {say()}")
+        pytest.fail(f"never came true. Last seen: {last_seen()}")
 
 
 def alive(pid: int) -> bool:

@@ -42,6 +42,7 @@ def changed(line: str, header: str = "def f(a: int, b: int, c: int) -> int:") ->
         ("replace(a, b=b, c=(c))", {"replace(a, c=(c))", "replace(a, b=b)", "pass"}),
         ("f('ü', f'{a + b}' + c, a == b)", {"f('ü', f'{a + b}' + c, a != b)", "pass"}),
         ("log.say(a + b)", set()),
+        ("self.log.write_limited(a + b)", set()),
         ("a << b", set()),
         ("a: int | None", set()),
         ('"text"', set()),
