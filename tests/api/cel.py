@@ -33,11 +33,11 @@ def _program(cel: str) -> celpy.Runner:
     return environment.program(environment.compile(cel), functions=_FUNCTIONS)
 
 
-def cel_says(cel: str, **variables: Any) -> bool:
+def cel_bool(cel: str, **variables: Any) -> bool:
     return bool(_evaluated(cel, variables))
 
 
-def cel_tells(cel: str, **variables: Any) -> str:
+def cel_text(cel: str, **variables: Any) -> str:
     return str(_evaluated(cel, variables))
 
 

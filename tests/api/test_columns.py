@@ -61,12 +61,12 @@ def test_progress_without_an_end_has_no_percent_and_no_eta() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "told"), [("Running", "AsRunning"), ("Starting", "AsRunning"), ("Failed", "AsFailed")]
+    ("state", "expected"), [("Running", "AsRunning"), ("Starting", "AsRunning"), ("Failed", "AsFailed")]
 )
-def test_the_reason_is_that_of_the_condition_that_explains_the_state(state: str, told: str) -> None:
+def test_the_reason_is_that_of_the_condition_that_explains_the_state(state: str, expected: str) -> None:
     kinds = (ConditionType.RUNNING, ConditionType.FAILED)
     conditions = tuple(a_condition(kind, reason=f"As{kind}") for kind in kinds)
-    assert with_columns(JobStatus(state=state, conditions=conditions)).reason == told
+    assert with_columns(JobStatus(state=state, conditions=conditions)).reason == expected
 
 
 @pytest.mark.parametrize(
@@ -88,9 +88,9 @@ def test_durations_are_written_as_kubectl_writes_ages(seconds: int, text: str) -
 
 def test_since_moves_only_when_the_fact_flips() -> None:
     old = a_condition(ConditionType.RUNNING)
-    told_anew = old.model_copy(update={"message": "other words", "last_transition_time": LATER})
-    flipped = told_anew.model_copy(update={"status": "False"})
-    assert old.becomes(told_anew) == told_anew.model_copy(update={"last_transition_time": NOON})
+    reworded = old.model_copy(update={"message": "other words", "last_transition_time": LATER})
+    flipped = reworded.model_copy(update={"status": "False"})
+    assert old.becomes(reworded) == reworded.model_copy(update={"last_transition_time": NOON})
     assert old.becomes(flipped) == flipped
 
 
@@ -113,11 +113,11 @@ def test_a_status_of_a_newer_operator_is_read() -> None:
 
 def test_of_the_conditions_of_a_newer_operator_those_that_are_known_are_read() -> None:
     time = "2026-11-20T12:00:00Z"
-    told = [
+    conditions = [
         {"type": kind, "status": "True", "reason": "R", "lastTransitionTime": time}
         for kind in ("New", "Running")
     ]
-    status = JobStatus.model_validate({"conditions": told})
+    status = JobStatus.model_validate({"conditions": conditions})
     assert [each.type for each in status.conditions] == [ConditionType.RUNNING]
     for wrong in (5, ["True"]):
         with pytest.raises(ValidationError):

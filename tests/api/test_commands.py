@@ -46,7 +46,7 @@ def test_ranks_per_worker_are_those_of_the_fields_or_else_of_the_command(fields,
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("fields", "expected"),
     [
         ({}, ""),
         ({"command": TORCHRUN}, ""),
@@ -64,14 +64,14 @@ def test_ranks_per_worker_are_those_of_the_fields_or_else_of_the_command(fields,
         ),
     ],
 )
-def test_a_command_that_the_agent_would_refuse_is_refused_before(fields, words):
-    told = commands.problem(spec(**fields))
-    assert words in told
-    assert bool(words) == bool(told)
+def test_a_command_that_the_agent_would_refuse_is_refused_before(fields, expected):
+    message = commands.problem(spec(**fields))
+    assert expected in message
+    assert bool(expected) == bool(message)
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("fields", "expected"),
     [
         ({}, ""),
         ({"command": ["./run.sh"]}, "set spec.launcher to PerRank"),
@@ -87,7 +87,7 @@ def test_a_command_that_the_agent_would_refuse_is_refused_before(fields, words):
         ({"command": None}, ""),
     ],
 )
-def test_what_may_not_be_meant_is_noted(fields, words):
-    told = " ".join(commands.notes(spec(**fields)))
-    assert words in told
-    assert bool(words) == bool(told)
+def test_what_may_not_be_meant_is_noted(fields, expected):
+    message = " ".join(commands.notes(spec(**fields)))
+    assert expected in message
+    assert bool(expected) == bool(message)

@@ -105,9 +105,9 @@ def test_status_is_never_defaulted_by_the_server() -> None:
 
 def test_defaults_are_those_of_pydantic() -> None:
     spec = crd.job_schema()["properties"]["spec"]
-    told = {name: each["default"] for name, each in spec["properties"].items() if "default" in each}
+    defaults = {name: each["default"] for name, each in spec["properties"].items() if "default" in each}
     least = TrainingJobSpec(workers=1).to_json()
-    assert told == {name: value for name, value in least.items() if name != "workers"}
+    assert defaults == {name: value for name, value in least.items() if name != "workers"}
 
 
 def test_every_rule_stands_in_it_once() -> None:

@@ -62,7 +62,7 @@ def test_what_a_server_takes_is_good(spec: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "said"),
+    ("path", "value", "expected"),
     [
         ("kind", "TrainingJbo", "'TrainingJob' was expected"),
         ("apiVersion", "ropeteam.dev/v1", "'ropeteam.dev/v1alpha1' was expected"),
@@ -77,15 +77,15 @@ def test_what_a_server_takes_is_good(spec: dict[str, Any]) -> None:
         ("spec.resources.limits.cpu", [1], "[1] is not of type 'integer', 'string'"),
     ],
 )
-def test_a_typo_is_named(path: str, value: Any, said: str) -> None:
+def test_a_typo_is_named(path: str, value: Any, expected: str) -> None:
     broken = copy.deepcopy(job(LONG | SERVED))
     *folders, last = path.split(".")
     place = broken
     for folder in folders:
         place = place[folder]
     place[last] = value
-    [told] = wrong(broken)
-    assert said in told
+    [message] = wrong(broken)
+    assert expected in message
 
 
 def test_a_pod_template_is_open() -> None:

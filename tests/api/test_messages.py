@@ -60,7 +60,7 @@ BAD: tuple[Any, ...] = (
     {"workers": 1, "checkpoint": {}},
     {"workers": 1, "checkpoint": {"volume": {}}},
     *({"workers": 1, "checkpoint": {"volume": _VOLUME, "path": path}} for path in (".", "././", "/", "a/..")),
-    *({"workers": 1, "checkpoint": {"volume": _VOLUME, "signing": wish}} for wish in _SIGNINGS),
+    *({"workers": 1, "checkpoint": {"volume": _VOLUME, "signing": signing}} for signing in _SIGNINGS),
     {"workers": 1, "resume": {"policy": "latest"}},
     {"workers": 1, "recovery": {"exitCodes": [{"codes": [0, 256]}]}},
     {"workers": 1, "recovery": {"maxRestarts": 3}},
@@ -88,9 +88,9 @@ def test_messages_are_those_reviewed() -> None:
 
 @pytest.mark.parametrize("spec", BAD, ids=_short)
 def test_a_bad_shape_is_told_with_field_and_fix(spec: Any) -> None:
-    told = validate(spec)
-    assert told
-    for message in told:
+    messages = validate(spec)
+    assert messages
+    for message in messages:
         assert message.startswith("spec")
         assert ";" in message or "did you mean" in message, "says what to change"
         assert len(message) < 400

@@ -16,7 +16,7 @@ from ropeteam.local.api.schema import prune
 
 STORED = json.loads((Path(__file__).parent / "recorded/status-before-renames.json").read_text())
 """Written by the release before, with a value in every field."""
-NEW = {former: api_name(field) for field, former in PREVIOUS_NAMES.items()}
+NEW = {previous: api_name(field) for field, previous in PREVIOUS_NAMES.items()}
 
 
 def renamed(value: Any) -> Any:
@@ -51,8 +51,8 @@ def test_a_name_of_now_wins_over_a_former_one() -> None:
 def test_a_server_keeps_what_the_release_before_writes() -> None:
     """It may lead when the definition of the next release is installed already."""
     schema = crd.job_schema()["properties"]["status"]
-    kept = json.loads(json.dumps(STORED))
-    assert (prune(kept, schema), kept) == ([], STORED)
+    retained = json.loads(json.dumps(STORED))
+    assert (prune(retained, schema), retained) == ([], STORED)
     assert list(problems(schema, STORED, "status")) == []
 
 

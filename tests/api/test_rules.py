@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.api.cel import as_job, cel_says, cel_tells
+from tests.api.cel import as_job, cel_bool, cel_text
 
 from ropeteam.api.rule import Change, Rule, Spec, at, template_with
 from ropeteam.api.rules.rulebook import CHANGES, MAX_SLOTS, RULES
@@ -26,8 +26,8 @@ def _id(row: Rule | Change) -> str:
 def test_examples_are_judged_alike_by_server_and_twin(rule: Rule) -> None:
     assert validate(rule.valid) == ()
     assert validate(rule.invalid) == (rule.message,)
-    assert cel_says(rule.cel, self=at(as_job(rule.valid), rule.path))
-    assert not cel_says(rule.cel, self=at(as_job(rule.invalid), rule.path))
+    assert cel_bool(rule.cel, self=at(as_job(rule.valid), rule.path))
+    assert not cel_bool(rule.cel, self=at(as_job(rule.invalid), rule.path))
 
 
 @pytest.mark.parametrize(
@@ -35,13 +35,13 @@ def test_examples_are_judged_alike_by_server_and_twin(rule: Rule) -> None:
 )
 def test_a_name_is_judged_alike_by_server_and_twin(name: str) -> None:
     (rule,) = NAME_RULES
-    good = name in ("a", "char-gpt", "a" * 40)
-    assert validate_name(name) == (() if good else (rule.message,))
-    assert cel_says(rule.cel, self={"metadata": {"name": name}}) == good
+    is_valid = name in ("a", "char-gpt", "a" * 40)
+    assert validate_name(name) == (() if is_valid else (rule.message,))
+    assert cel_bool(rule.cel, self={"metadata": {"name": name}}) == is_valid
 
 
 @pytest.mark.parametrize(
-    ("spec", "told"),
+    ("spec", "is_refused"),
     [
         ({"args": ["train.py"]}, True),
         ({"template": template_with(args=["train.py"])}, True),
@@ -49,18 +49,20 @@ def test_a_name_is_judged_alike_by_server_and_twin(name: str) -> None:
         ({"command": ["python"], "template": template_with(args=["train.py"])}, False),
     ],
 )
-def test_arguments_of_an_unknown_entrypoint_are_refused_with_how_to_find_it(spec: Spec, told: bool) -> None:
-    said = validate({"workers": 1, **spec})
+def test_arguments_of_an_unknown_entrypoint_are_refused_with_how_to_find_it(
+    spec: Spec, is_refused: bool
+) -> None:
+    messages = validate({"workers": 1, **spec})
     assert [
-        each for each in said if "docker inspect --format '{{json .Config.Entrypoint}}' IMAGE" in each
-    ] == (list(said))
-    assert bool(said) is told
+        each for each in messages if "docker inspect --format '{{json .Config.Entrypoint}}' IMAGE" in each
+    ] == (list(messages))
+    assert bool(messages) is is_refused
 
 
 @pytest.mark.parametrize("rule", NAME_RULES, ids=_id)
 def test_examples_of_whole_objects_are_judged_alike(rule: Rule) -> None:
-    for example, good in ((rule.valid, True), (rule.invalid, False)):
-        assert rule.holds(example) == cel_says(rule.cel, self=example) == good
+    for example, is_valid in ((rule.valid, True), (rule.invalid, False)):
+        assert rule.holds(example) == cel_bool(rule.cel, self=example) == is_valid
 
 
 def _name(of: Any) -> str:
@@ -165,7 +167,7 @@ def test_any_spec_is_judged_alike_by_server_and_twin(spec: Spec) -> None:
     by_cel = tuple(
         rule.message
         for rule in SPEC_RULES
-        if at(job, rule.path) is not None and not cel_says(rule.cel, self=at(job, rule.path))
+        if at(job, rule.path) is not None and not cel_bool(rule.cel, self=at(job, rule.path))
     )
     assert validate(spec) == by_cel
 
@@ -186,12 +188,12 @@ def test_a_change_is_judged_alike_by_server_and_twin(change: Change, state: str)
     first, second = (_with(change.field, value) for value in change.examples)
     idle = state in ("Suspended", "Invalid")
     status = {"status": {"state": state}} if state else {}
-    for old, new, good in ((first, second, idle), (second, first, idle), (first, first, True)):
+    for old, new, is_valid in ((first, second, idle), (second, first, idle), (first, first, True)):
         objects = {"self": {**as_job(new), **status}, "oldSelf": {**as_job(old), **status}}
-        told = validate_update(old, new, idle)
-        assert (told == ()) == cel_says(CHANGES.cel, **objects) == good
-        assert good or told == (cel_tells(CHANGES.message_cel, **objects),)
-        assert good or told[0].startswith(f"spec.{change.field}: ")
+        refusal = validate_update(old, new, idle)
+        assert (refusal == ()) == cel_bool(CHANGES.cel, **objects) == is_valid
+        assert is_valid or refusal == (cel_text(CHANGES.message_cel, **objects),)
+        assert is_valid or refusal[0].startswith(f"spec.{change.field}: ")
 
 
 def test_of_fields_that_changed_together_the_first_is_named() -> None:
@@ -237,12 +239,12 @@ def test_every_field_of_spec_has_a_say_on_change() -> None:
     ],
 )  # fmt: skip
 def test_shared_memory_is_compared_with_a_limit_in_any_unit(limit: str | int, fits: bool) -> None:
-    said = validate({"workers": 1, "sharedMemory": "8Gi", "resources": {"limits": {"memory": limit}}})
-    assert any("spec.sharedMemory" in each for each in said) is not fits
+    messages = validate({"workers": 1, "sharedMemory": "8Gi", "resources": {"limits": {"memory": limit}}})
+    assert any("spec.sharedMemory" in each for each in messages) is not fits
 
 
 def test_every_pod_that_a_job_may_have_finds_room_in_status() -> None:
-    (room,) = (
+    (limit,) = (
         part.max_length for part in JobStatus.model_fields["slots"].metadata if hasattr(part, "max_length")
     )
-    assert room == MAX_SLOTS
+    assert limit == MAX_SLOTS

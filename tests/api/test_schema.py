@@ -130,7 +130,7 @@ class Exclusive(ApiModel):
 
 
 @pytest.mark.parametrize(
-    ("model", "told"),
+    ("model", "expected"),
     [
         (Silent, "Silent: no description for number; write a docstring below the field"),
         (Vague, "Vague.text: no maximum; give it a maxLength"),
@@ -141,10 +141,10 @@ class Exclusive(ApiModel):
         (Exclusive, "Exclusive.number: exclusiveMinimum cannot be expressed in a structural schema"),
     ],
 )
-def test_what_a_server_would_refuse_is_refused_here(model: type[ApiModel], told: str) -> None:
+def test_what_a_server_would_refuse_is_refused_here(model: type[ApiModel], expected: str) -> None:
     with pytest.raises(TypeError) as caught:
         structural(model)
-    assert str(caught.value).startswith(told)
+    assert str(caught.value).startswith(expected)
 
 
 QUANTITY = Annotated[
@@ -173,8 +173,8 @@ def test_defaults_are_filled_in_to_the_bottom_and_nothing_else_is_touched() -> N
 
 def test_too_many_entries_of_a_map_are_told() -> None:
     labels = {str(number): "x" for number in range(3)}
-    (told,) = problems(structural(Outer), {"name": "a", "labels": labels}, "it")
-    assert told == "it.labels: has 3 entries; use 2 or fewer"
+    (message,) = problems(structural(Outer), {"name": "a", "labels": labels}, "it")
+    assert message == "it.labels: has 3 entries; use 2 or fewer"
 
 
 PLAIN: list[Any] = [
@@ -196,9 +196,9 @@ PLAIN: list[Any] = [
     True,
     0.5,
 ]
-ODD = st.sampled_from([*PLAIN, None])
+MALFORMED = st.sampled_from([*PLAIN, None])
 INNER = st.sampled_from(["policy", "step", "lostSeconds", "start", "path", "volume"])
-LEAVES = ODD | st.dictionaries(INNER, ODD)
+LEAVES = MALFORMED | st.dictionaries(INNER, MALFORMED)
 NAMES = [*(str(field.alias) for field in TrainingJobSpec.model_fields.values()), "unknown"]
 FIELDS = st.sampled_from(NAMES)
 POD_PARTS = ("env", "resources", "template", "checkpoint")
@@ -225,7 +225,9 @@ def test_schema_and_pydantic_judge_a_shape_alike(more: dict[str, Any]) -> None:
     assert (not list(problems(spec_schema(), spec, "spec"))) == _pydantic_takes(spec)
 
 
-@given(spec=st.recursive(ODD, lambda inner: st.dictionaries(FIELDS, inner) | st.lists(inner), max_leaves=9))
+@given(
+    spec=st.recursive(MALFORMED, lambda inner: st.dictionaries(FIELDS, inner) | st.lists(inner), max_leaves=9)
+)
 def test_validation_never_raises(spec: Any) -> None:
     assert all(isinstance(message, str) for message in validate(spec))
 
@@ -246,12 +248,12 @@ def test_of_a_value_only_the_beginning_is_written_however_large_it_is() -> None:
     endless: list[Any] = ["x"]
     endless.append(endless)
     for value in (endless, ["x"] * 1_000_000, {"a": "x" * 100}, {(1, 2): 3, "a": ["x"] * 99}):
-        (told,) = problems({"type": "string", "maxLength": 9}, value, "spec.x")
-        assert told.startswith("spec.x: ")
-        assert "... is a " in told
-        assert len(told) < 120
-    (told, _) = problems({"type": "string", "maxLength": 9, "enum": ["a"]}, "x" * 100, "spec.x")
-    assert told == f"spec.x: '{'x' * 57}...' is not known; use a"
+        (message,) = problems({"type": "string", "maxLength": 9}, value, "spec.x")
+        assert message.startswith("spec.x: ")
+        assert "... is a " in message
+        assert len(message) < 120
+    (message, _) = problems({"type": "string", "maxLength": 9, "enum": ["a"]}, "x" * 100, "spec.x")
+    assert message == f"spec.x: '{'x' * 57}...' is not known; use a"
 
 
 def test_a_quantity_of_any_size_is_read() -> None:
@@ -264,11 +266,13 @@ def test_keys_that_are_no_text_are_not_compared() -> None:
     named = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 9}}}
     rows = {"type": "array", "maxItems": 9, "items": named, "x-kubernetes-list-type": "map"}
     rows["x-kubernetes-list-map-keys"] = ["name"]
-    told = list(problems(rows, [{"name": []}, {"name": []}, {}, {"name": "a"}, {"name": "a"}], "spec.x"))
-    assert [each.split(": ")[0] for each in told] == ["spec.x[0].name", "spec.x[1].name", "spec.x[4]"]
+    messages = list(problems(rows, [{"name": []}, {"name": []}, {}, {"name": "a"}, {"name": "a"}], "spec.x"))
+    assert [each.split(": ")[0] for each in messages] == ["spec.x[0].name", "spec.x[1].name", "spec.x[4]"]
 
 
-@given(spec=st.recursive(ODD, lambda inner: st.dictionaries(FIELDS, inner) | st.lists(inner), max_leaves=9))
+@given(
+    spec=st.recursive(MALFORMED, lambda inner: st.dictionaries(FIELDS, inner) | st.lists(inner), max_leaves=9)
+)
 def test_users_and_the_local_server_read_of_the_same_fields(spec: Any) -> None:
     """But for unknown fields, which a server prunes, and whole floats, which it takes."""
     for_users = {
@@ -279,6 +283,6 @@ def test_users_and_the_local_server_read_of_the_same_fields(spec: Any) -> None:
 
 
 def test_a_field_whose_name_has_a_dot_is_shown_whole() -> None:
-    told = list(problems(structural(Outer), {"name": "a", "in.ner": 1, 7: 2}, "it"))
-    assert told[0] == "it.in.ner: unknown field, did you mean inner?"
-    assert told[1].startswith("it.7: unknown field; the fields of it are name, inner, ")
+    messages = list(problems(structural(Outer), {"name": "a", "in.ner": 1, 7: 2}, "it"))
+    assert messages[0] == "it.in.ner: unknown field, did you mean inner?"
+    assert messages[1].startswith("it.7: unknown field; the fields of it are name, inner, ")

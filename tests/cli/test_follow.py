@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 from lab.coordinator.link import TOKEN, Operator
 from lab.coordinator.reports import JOB_UID
-from tests.controller.scripted import access, thing
+from tests.controller.scripted import access, an_object
 from tests.coordinator import conftest
 from tests.coordinator.conftest import Served
 
@@ -36,7 +36,7 @@ class Api:
     def __init__(self, port: int, contract: int) -> None:
         self._port, self.asked = port, list[Any]()
         env = [{"name": "ROPETEAM_CONFIG", "value": orjson.dumps({"contract": contract}).decode()}]
-        self._pod = thing("mnist-coordinator-1", 1, containers=[{"env": env}])
+        self._pod = an_object("mnist-coordinator-1", 1, containers=[{"env": env}])
         self._pod["metadata"]["labels"] = {"ropeteam.dev/role": "coordinator"}
         self.body: bytes | None = None
 

@@ -19,7 +19,7 @@ from ropeteam.controller.client.access import Access
 Object = dict[str, Any]
 
 
-def thing(name: str, version: int, **spec: Any) -> Object:
+def an_object(name: str, version: int, **spec: Any) -> Object:
     meta = {"name": name, "namespace": "default", "uid": f"uid-{name}", "resourceVersion": str(version)}
     return {"kind": "Pod", "metadata": meta, "spec": spec}
 
@@ -40,10 +40,10 @@ class Scripted:
         self.limits: list[int] = []
         self._lines: asyncio.Queue[bytes | None] = asyncio.Queue()
 
-    def say(self, kind: str, value: Object) -> None:
-        self.say_text(_text({"type": kind, "object": value}))
+    def send(self, kind: str, value: Object) -> None:
+        self.send_text(_text({"type": kind, "object": value}))
 
-    def say_text(self, line: bytes) -> None:
+    def send_text(self, line: bytes) -> None:
         self._lines.put_nowait(line)
 
     def hang_up(self) -> None:

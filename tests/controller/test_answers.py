@@ -77,7 +77,9 @@ async def served(answer: Answer, reads: bool = True) -> AsyncIterator[tuple[int,
             await asyncio.gather(*serving, return_exceptions=True)
 
 
-async def told(answer: Answer, slots: int = 1, reads: bool = True, auth: RequestAuth = BEARER) -> JobReport:
+async def send_desired(
+    answer: Answer, slots: int = 1, reads: bool = True, auth: RequestAuth = BEARER
+) -> JobReport:
     async with served(answer, reads) as (port, _), Coordinators(port) as coordinators:
         return await coordinators.send_desired("127.0.0.1", auth, desired(slots))
 
@@ -116,21 +118,21 @@ CHUNK = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
 async def test_an_answer_without_end_is_read_up_to_a_bound() -> None:
     answer, taken = endless(CHUNKED, CHUNK)
     with pytest.raises(Unreachable, match="its answer has more than 1052672 bytes"):
-        await told(answer)
+        await send_desired(answer)
     assert taken[0] < 132 << 20, "what lies in buffers of sockets comes on top"
 
 
 async def test_what_it_says_it_would_send_is_not_waited_for() -> None:
     answer = at_once(b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n" + b" " * (2 << 20))
     with pytest.raises(Unreachable, match="its answer has more than"):
-        await told(answer)
+        await send_desired(answer)
 
 
 async def test_a_compressed_answer_is_refused_and_never_unpacked() -> None:
     bomb = response(zlib.compress(b" " * (64 << 20), wbits=31), "Content-Encoding: gzip")
     tracemalloc.start()
     with pytest.raises(Unreachable, match=r"its answer is compressed \(gzip\)"):
-        await told(at_once(bomb))
+        await send_desired(at_once(bomb))
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 8 << 20
@@ -141,7 +143,7 @@ async def test_an_answer_that_leads_elsewhere_is_not_followed() -> None:
         there = f"Location: http://127.0.0.1:{target}/desired"
         for status in ("301 Moved", "302 Found", "307 Temporary", "308 Permanent"):
             with pytest.raises(Unreachable, match=f"HTTP {status[:3]}"):
-                await told(at_once(response(b"", there, status=status)))
+                await send_desired(at_once(response(b"", there, status=status)))
         assert reached == []
 
 
@@ -154,7 +156,7 @@ async def test_it_is_asked_not_to_compress_and_to_close() -> None:
     assert b"connection: close\r\n" in head
 
 
-ODD: dict[str, bytes] = {
+MALFORMED: dict[str, bytes] = {
     "nothing": b"",
     "noise": bytes(range(256)) * 64,
     "another protocol": b"SSH-2.0-OpenSSH_9.9\r\n",
@@ -188,17 +190,17 @@ ODD: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("auth", [BEARER, SIGNED], ids=["older", "signed"])
-@pytest.mark.parametrize("answer", ODD.values(), ids=ODD.keys())
+@pytest.mark.parametrize("answer", MALFORMED.values(), ids=MALFORMED.keys())
 async def test_whatever_is_answered_the_reason_is_one_short_sentence(
     answer: bytes, auth: RequestAuth
 ) -> None:
     with pytest.raises(Unreachable) as refusal:
-        await told(at_once(answer), auth=auth)
-    said = str(refusal.value)
-    assert said.startswith("127.0.0.1: ")
-    assert len(said) < 500
-    assert said.isprintable()
-    said.encode()
+        await send_desired(at_once(answer), auth=auth)
+    message = str(refusal.value)
+    assert message.startswith("127.0.0.1: ")
+    assert len(message) < 500
+    assert message.isprintable()
+    message.encode()
 
 
 @pytest.mark.parametrize(
@@ -216,7 +218,7 @@ async def test_a_head_without_end_is_given_up(
     monkeypatch.setattr(coordinator, "_TIMEOUT", REAL)
     answer, taken = endless(begin, more)
     with pytest.raises(Unreachable):
-        await told(answer)
+        await send_desired(answer)
     assert taken[0] < 64 << 20
 
 
@@ -228,20 +230,20 @@ async def test_who_falls_silent_in_mid_sentence_is_left(monkeypatch: pytest.Monk
         await asyncio.Event().wait()
 
     with pytest.raises(Unreachable, match="no answer within"):
-        await told(answer)
+        await send_desired(answer)
 
 
 @pytest.mark.parametrize("text", [response(b"busy", status="503 Busy"), response(b" " * (32 << 20))])
 async def test_who_answers_without_reading_is_left(text: bytes) -> None:
     with pytest.raises(Unreachable, match=r"HTTP 503: busy|has more than"):
-        await told(at_once(text), SLOTS, reads=False)
+        await send_desired(at_once(text), SLOTS, reads=False)
 
 
 async def test_a_report_that_no_coordinator_of_ours_would_make_names_the_field() -> None:
-    seats = {"0": SlotReport(1, "u"), "1": SlotReport(1, "u")}
-    report = JobReport("u", 1, 0, WorldPhase.RUNNING, "trains", slots=seats)
+    by_slot = {"0": SlotReport(1, "u"), "1": SlotReport(1, "u")}
+    report = JobReport("u", 1, 0, WorldPhase.RUNNING, "trains", slots=by_slot)
     with pytest.raises(Unreachable, match="its report is out of bounds: slots has 2 entries, at most 1 are"):
-        await told(at_once(response(codec.encode(report))))
+        await send_desired(at_once(response(codec.encode(report))))
 
 
 @pytest.mark.parametrize("each", [b"[],", b"{},", b'"ab",', b"0.1,", b'[{"a":[]}],'])
@@ -251,7 +253,7 @@ async def test_a_report_of_more_small_things_than_slots_is_not_parsed(each: byte
     answer = at_once(response(b'{"x": "\\ud800", "y": [' + values + b"0]}"))
     tracemalloc.start()
     with pytest.raises(Unreachable, match="values, more than a job of this size has"):
-        await told(answer, SLOTS)
+        await send_desired(answer, SLOTS)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 100 << 20
@@ -260,16 +262,16 @@ async def test_a_report_of_more_small_things_than_slots_is_not_parsed(each: byte
 async def test_a_report_of_another_term_is_none() -> None:
     other = JobReport("u", 2, 0, WorldPhase.RUNNING, "trains")
     with pytest.raises(Unreachable, match="its report is of term 2, requested was 1"):
-        await told(at_once(response(codec.encode(other))))
+        await send_desired(at_once(response(codec.encode(other))))
 
 
 async def test_the_largest_job_is_heard() -> None:
-    seats = {
+    by_slot = {
         str(slot): SlotReport(10**9, "u" * 36, "n" * 253, True, False, 1e5, 10**9) for slot in range(SLOTS)
     }
     message = "slot 4095 ended 2 worlds in a row without a new step; last: " + "x" * 300
-    wishes = tuple(
+    requests = tuple(
         ReplacementRequest(slot, 10**9, Cause.STORAGE_UNAVAILABLE, message) for slot in range(SLOTS)
     )
-    report = JobReport("u", 1, 0, WorldPhase.FORMING, "waits", slots=seats, replacement_requests=wishes)
-    assert await told(at_once(response(codec.encode(report))), SLOTS) == report
+    report = JobReport("u", 1, 0, WorldPhase.FORMING, "waits", slots=by_slot, replacement_requests=requests)
+    assert await send_desired(at_once(response(codec.encode(report))), SLOTS) == report

@@ -51,8 +51,8 @@ HOSTILE = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
     max_leaves=10,
 )
-WORDS = st.text('a"\\{}[],:', max_size=5) | st.just('},"status":{')
-STATUS = st.dictionaries(st.just("conditions"), st.lists(st.dictionaries(KEYS, WORDS), max_size=2))
+TEXTS = st.text('a"\\{}[],:', max_size=5) | st.just('},"status":{')
+STATUS = st.dictionaries(st.just("conditions"), st.lists(st.dictionaries(KEYS, TEXTS), max_size=2))
 
 
 @given(st.dictionaries(KEYS, HOSTILE, max_size=3), st.none() | STATUS, st.integers(0, 60), st.booleans())

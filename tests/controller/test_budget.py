@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 import yaml
 from tests.controller.house import JOB, condition, job, names, operator_of, status
-from tests.controller.scripted import Scripted, thing
+from tests.controller.scripted import Scripted, an_object
 from tests.controller.waiting import until, until_async
 
 from ropeteam.controller.cache import budget, parsing
@@ -30,7 +30,7 @@ VALUES = Path(__file__).parents[2] / "helm" / "ropeteam" / "values.yaml"
 
 
 def stored(namespace: str, number: int, version: int = 1, size: int = LARGE, state: str = "") -> Object:
-    seen = thing(f"job-{number}", version, env="x" * size) | {"kind": "TrainingJob"}
+    seen = an_object(f"job-{number}", version, env="x" * size) | {"kind": "TrainingJob"}
     seen["metadata"] |= {"namespace": namespace, "uid": f"uid-{namespace}-{number}"}
     return seen | {"status": {"state": state} if state else {}}
 
@@ -39,11 +39,11 @@ def caches_of(client: ApiClient | None = None) -> Caches:
     return make_caches(cast(Any, client), (), lambda _: None)
 
 
-def bytes_kept(caches: Caches) -> Counter[str]:
-    kept = Counter[str]()
+def cached_bytes(caches: Caches) -> Counter[str]:
+    cached = Counter[str]()
     for key in caches.jobs.known_keys():
-        kept[key.namespace] += len(text_of(caches, key))
-    return kept
+        cached[key.namespace] += len(text_of(caches, key))
+    return cached
 
 
 def text_of(caches: Caches, key: Key) -> bytes:
@@ -58,7 +58,7 @@ def test_one_tenant_fills_half_of_the_room_and_others_find_theirs() -> None:
         caches.jobs.upsert(stored("tenant", number))
     for number in range(50):
         caches.jobs.upsert(stored("other", number))
-    held = bytes_kept(caches)
+    held = cached_bytes(caches)
     assert 0.9 * budget.MOST_BYTES / 2 < held["tenant"] <= budget.MOST_BYTES / 2
     assert held["other"] > 50 * LARGE
     assert text_of(caches, Key("tenant", "job-0")), "what was kept stays so"
@@ -71,7 +71,7 @@ def test_many_tenants_fill_no_more_than_all_of_it(monkeypatch: pytest.MonkeyPatc
     for number in range(20):
         for tenant in range(20):
             caches.jobs.upsert(stored(f"tenant-{tenant}", number, size=1000))
-    held = bytes_kept(caches)
+    held = cached_bytes(caches)
     assert 90_000 < held.total() <= 100_000
     assert min(held.values()) > 0
 
@@ -92,7 +92,7 @@ def test_room_that_has_come_back_is_used(monkeypatch: pytest.MonkeyPatch) -> Non
     caches.jobs.upsert(stored("tenant", 2, 60, size=4000))
     assert text_of(caches, Key("tenant", "job-2"))
     caches.jobs.remove_object("uid-tenant-2")
-    assert bytes_kept(caches).total() == 0
+    assert cached_bytes(caches).total() == 0
 
 
 def test_a_change_of_a_job_of_which_nothing_is_kept_rings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +118,7 @@ async def test_a_list_is_never_whole_in_memory(
     monkeypatch.setattr(client, "request", counting)
     for version in (100, 200):
         await caches.jobs.parts[0].list()
-        assert 3 * LARGE < bytes_kept(caches).total() <= 1 << 20
+        assert 3 * LARGE < cached_bytes(caches).total() <= 1 << 20
         assert {4, 8, 12} < set(known), "a page is kept before the next one is asked for"
         api.listed = [stored("tenant", number, version) for number in range(20)]
 
@@ -186,22 +186,22 @@ async def test_one_that_is_gone_already_is_no_trouble(cluster: LocalCluster) -> 
 
 
 async def test_that_its_rounds_fail_is_told(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    def odd(_: object) -> NoReturn:
+    def broken(_: object) -> NoReturn:
         raise ValueError("odd")
 
     async with operator_of(cluster, works=False) as operator:
         await operator.client.create(job())
         await operator.caches.jobs.parts[0].list()
-        monkeypatch.setattr(reconciler, "decide", odd)
+        monkeypatch.setattr(reconciler, "decide", broken)
         for _ in range(REPORT_AFTER_FAILURES):
             with pytest.raises(ValueError, match="odd"):
                 await operator.reconciler(DEFAULT)
         assert condition(await status(operator.client), "Stalled")["reason"] == REASON
 
 
-@pytest.mark.parametrize(("said", "kept"), [("3", True), ("3" * 65, False), ("", False)])
-def test_of_annotations_only_a_short_one_that_is_read_is_kept(said: str, kept: bool) -> None:
+@pytest.mark.parametrize(("text", "is_cached"), [("3", True), ("3" * 65, False), ("", False)])
+def test_of_annotations_only_a_short_one_that_is_read_is_kept(text: str, is_cached: bool) -> None:
     seen = stored("tenant", 1)
-    ended = {"ropeteam.dev/coordinators-ended": said}
+    ended = {"ropeteam.dev/coordinators-ended": text}
     seen["metadata"]["annotations"] = {**ended, "ropeteam.dev/other": "x" * 1000, "example.com/x": "x"}
-    assert parsing.job(seen).parsed()["metadata"]["annotations"] == (ended if kept else {})
+    assert parsing.job(seen).parsed()["metadata"]["annotations"] == (ended if is_cached else {})

@@ -153,12 +153,15 @@ async def test_a_leader_that_was_frozen_may_not_write_before_it_knows(cluster):
         mine.ahead = LONG.renew
         assert not a.may_write()
         load = partial(access.load, cluster.kubeconfig)
-        async with ApiClient(load, a.may_write) as client, Coordinators(may_write=a.may_write) as told:
+        async with (
+            ApiClient(load, a.may_write) as client,
+            Coordinators(may_write=a.may_write) as coordinators,
+        ):
             with pytest.raises(Fenced, match="no longer the leader"):
                 await client.create(job())
             voice = SignedAuth(Keys(b"token", "uid", 1))
             with pytest.raises(Fenced, match="no longer the leader"):
-                await told.send_desired("127.0.0.1", voice, Desired(1, 1, 1, {}))
+                await coordinators.send_desired("127.0.0.1", voice, Desired(1, 1, 1, {}))
             assert await client.items(ObjectRef("TrainingJob", "default")) == []
         with pytest.raises(LeadershipLost, match="b leads now"):
             await a.renew()

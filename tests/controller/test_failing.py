@@ -60,13 +60,13 @@ async def test_after_some_failures_for_one_reason_the_job_is_stalled_until_it_ca
         await fail(still, REPORT_AFTER_FAILURES - 1)
         assert (await stalled(still))["status"] == "False"
         await fail(still, 1)
-        told = await stalled(still)
-        assert (told["status"], told["reason"]) == ("True", REASON)
-        assert "ValueError: odd: ?." in told["message"]
+        found = await stalled(still)
+        assert (found["status"], found["reason"]) == ("True", REASON)
+        assert "ValueError: odd: ?." in found["message"]
         version = (await still.client.get(JOB))["metadata"]["resourceVersion"]
         await fail(still, 3)
         assert (await still.client.get(JOB))["metadata"]["resourceVersion"] == version, "it is said once"
-        assert await events(still) == [told["message"][:1024]]
+        assert await events(still) == [found["message"][:1024]]
     await still.reconciler(KEY)
     assert (await stalled(still))["status"] == "False"
 
@@ -146,6 +146,6 @@ async def test_a_status_that_the_server_refuses_is_told_in_an_event(
     await still.client.merge(JOB, {"spec": {"suspend": True}})
     await still.caches.jobs.parts[0].list()  # something to write about
     await fail(still, REPORT_AFTER_FAILURES)
-    (told,) = await events(still)
-    assert "status.incidents[0].rank: odd. The operator continues when the API server" in told
+    (found,) = await events(still)
+    assert "status.incidents[0].rank: odd. The operator continues when the API server" in found
     assert (await stalled(still))["status"] == "False"

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 import pytest_asyncio
-from tests.controller.scripted import Object, Scripted, thing
+from tests.controller.scripted import Object, Scripted, an_object
 from tests.controller.waiting import until
 
 from ropeteam.controller.cache.informer import Informer, Key, WatchSpec
@@ -37,7 +37,7 @@ class Watched:
 
 @pytest_asyncio.fixture
 async def watched(api: Scripted, client: ApiClient) -> AsyncIterator[Watched]:
-    api.listed, api.version = [thing("a", 3), thing("b", 4)], 5
+    api.listed, api.version = [an_object("a", 3), an_object("b", 4)], 5
     watched = Watched(client)
     task = asyncio.create_task(watched.informer.run())
     await until(lambda: api.watches == 1)
@@ -50,9 +50,9 @@ async def watched(api: Scripted, client: ApiClient) -> AsyncIterator[Watched]:
 
 
 async def test_watch_events_change_the_store_and_ring(api: Scripted, watched: Watched) -> None:
-    api.say("ADDED", thing("c", 6))
-    api.say("MODIFIED", thing("a", 7, changed=True))
-    api.say("DELETED", thing("b", 8))
+    api.send("ADDED", an_object("c", 6))
+    api.send("MODIFIED", an_object("a", 7, changed=True))
+    api.send("DELETED", an_object("b", 8))
     await until(lambda: watched.names == {"a", "c"})
     assert watched.bells == [Key("default", "c"), A, B]
     assert watched.informer.of(A) == ({"changed": True},)
@@ -60,10 +60,10 @@ async def test_watch_events_change_the_store_and_ring(api: Scripted, watched: Wa
 
 async def test_what_a_deleted_object_was_in_the_end_is_told(api: Scripted, watched: Watched) -> None:
     """Also of one that we have deleted ourselves, and forgotten."""
-    watched.informer.remove_object(thing("a", 3)["metadata"]["uid"])
+    watched.informer.remove_object(an_object("a", 3)["metadata"]["uid"])
     watched.bells.clear()
-    api.say("DELETED", thing("a", 6, ended=1))
-    api.say("DELETED", thing("b", 7, ended=2))
+    api.send("DELETED", an_object("a", 6, ended=1))
+    api.send("DELETED", an_object("b", 7, ended=2))
     await until(lambda: len(watched.gone) == 2)
     assert watched.gone == [{"ended": 1}, {"ended": 2}]
     assert watched.bells == [A, B]
@@ -71,8 +71,8 @@ async def test_what_a_deleted_object_was_in_the_end_is_told(api: Scripted, watch
 
 
 async def test_a_change_of_nothing_that_is_kept_rings_no_bell(api: Scripted, watched: Watched) -> None:
-    api.say("MODIFIED", thing("a", 6))
-    api.say("ADDED", thing("c", 7))
+    api.send("MODIFIED", an_object("a", 6))
+    api.send("ADDED", an_object("c", 7))
     await until(lambda: "c" in watched.names)
     assert A not in watched.bells
 
@@ -81,15 +81,15 @@ async def test_a_change_of_nothing_that_is_kept_rings_no_bell(api: Scripted, wat
 async def test_any_error_in_the_stream_leads_to_a_list_that_finds_missed_deletions(
     code: int, api: Scripted, watched: Watched
 ) -> None:
-    api.listed, api.version = [thing("b", 4), thing("c", 20)], 21
-    api.say("ERROR", {"kind": "Status", "code": code, "message": "too old resource version"})
+    api.listed, api.version = [an_object("b", 4), an_object("c", 20)], 21
+    api.send("ERROR", {"kind": "Status", "code": code, "message": "too old resource version"})
     await until(lambda: api.watches == 2)
     assert watched.names == {"b", "c"}
     assert set(watched.bells) == {A, Key("default", "c")}
 
 
 async def test_an_answer_of_410_leads_to_a_new_list(api: Scripted, watched: Watched) -> None:
-    api.listed, api.version = [thing("b", 4)], 30
+    api.listed, api.version = [an_object("b", 4)], 30
     api.answers.append((410, {"message": "too old"}))
     api.hang_up()
     await until(lambda: api.watches == 2)
@@ -99,18 +99,18 @@ async def test_an_answer_of_410_leads_to_a_new_list(api: Scripted, watched: Watc
 async def test_an_object_that_changes_hands_leaves_who_had_it(client: ApiClient) -> None:
     lens = WatchSpec[Object]("Pod", "", lambda o: Key("default", o["spec"]["of"]), lambda o: o["spec"])
     informer = Informer(client, lens, lambda _: None)
-    informer.upsert(thing("pod", 1, of="a"))
-    informer.upsert(thing("pod", 2, of="b"))
+    informer.upsert(an_object("pod", 1, of="a"))
+    informer.upsert(an_object("pod", 2, of="b"))
     assert informer.known_keys() == (B,)
     informer.remove_object("uid-pod")
     assert not informer.knows_any()
 
 
 async def test_a_broken_stream_is_taken_up_again_without_a_list(api: Scripted, watched: Watched) -> None:
-    api.say("ADDED", thing("c", 6))
+    api.send("ADDED", an_object("c", 6))
     api.hang_up()
     await until(lambda: api.watches == 2)
-    api.say("ADDED", thing("d", 7))
+    api.send("ADDED", an_object("d", 7))
     await until(lambda: "d" in watched.names)
     assert watched.informer.lists == 1
 
@@ -125,26 +125,26 @@ async def test_server_errors_are_survived(api: Scripted, watched: Watched) -> No
 async def test_what_we_wrote_is_known_at_once_and_an_older_echo_does_not_win(
     api: Scripted, watched: Watched
 ) -> None:
-    watched.informer.upsert(thing("c", 10, ours=True))
+    watched.informer.upsert(an_object("c", 10, ours=True))
     assert watched.informer.of(Key("default", "c")) == ({"ours": True},)
-    api.say("MODIFIED", thing("c", 9, ours=False))
-    api.say("ADDED", thing("d", 11))
+    api.send("MODIFIED", an_object("c", 9, ours=False))
+    api.send("ADDED", an_object("d", 11))
     await until(lambda: "d" in watched.names)
     assert watched.informer.of(Key("default", "c")) == ({"ours": True},)
 
 
 async def test_a_late_answer_does_not_bring_back_what_was_deleted(api: Scripted, watched: Watched) -> None:
-    api.say("ADDED", thing("c", 6))
-    api.say("DELETED", thing("c", 7))
-    api.say("ADDED", thing("d", 8))
+    api.send("ADDED", an_object("c", 6))
+    api.send("DELETED", an_object("c", 7))
+    api.send("ADDED", an_object("d", 8))
     await until(lambda: "d" in watched.names)
-    watched.informer.upsert(thing("c", 6))
+    watched.informer.upsert(an_object("c", 6))
     assert "c" not in watched.names
 
 
 async def test_a_list_that_is_older_than_our_write_does_not_undo_it(api: Scripted, watched: Watched) -> None:
-    watched.informer.upsert(thing("c", 100))
+    watched.informer.upsert(an_object("c", 100))
     api.version = 50
-    api.say("ERROR", {"kind": "Status", "code": 410})
+    api.send("ERROR", {"kind": "Status", "code": 410})
     await until(lambda: api.watches == 2)
     assert watched.names == {"a", "b", "c"}

@@ -30,22 +30,22 @@ OLD, NEW = OperatorKey(b"o" * 32), OperatorKey(b"n" * 32)
 BEFORE, NOW, BOTH = OperatorKeys((OLD,)), OperatorKeys((NEW,)), OperatorKeys((NEW, OLD))
 
 
-def words(keys: OperatorKeys, key: OperatorKey, uid: str = "uid", folder: str = "") -> dict[str, str]:
+def entries(keys: OperatorKeys, key: OperatorKey, uid: str = "uid", folder: str = "") -> dict[str, str]:
     made = secret(CreateSecret("name", uid, {}, {}, key.id, folder), "space", keys)
     assert made["immutable"]
-    return {name: base64.b64decode(word).decode() for name, word in made["data"].items()}
+    return {name: base64.b64decode(text).decode() for name, text in made["data"].items()}
 
 
 def test_a_secret_holds_the_jobs_token_and_the_key_of_its_folder() -> None:
-    held = words(NOW, NEW, folder="folder")
+    held = entries(NOW, NEW, folder="folder")
     assert bytes.fromhex(held["token"]) == NEW.token("uid")
     assert set(held) == {"token", seals.FILE}
-    assert held[seals.FILE] == words(NOW, NEW, "made anew", "folder")[seals.FILE]
-    assert held[seals.FILE] != words(NOW, NEW, folder="other")[seals.FILE]
+    assert held[seals.FILE] == entries(NOW, NEW, "made anew", "folder")[seals.FILE]
+    assert held[seals.FILE] != entries(NOW, NEW, folder="other")[seals.FILE]
 
 
 def test_a_job_without_checkpoints_has_a_token_alone() -> None:
-    assert set(words(NOW, NEW)) == {"token"}
+    assert set(entries(NOW, NEW)) == {"token"}
 
 
 def test_while_keys_change_a_job_keeps_its_own_and_knows_what_was_signed_with_the_other(
@@ -55,12 +55,12 @@ def test_while_keys_change_a_job_keeps_its_own_and_knows_what_was_signed_with_th
         (tmp_path / "keys").write_text(held[seals.FILE])
         return seals.read(str(tmp_path / "keys"))
 
-    old, new = words(BOTH, OLD, folder="f"), words(BOTH, NEW, folder="f")
+    old, new = entries(BOTH, OLD, folder="f"), entries(BOTH, NEW, folder="f")
     assert bytes.fromhex(old["token"]) == OLD.token("uid")
     assert bytes.fromhex(new["token"]) == NEW.token("uid")
-    assert keys(new)[0] == keys(words(NOW, NEW, folder="f"))[0]
-    assert keys(old)[0] == keys(words(BEFORE, OLD, folder="f"))[0]
-    saved = seals.signed("m", b'{"a":1}', keys(words(BEFORE, OLD, folder="f")))
+    assert keys(new)[0] == keys(entries(NOW, NEW, folder="f"))[0]
+    assert keys(old)[0] == keys(entries(BEFORE, OLD, folder="f"))[0]
+    saved = seals.signed("m", b'{"a":1}', keys(entries(BEFORE, OLD, folder="f")))
     assert seals.is_valid("m", saved, keys(new))
 
 
@@ -98,10 +98,10 @@ def test_a_jobs_key_is_that_of_the_pods_that_status_names() -> None:
         pods = (PodSeen(name=uid, uid=uid, role=Role.WORKER, key_id=key) for uid, key in keys.items())
         return key_of(status, tuple(pods))
 
-    assert seen(stranger="x", w="old", c="coordinators") == "coordinators"
-    assert seen(stranger="x", w="old") == "old"
-    assert seen(stranger="x", leaves="old") == "old"
-    assert seen(stranger="x", w="") == ""
+    assert seen(foreign="x", w="old", c="coordinators") == "coordinators"
+    assert seen(foreign="x", w="old") == "old"
+    assert seen(foreign="x", leaves="old") == "old"
+    assert seen(foreign="x", w="") == ""
 
 
 async def key_seen(operator: Operator) -> tuple[str, bool]:

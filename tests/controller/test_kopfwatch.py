@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 from tests.controller.parsing import Parsed
-from tests.controller.scripted import Object, Scripted, access, serving, thing
+from tests.controller.scripted import Object, Scripted, access, an_object, serving
 from tests.controller.waiting import until
 
 from ropeteam.controller import metrics
@@ -59,7 +59,7 @@ class ScriptedJobs(Scripted):
 
 
 def job(name: str, version: int) -> Object:
-    return {**thing(name, version), "apiVersion": "ropeteam.dev/v1alpha1", "kind": "TrainingJob"}
+    return {**an_object(name, version), "apiVersion": "ropeteam.dev/v1alpha1", "kind": "TrainingJob"}
 
 
 async def test_a_job_of_thousands_of_levels_is_no_trouble_for_kopf(caplog: pytest.LogCaptureFixture) -> None:
@@ -74,8 +74,8 @@ async def test_a_job_of_thousands_of_levels_is_no_trouble_for_kopf(caplog: pytes
         task = asyncio.create_task(thread.run(load, changes.append, ()))
         await until(lambda: api.watches == 1)
         assert api.limits == [1], "each has rung already, when our informer has listed it"
-        api.say("ADDED", {**deep, "metadata": {**deep["metadata"], "name": "watched", "uid": "w"}})
-        api.say("MODIFIED", {**job("listed", 7), "spec": {"changed": True}})
+        api.send("ADDED", {**deep, "metadata": {**deep["metadata"], "name": "watched", "uid": "w"}})
+        api.send("MODIFIED", {**job("listed", 7), "spec": {"changed": True}})
         await until(lambda: {change.key.name for change in changes} == {"watched", "listed"})
         task.cancel()
         with suppress(asyncio.CancelledError):
@@ -94,7 +94,7 @@ async def test_a_large_job_that_changes_is_not_parsed_for_kopf(monkeypatch: pyte
 
         task = asyncio.create_task(thread.run(load, changes.append, ()))
         for change in range(5):
-            api.say("MODIFIED", large)
+            api.send("MODIFIED", large)
             await until(lambda: len(changes) == change + 1)  # noqa: B023 - it is awaited here
         task.cancel()
         with suppress(asyncio.CancelledError):
@@ -125,12 +125,12 @@ async def test_the_bell_rings_again_after_what_kills_kopf(
         task = asyncio.create_task(thread.run(load, changes.append, ()))
         await until(lambda: api.watches == 1)
         if trouble == "an error in the stream":
-            api.say("ERROR", {"kind": "Status", "apiVersion": "v1", "code": 500, "message": "no"})
+            api.send("ERROR", {"kind": "Status", "apiVersion": "v1", "code": 500, "message": "no"})
         else:
             api.answers += [(401, {"kind": "Status", "message": "expired", "code": 401})] * 3
             api.hang_up()
         await until(lambda: api.watches == 2)
-        api.say("MODIFIED", job("a", 9))
+        api.send("MODIFIED", job("a", 9))
         await until(lambda: Change(Key("default", "a"), "uid-a", 9, False) in changes)
         assert not kills, "kopf gave up, this process has not"
         task.cancel()
@@ -167,7 +167,7 @@ async def jobs(
 ) -> AsyncIterator[MultiNamespaceInformer[Object]]:
     """A cache of two objects, at version 5."""
     monkeypatch.setattr(crosscheck, "PATIENCE", 0.2)
-    api.listed, api.version = [thing("a", 3), thing("b", 4)], 5
+    api.listed, api.version = [an_object("a", 3), an_object("b", 4)], 5
     spec = WatchSpec[Object]("Pod", "", lambda o: Key("default", o["metadata"]["name"]), lambda o: o["spec"])
     informer = Informer(client, spec, lambda _: None, "default")
     task = asyncio.create_task(informer.run())
@@ -195,7 +195,7 @@ async def test_what_the_watch_has_missed_is_listed(
     check.changed(lost)
     check.check()
     assert (queued, api.watches, missed()) == ([lost.key], 1, before), "it is not overdue yet"
-    api.listed = [thing("a", 8, changed=True), thing("c", 8, changed=True)]
+    api.listed = [an_object("a", 8, changed=True), an_object("c", 8, changed=True)]
     api.version = 9
     await asyncio.sleep(0.3)
     check.check()
@@ -212,10 +212,10 @@ async def test_what_the_watch_brings_in_time_is_not_missed(
     check, before = CrossCheck(jobs, lambda _: None), missed()
     for each in (change("a", 6), change("c", 7), change("b", 8, deleted=True), change("broken", 10)):
         check.changed(each)
-    api.say("MODIFIED", thing("a", 6))
-    api.say("ADDED", thing("c", 7))
-    api.say("DELETED", thing("b", 8))
-    api.say("ADDED", {key: value for key, value in thing("broken", 10).items() if key != "spec"})
+    api.send("MODIFIED", an_object("a", 6))
+    api.send("ADDED", an_object("c", 7))
+    api.send("DELETED", an_object("b", 8))
+    api.send("ADDED", {key: value for key, value in an_object("broken", 10).items() if key != "spec"})
     await until(lambda: {key.name for key in jobs.known_keys()} == {"a", "c"})
     await until(lambda: jobs.has("uid-broken", 10, deleted=False))
     await asyncio.sleep(0.3)

@@ -13,9 +13,9 @@ from ropeteam_trainer.contract.desired import Desired
 SEEN = a_running_job(workers=2)
 DESIRED = Desired(1, 1, 1, {})
 REPORT = replace(a_report(SEEN), boot=3, sent=77.5)
-FORMER = (PreviousCoordinatorStatus(term=1, lease_seconds=20), PreviousCoordinatorStatus(term=0))
+PREVIOUS = (PreviousCoordinatorStatus(term=1, lease_seconds=20), PreviousCoordinatorStatus(term=0))
 STATUS = SEEN.status.model_copy(
-    update={"coordinator": CoordinatorStatus(term=2, lease_seconds=20, previous=FORMER)}
+    update={"coordinator": CoordinatorStatus(term=2, lease_seconds=20, previous=PREVIOUS)}
 )
 
 
@@ -27,8 +27,8 @@ def test_what_was_heard_last_is_said_back_to_that_coordinator_only():
     leases = Leases(5.0)
     assert leases.with_acknowledgement(DESIRED) == DESIRED
     leases.record(REPORT, 6.0)
-    said = leases.with_acknowledgement(DESIRED)
-    assert (said.acknowledged_boot, said.acknowledged_sent) == (3, 77.5)
+    acknowledged = leases.with_acknowledgement(DESIRED)
+    assert (acknowledged.acknowledged_boot, acknowledged.acknowledged_sent) == (3, 77.5)
     other = replace(DESIRED, term=2)
     assert leases.with_acknowledgement(other) == other
 

@@ -37,10 +37,10 @@ def test_lines_that_nobody_reads_are_dropped_and_counted(
     log.flush()  # nothing is left that its thread would write to a file that has this number next
     os.close(writer)
     lines = read.decode().splitlines()
-    told = [line for line in lines if line.endswith("were dropped: its reader does not keep up")]
+    dropped = [line for line in lines if line.endswith("were dropped: its reader does not keep up")]
     numbers = [int(line.split()[3]) for line in lines if " I " in line]
     assert numbers == sorted(numbers)
-    assert sum(int(line.split()[0]) for line in told) >= 1000 - len(numbers)
+    assert sum(int(line.split()[0]) for line in dropped) >= 1000 - len(numbers)
 
 
 def test_a_disk_without_space_is_no_error() -> None:

@@ -12,8 +12,8 @@ QUEUE = "kueue.x-k8s.io/queue-name"
 
 
 def job(**meta: Any) -> dict[str, Any]:
-    thing = {"metadata": {"name": "a", "resourceVersion": "1", **meta}, "spec": {"workers": 1}}
-    return dict(parsing.job(thing).parsed()["metadata"])
+    obj = {"metadata": {"name": "a", "resourceVersion": "1", **meta}, "spec": {"workers": 1}}
+    return dict(parsing.job(obj).parsed()["metadata"])
 
 
 def pod(labels: dict[str, str] | None = None, status: Any = None, **spec: Any) -> PodSeen:

@@ -31,21 +31,21 @@ class PodSecurity:
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, operator: Operator, *, quota: bool = False) -> None:
-        self.asked: list[bool] = []
+        self.dry_runs: list[bool] = []
         self._create, self._quota = operator.client.create, quota
-        monkeypatch.setattr(operator.client, "create", self._judge)
+        monkeypatch.setattr(operator.client, "create", self._validate)
 
-    async def _judge(self, thing: Object, *, dry_run: bool = False) -> Object:
-        if thing["kind"] != "Pod" or "coordinator" in thing["metadata"]["name"]:
-            return await self._create(thing, dry_run=dry_run)
+    async def _validate(self, obj: Object, *, dry_run: bool = False) -> Object:
+        if obj["kind"] != "Pod" or "coordinator" in obj["metadata"]["name"]:
+            return await self._create(obj, dry_run=dry_run)
         if dry_run:
-            self.asked.append(_may_be_root(thing["spec"]))
-        if _may_be_root(thing["spec"]):
-            words = 'is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true'
-            raise ApiError(403, f'pods "{thing["metadata"]["name"]}" {words}')
+            self.dry_runs.append(_may_be_root(obj["spec"]))
+        if _may_be_root(obj["spec"]):
+            text = 'is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true'
+            raise ApiError(403, f'pods "{obj["metadata"]["name"]}" {text}')
         if self._quota and dry_run:
             raise QuotaExceeded(403, "is forbidden: exceeded quota: small, used: pods=4")
-        return await self._create(thing, dry_run=dry_run)
+        return await self._create(obj, dry_run=dry_run)
 
 
 def _may_be_root(spec: Object) -> bool:
@@ -67,10 +67,10 @@ async def test_where_nothing_may_run_as_root_a_job_runs_as_a_user(
     still: Operator, monkeypatch: pytest.MonkeyPatch, quota: bool
 ) -> None:
     server = PodSecurity(monkeypatch, still, quota=quota)
-    told = await rounds(still)
-    assert (told["runAsUser"], condition(told, "Accepted")["reason"]) == (1000, "RunsAsNonRoot")
+    status = await rounds(still)
+    assert (status["runAsUser"], condition(status, "Accepted")["reason"]) == (1000, "RunsAsNonRoot")
     assert {"job-0-1", "job-1-1"} <= set(await names(still.client, "Pod"))
-    assert server.asked == [True, False], "once each"
+    assert server.dry_runs == [True, False], "once each"
 
 
 async def test_what_insists_on_root_is_refused_with_the_servers_words(
@@ -78,15 +78,15 @@ async def test_what_insists_on_root_is_refused_with_the_servers_words(
 ) -> None:
     server = PodSecurity(monkeypatch, still)
     container = {"name": "trainer", "securityContext": {"runAsUser": 0}}
-    told = await rounds(still, template={"spec": {"containers": [container]}})
-    accepted = condition(told, "Accepted")
-    assert (told["state"], accepted["reason"]) == ("Invalid", "PodRefused")
+    status = await rounds(still, template={"spec": {"containers": [container]}})
+    accepted = condition(status, "Accepted")
+    assert (status["state"], accepted["reason"]) == ("Invalid", "PodRefused")
     assert "runAsNonRoot != true. It is refused as a non-root user too" in accepted["message"]
     assert await names(still.client, "Pod") == []
-    assert server.asked == [True, True]
+    assert server.dry_runs == [True, True]
 
 
 async def test_where_root_may_run_the_image_decides(still: Operator) -> None:
-    told = await rounds(still)
-    assert "runAsUser" not in told
-    assert condition(told, "Accepted")["reason"] == "Accepted"
+    status = await rounds(still)
+    assert "runAsUser" not in status
+    assert condition(status, "Accepted")["reason"] == "Accepted"

@@ -40,18 +40,18 @@ def answered(monkeypatch: pytest.MonkeyPatch, client: ApiClient, *errors: ApiErr
     """What creating a NetworkPolicy gets, as the local cluster knows none: `errors`, then success. Gives the
     names that were asked for.
     """
-    create, asked, left = client.create, list[str](), list(errors)
+    create, created, left = client.create, list[str](), list(errors)
 
-    async def answer(thing: Object, *, dry_run: bool = False) -> Object:
-        if thing["kind"] != "NetworkPolicy":
-            return await create(thing, dry_run=dry_run)
-        asked.append(thing["metadata"]["name"])
+    async def answer(obj: Object, *, dry_run: bool = False) -> Object:
+        if obj["kind"] != "NetworkPolicy":
+            return await create(obj, dry_run=dry_run)
+        created.append(obj["metadata"]["name"])
         if left:
             raise left.pop(0)
-        return thing
+        return obj
 
     monkeypatch.setattr(client, "create", answer)
-    return asked
+    return created
 
 
 async def rounds(still: Operator) -> list[str]:
@@ -67,7 +67,7 @@ async def rounds(still: Operator) -> list[str]:
     return errors
 
 
-async def told(still: Operator) -> list[str]:
+async def warnings(still: Operator) -> list[str]:
     events = await still.client.items(ObjectRef("Event", "default"))
     return [event["message"] for event in events if event["reason"] == "ActionFailed"]
 
@@ -75,12 +75,12 @@ async def told(still: Operator) -> list[str]:
 async def test_a_job_gets_one_and_is_asked_about_it_once(
     still: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = answered(monkeypatch, still.client)
+    created = answered(monkeypatch, still.client)
     assert await rounds(still) == []
-    assert len(asked) == 1
-    assert asked[0].startswith("job-")
+    assert len(created) == 1
+    assert created[0].startswith("job-")
     await still.reconciler(KEY)
-    assert len(asked) == 1
+    assert len(created) == 1
 
 
 async def test_one_that_is_there_is_ours(api: Scripted, client: ApiClient) -> None:
@@ -95,11 +95,11 @@ async def test_one_that_is_there_is_ours(api: Scripted, client: ApiClient) -> No
 async def test_an_operator_without_the_right_says_so_once_and_starts_the_job(
     still: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = answered(monkeypatch, still.client, ApiError(403, FORBIDDEN))
+    created = answered(monkeypatch, still.client, ApiError(403, FORBIDDEN))
     (error,) = await rounds(still)
-    assert len(asked) == 1
-    (warning,) = await told(still)
-    assert warning == f"cannot create NetworkPolicy {asked[0]}: {error}"
+    assert len(created) == 1
+    (warning,) = await warnings(still)
+    assert warning == f"cannot create NetworkPolicy {created[0]}: {error}"
     assert "Grant the operator that permission" in warning
     assert "job-1-1" in await names(still.client, "Pod")
 
@@ -137,7 +137,7 @@ def test_who_may_reach_jobs_comes_from_a_file(tmp_path: Path, capsys: pytest.Cap
 
 async def test_trouble_that_may_pass_is_no_refusal(still: Operator, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that runs would not ask again."""
-    asked = answered(monkeypatch, still.client, ApiError(503, "etcdserver: request timed out"))
+    created = answered(monkeypatch, still.client, ApiError(503, "etcdserver: request timed out"))
     assert await rounds(still) == ["etcdserver: request timed out"]
-    assert len(asked) == 2
+    assert len(created) == 2
     assert condition(await status(still.client, JOB), "Stalled")["reason"] != "NetworkPolicyRefused"

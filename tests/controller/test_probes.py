@@ -53,8 +53,8 @@ def test_connections_that_are_reset_at_once_leave_nothing_behind() -> None:
     """uvloop, which the operator runs on, asks for a peer's address when it may have gone."""
 
     async def play() -> list[str]:
-        told = list[str]()
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(str(context)))
+        errors = list[str]()
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(str(context)))
         before = len(asyncio.all_tasks())
         async with probes.served("127.0.0.1:0", str, lambda: 0.0) as address:
             port = int(address.rpartition(":")[2])
@@ -64,7 +64,7 @@ def test_connections_that_are_reset_at_once_leave_nothing_behind() -> None:
             await until(lambda: len(asyncio.all_tasks()) <= before)
             status, _ = await http(port, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
             assert status == 200
-        return told
+        return errors
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         assert runner.run(play()) == []

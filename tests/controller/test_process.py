@@ -70,10 +70,10 @@ async def test_without_the_definition_it_says_how_to_install_it(
     place = ObjectRef("CustomResourceDefinition", "", "trainingjobs.ropeteam.dev")
     await client.delete(place, uid=(await client.get(place))["metadata"]["uid"])
     async with operator(cluster) as process:
-        _, said = await asyncio.wait_for(process.communicate(), PATIENCE)
+        _, output = await asyncio.wait_for(process.communicate(), PATIENCE)
     assert process.returncode == 1
-    assert b"ropeteam crd | kubectl apply -f -" in said
-    assert b"Traceback" not in said
+    assert b"ropeteam crd | kubectl apply -f -" in output
+    assert b"Traceback" not in output
 
 
 async def test_sigterm_ends_it_in_order(cluster: LocalCluster, client: ApiClient) -> None:
@@ -81,9 +81,9 @@ async def test_sigterm_ends_it_in_order(cluster: LocalCluster, client: ApiClient
         await client.create(job())
         await until_async(lambda: names(client, "Pod"))
         process.terminate()
-        _, said = await asyncio.wait_for(process.communicate(), PATIENCE)
+        _, output = await asyncio.wait_for(process.communicate(), PATIENCE)
     assert process.returncode == 0
-    assert b"Traceback" not in said
+    assert b"Traceback" not in output
 
 
 async def test_it_works_and_ends_though_nobody_reads_its_log(
@@ -159,12 +159,12 @@ async def test_the_other_operator_acts_when_the_leader_does_not(
                 return
             if end is signal.SIGSTOP:
                 first.send_signal(signal.SIGCONT)
-            _, said = await asyncio.wait_for(first.communicate(), PATIENCE)
-            assert first.returncode == (1 if end is signal.SIGSTOP else 0), said
+            _, output = await asyncio.wait_for(first.communicate(), PATIENCE)
+            assert first.returncode == (1 if end is signal.SIGSTOP else 0), output
             # The latter if it was stopped in a renewal, which has run out of time when it goes on.
             reasons = (b"leads now", b"the lease could not be renewed in time")
-            assert any(why in said for why in reasons) is (end is signal.SIGSTOP)
-            assert b"Traceback" not in said
+            assert any(why in output for why in reasons) is (end is signal.SIGSTOP)
+            assert b"Traceback" not in output
             assert await uids(client) == made
 
 
@@ -200,9 +200,9 @@ async def test_without_a_way_to_a_cluster_it_says_so(tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
         *OPERATOR, "--home", str(tmp_path), "--kubeconfig", "nowhere", stderr=asyncio.subprocess.PIPE
     )
-    _, said = await asyncio.wait_for(process.communicate(), PATIENCE)
+    _, output = await asyncio.wait_for(process.communicate(), PATIENCE)
     assert process.returncode == 1
-    assert b"ropeteam operator: cannot read the kubeconfig nowhere" in said
+    assert b"ropeteam operator: cannot read the kubeconfig nowhere" in output
 
 
 async def test_kopf_reports_every_job_that_changes(

@@ -157,15 +157,15 @@ async def test_a_log_line_names_some_actions_and_counts_the_rest(
 async def test_a_large_job_leaves_room_for_others_and_tells_of_few_failures(
     still: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create, asked = still.client.create, Counter[str]()
+    create, creates = still.client.create, Counter[str]()
 
-    async def refuse(thing: Object, *, dry_run: bool = False) -> Object:
-        if thing["kind"] != "Pod" or dry_run or "coordinator" in thing["metadata"]["name"]:
-            return await create(thing, dry_run=dry_run)
-        asked["at once"] += 1
-        asked["most"] = max(asked["most"], asked["at once"])
+    async def refuse(obj: Object, *, dry_run: bool = False) -> Object:
+        if obj["kind"] != "Pod" or dry_run or "coordinator" in obj["metadata"]["name"]:
+            return await create(obj, dry_run=dry_run)
+        creates["at once"] += 1
+        creates["most"] = max(creates["most"], creates["at once"])
         await asyncio.sleep(0.2)  # until all that may be asked at once are
-        asked["at once"] -= 1
+        creates["at once"] -= 1
         raise ApiError(403, "exceeded quota")
 
     monkeypatch.setattr(still.client, "create", refuse)
@@ -179,7 +179,7 @@ async def test_a_large_job_leaves_room_for_others_and_tells_of_few_failures(
     with pytest.raises(ApiError, match="exceeded quota"):
         await rounds()
     events = await still.client.items(ObjectRef("Event", "default"))
-    assert asked["most"] == 50
+    assert creates["most"] == 50
     assert sum(event["reason"] == "ActionFailed" for event in events) == 5
 
 
@@ -226,13 +226,13 @@ async def is_gone(operator: Operator, place: ObjectRef) -> bool:
 async def test_what_cannot_be_done_is_told_to_the_user(still: Operator) -> None:
     await still.client.create(job())
     await still.caches.jobs.parts[0].list()
-    stranger = {
+    foreign = {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": "job", "namespace": "default"},
         "spec": {"ports": [{"port": 80}]},
     }
-    await still.client.create(stranger)
+    await still.client.create(foreign)
 
     async def rounds() -> None:
         for _ in range(5):
@@ -241,9 +241,9 @@ async def test_what_cannot_be_done_is_told_to_the_user(still: Operator) -> None:
     with pytest.raises(Conflict):
         await rounds()
     events = await still.client.items(ObjectRef("Event", "default"))
-    told = [event["message"] for event in events if event["reason"] == "ActionFailed"]
-    assert told
-    assert told[0].startswith("cannot create Service job: ")
+    messages = [event["message"] for event in events if event["reason"] == "ActionFailed"]
+    assert messages
+    assert messages[0].startswith("cannot create Service job: ")
 
 
 async def test_a_pod_is_deleted_by_its_uid_only(still: Operator) -> None:
@@ -285,10 +285,10 @@ async def test_a_quota_that_is_full_keeps_no_job_from_being_decided(
 ) -> None:
     create = still.client.create
 
-    async def refuse(thing: Object, *, dry_run: bool = False) -> Object:
+    async def refuse(obj: Object, *, dry_run: bool = False) -> Object:
         if dry_run:
             raise QuotaExceeded(403, 'pods "job-0-0" is forbidden: exceeded quota: small, used: pods=4')
-        return await create(thing)
+        return await create(obj)
 
     monkeypatch.setattr(still.client, "create", refuse)
     await still.client.create(job())
@@ -304,10 +304,10 @@ async def test_a_quota_with_no_room_for_all_is_told_by_an_event_and_asked_again(
     """What docs/install.md says of quotas; the local cluster enforces none."""
     create, full = still.client.create, True
 
-    async def refuse(thing: Object, *, dry_run: bool = False) -> Object:
-        if full and thing["metadata"]["name"] == "job-1-1":
+    async def refuse(obj: Object, *, dry_run: bool = False) -> Object:
+        if full and obj["metadata"]["name"] == "job-1-1":
             raise QuotaExceeded(403, 'pods "job-1-1" is forbidden: exceeded quota: small, used: pods=2')
-        return await create(thing, dry_run=dry_run)
+        return await create(obj, dry_run=dry_run)
 
     monkeypatch.setattr(still.client, "create", refuse)
     await still.client.create(job())
@@ -320,9 +320,9 @@ async def test_a_quota_with_no_room_for_all_is_told_by_an_event_and_asked_again(
     with pytest.raises(ApiError, match="exceeded quota: small"):
         await rounds()
     events = await still.client.items(ObjectRef("Event", "default"))
-    told = [event["message"] for event in events if event["reason"] == "ActionFailed"]
-    assert told == [f"cannot create Pod job-1-1: {told[0].partition(': ')[2]}"]
-    assert "exceeded quota: small" in told[0]
+    messages = [event["message"] for event in events if event["reason"] == "ActionFailed"]
+    assert messages == [f"cannot create Pod job-1-1: {messages[0].partition(': ')[2]}"]
+    assert "exceeded quota: small" in messages[0]
     shown = await status(still.client)
     assert (shown["state"], condition(shown, "Running")["reason"]) == ("Pending", "PodsStarting")
     assert await names(still.client, "Pod") == ["job-0-1", "job-coordinator-1"], "these keep their room"

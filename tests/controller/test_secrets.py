@@ -21,7 +21,7 @@ from ropeteam.core.objects.actions import CreateSecret
 
 FULL = (403, {"message": 'secrets "x" is forbidden: exceeded quota: small'})
 JOB, KEY = Metadata(name="job", uid="uid"), OperatorKey(b"k" * 32)
-WISH = CreateSecret("job-uid-k1", "uid", {}, {}, KEY.id)
+CREATE = CreateSecret("job-uid-k1", "uid", {}, {}, KEY.id)
 
 
 async def test_a_jobs_secret_that_was_there_is_taken_to_be_there_still(
@@ -33,13 +33,13 @@ async def test_a_jobs_secret_that_was_there_is_taken_to_be_there_still(
     executor = Executor(client, cast(Caches, None), OperatorKeys((KEY,)), AgentSecret(b"agent"), lambda: now)
     api.answers = [FULL]
     with pytest.raises(ApiError, match="exceeded quota"):
-        await executor.execute(WISH, JOB, memory)
+        await executor.execute(CREATE, JOB, memory)
     assert memory.secret == ""
     api.answers = [(201, {}), FULL]
-    await executor.execute(WISH, JOB, memory)
+    await executor.execute(CREATE, JOB, memory)
     now = 200.0
-    await executor.execute(WISH, JOB, memory)
-    assert (memory.secret, memory.secret_at) == (WISH.name, 200.0)
+    await executor.execute(CREATE, JOB, memory)
+    assert (memory.secret, memory.secret_at) == (CREATE.name, 200.0)
 
 
 async def test_and_so_is_the_agents(

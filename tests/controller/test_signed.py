@@ -12,7 +12,7 @@ import orjson
 import pytest
 from lab.coordinator.link import TOKEN
 from lab.coordinator.reports import JOB_UID
-from tests.controller.scripted import thing
+from tests.controller.scripted import an_object
 from tests.coordinator import conftest
 from tests.coordinator.conftest import Served
 
@@ -38,25 +38,25 @@ served = conftest.served
 KEYS = signing.Keys(TOKEN, JOB_UID, 1)
 DESIRED = Desired(1, 1, 1, {"0": SlotDesired(1, "pod-0-1"), "1": SlotDesired(1, "pod-1-1")})
 Pass = Callable[[bytes], bytes]
-Tell = Callable[..., Awaitable[int]]
+SendDesired = Callable[..., Awaitable[int]]
 
 
 class Between:
     """All that passes between operator and coordinator, and may be altered on its way."""
 
-    def __init__(self, port: int, ask: Pass = bytes, answer: Pass = bytes) -> None:
-        self.port, self._ask, self._answer = port, ask, answer
-        self.asked, self.answered = list[bytes](), list[bytes]()
+    def __init__(self, port: int, alter_request: Pass = bytes, answer: Pass = bytes) -> None:
+        self.port, self._alter_request, self._answer = port, alter_request, answer
+        self.requests, self.answered = list[bytes](), list[bytes]()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         size = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-        self.asked.append(head + await reader.readexactly(size))
-        writer.write(await self.say(self._ask(self.asked[-1])))
+        self.requests.append(head + await reader.readexactly(size))
+        writer.write(await self.forward(self._alter_request(self.requests[-1])))
         await writer.drain()
         writer.close()
 
-    async def say(self, request: bytes) -> bytes:
+    async def forward(self, request: bytes) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         writer.write(request)
         self.answered.append(await reader.read())
@@ -66,52 +66,55 @@ class Between:
 
 @asynccontextmanager
 async def between(
-    served: Served, ask: Pass = bytes, answer: Pass = bytes
-) -> AsyncIterator[tuple[Between, Tell]]:
-    it = Between(served.http, ask, answer)
+    served: Served, alter_request: Pass = bytes, answer: Pass = bytes
+) -> AsyncIterator[tuple[Between, SendDesired]]:
+    it = Between(served.http, alter_request, answer)
     server = await asyncio.start_server(it.serve, "127.0.0.1", 0)
     port, speaks = server.sockets[0].getsockname()[1], SignedAuth(KEYS)
     async with server, Coordinators(port) as coordinators:
 
-        async def tell(generation: int, speaks: RequestAuth = speaks) -> int:
-            told = replace(DESIRED, generation=generation)
-            return (await coordinators.send_desired("127.0.0.1", speaks, told)).observed_generation
+        async def send_desired(generation: int, speaks: RequestAuth = speaks) -> int:
+            desired = replace(DESIRED, generation=generation)
+            return (await coordinators.send_desired("127.0.0.1", speaks, desired)).observed_generation
 
-        yield it, tell
+        yield it, send_desired
 
 
 async def test_a_round_is_one_request(served: Served) -> None:
-    async with between(served) as (path, tell):
-        assert [await tell(generation) for generation in (1, 2, 3, 4)] == [1, 2, 3, 4]
-        assert len(path.asked) == 4
-        assert not any(wire.http_bearer(TOKEN).encode() in each for each in path.asked)
+    async with between(served) as (path, send_desired):
+        assert [await send_desired(generation) for generation in (1, 2, 3, 4)] == [1, 2, 3, 4]
+        assert len(path.requests) == 4
+        assert not any(wire.http_bearer(TOKEN).encode() in each for each in path.requests)
 
 
 async def test_another_operator_or_a_restart_costs_one_request_more(served: Served) -> None:
-    async with between(served) as (path, tell):
-        await tell(1)
-        assert await tell(2, SignedAuth(KEYS)) == 2
-        before = len(path.asked)
-        assert await tell(3) == 3
-        assert len(path.asked) == before + 2
+    async with between(served) as (path, send_desired):
+        await send_desired(1)
+        assert await send_desired(2, SignedAuth(KEYS)) == 2
+        before = len(path.requests)
+        assert await send_desired(3) == 3
+        assert len(path.requests) == before + 2
 
 
 async def test_what_was_recorded_is_of_no_use(served: Served) -> None:
-    async with between(served) as (path, tell):
+    async with between(served) as (path, send_desired):
         for generation in (1, 2):
-            await tell(generation)
-        for recorded in path.asked:
-            assert (await path.say(recorded)).startswith(b"HTTP/1.1 401 ")
+            await send_desired(generation)
+        for recorded in path.requests:
+            assert (await path.forward(recorded)).startswith(b"HTTP/1.1 401 ")
         desired = served.coordinator.state.desired
         assert desired is not None
         assert desired.generation == 2
 
 
 async def test_a_request_that_is_altered_each_time_is_refused_each_time(served: Served) -> None:
-    async with between(served, lambda text: text.replace(b'"allowance":0', b'"allowance":9')) as (path, tell):
+    async with between(served, lambda text: text.replace(b'"allowance":0', b'"allowance":9')) as (
+        path,
+        send_desired,
+    ):
         with pytest.raises(Unreachable, match="HTTP 401: the body is not the one that was signed"):
-            await tell(1)
-        assert len(path.asked) == 2
+            await send_desired(1)
+        assert len(path.requests) == 2
         assert served.coordinator.state.desired is None
 
 
@@ -124,40 +127,40 @@ async def test_a_request_that_is_altered_each_time_is_refused_each_time(served: 
     ],
 )
 async def test_an_altered_answer_is_not_believed(served: Served, old: bytes, new: bytes) -> None:
-    async with between(served, answer=lambda text: text.replace(old, new)) as (_, tell):
+    async with between(served, answer=lambda text: text.replace(old, new)) as (_, send_desired):
         with pytest.raises(Unreachable, match="its answer is not signed with this job's token: HTTP"):
-            await tell(1)
+            await send_desired(1)
 
 
 async def test_the_answer_to_another_request_is_not_believed(served: Served) -> None:
-    async with between(served) as (path, tell):
-        await tell(1)
+    async with between(served) as (path, send_desired):
+        await send_desired(1)
         recorded = path.answered[-1]
-    async with between(served, answer=lambda _: recorded) as (path, tell):
+    async with between(served, answer=lambda _: recorded) as (path, send_desired):
         with pytest.raises(Unreachable, match="not signed with this job's token: HTTP 200"):
-            await tell(1)
-        assert len(path.asked) == 1
+            await send_desired(1)
+        assert len(path.requests) == 1
 
 
 async def test_who_has_no_token_is_not_asked_twice_and_is_shown_none(served: Served) -> None:
     """Whatever it claims to be: that it takes a bearer, too."""
     no = b"HTTP/1.1 401 No\r\nWWW-Authenticate: Bearer\r\nContent-Length: 19\r\n\r\na bearer is needed\n"
-    async with between(served, answer=lambda _: no) as (path, tell):
+    async with between(served, answer=lambda _: no) as (path, send_desired):
         with pytest.raises(
             Unreachable, match="not signed with this job's token: HTTP 401: a bearer is needed"
         ):
-            await tell(1)
-        assert len(path.asked) == 1
-        assert b"earer" not in path.asked[0]
+            await send_desired(1)
+        assert len(path.requests) == 1
+        assert b"earer" not in path.requests[0]
 
 
 async def test_another_jobs_token_opens_nothing(served: Served) -> None:
-    async with between(served) as (path, tell):
+    async with between(served) as (path, send_desired):
         with pytest.raises(Unreachable, match="not signed"):
-            await tell(1, SignedAuth(replace(KEYS, token=b"another job's")))
+            await send_desired(1, SignedAuth(replace(KEYS, token=b"another job's")))
         with pytest.raises(Unreachable, match="not signed for this job's term 1"):
-            await tell(1, SignedAuth(replace(KEYS, term=2)))
-        assert len(path.asked) == 1 + 2
+            await send_desired(1, SignedAuth(replace(KEYS, term=2)))
+        assert len(path.requests) == 1 + 2
 
 
 @pytest.mark.parametrize(
@@ -171,11 +174,11 @@ def test_what_a_coordinator_was_made_for_decides_how_it_is_spoken_to(
 
 async def voices_of(pods: tuple[PodSeen, ...], uid: str, more: str = "") -> list[RequestAuth]:
     """With which an observer speaks, twice."""
-    heard = list[RequestAuth]()
+    auths = list[RequestAuth]()
 
     class Listening(Coordinators):
         async def send_desired(self, address: str, auth: RequestAuth, desired: Desired) -> JobReport:  # noqa: ARG002
-            heard.append(auth)
+            auths.append(auth)
             raise Unreachable("it only listens")
 
     none: Any = None
@@ -187,7 +190,7 @@ async def voices_of(pods: tuple[PodSeen, ...], uid: str, more: str = "") -> list
     for _ in range(2):
         service = ServiceSeen(name="job", uid="s", cluster_ip="10.0.0.1", term=1)
         assert await observer._fetch_report(memory, status, service, pods) == (None, f"it only listens{more}")
-    return heard
+    return auths
 
 
 async def test_of_a_job_that_was_made_with_a_key_which_is_gone_it_is_said_what_to_do() -> None:
@@ -226,22 +229,22 @@ def test_a_coordinator_is_remembered_until_another_takes_its_place() -> None:
 
 
 def made(*variables: Any, role: str = "coordinator") -> int:
-    pod = thing(
+    pod = an_object(
         "pod", 1, containers=[{"name": "x"}, {"name": "coordinator", "env": [{"name": "A"}, *variables]}]
     )
     pod["metadata"]["labels"] = {"ropeteam.dev/role": role}
     return parsing.pod(pod)[1].contract
 
 
-def told(value: Any) -> Any:
+def config_env(value: Any) -> Any:
     return {"name": "ROPETEAM_CONFIG", "value": value}
 
 
 def test_what_a_coordinator_was_made_for_is_read_from_its_pod() -> None:
     """Where it does not say it as an operator of ours would, it is spoken to in the strictest way."""
-    assert made(told('{"contract": 2}')) == 2
-    assert made(told('{"contract": 2}'), role="worker") == VERSION
-    for odd in ("{}", "", "[]", "7", '"contract"', '{"contract": true}', '{"contract": "1"}', None, 7):
-        assert made(told(odd)) == VERSION
+    assert made(config_env('{"contract": 2}')) == 2
+    assert made(config_env('{"contract": 2}'), role="worker") == VERSION
+    for malformed in ("{}", "", "[]", "7", '"contract"', '{"contract": true}', '{"contract": "1"}', None, 7):
+        assert made(config_env(malformed)) == VERSION
     assert made() == made({"name": "ROPETEAM_CONFIG", "valueFrom": {}}) == VERSION
-    assert made(told(orjson.dumps({"contract": VERSION}).decode())) == VERSION
+    assert made(config_env(orjson.dumps({"contract": VERSION}).decode())) == VERSION

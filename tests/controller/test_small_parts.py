@@ -35,20 +35,20 @@ def at_step(step: int, **more: Any) -> JobStatus:
 
 
 def test_progress_alone_is_written_twenty_times_a_second_over_all_jobs() -> None:
-    pace = ProgressRateLimiter()
-    written = [pace.permits(at_step(1), at_step(2), NOW) for _ in range(25)]
+    limiter = ProgressRateLimiter()
+    written = [limiter.permits(at_step(1), at_step(2), NOW) for _ in range(25)]
     assert sum(written) == 20
     later = NOW + timedelta(seconds=0.1)
-    assert [pace.permits(at_step(1), at_step(2), later) for _ in range(3)] == [True, True, False]
+    assert [limiter.permits(at_step(1), at_step(2), later) for _ in range(3)] == [True, True, False]
 
 
 def test_a_clock_that_is_set_back_takes_no_writes_of_progress_away() -> None:
-    pace, back = ProgressRateLimiter(), NOW - timedelta(hours=1)
-    written = [pace.permits(at_step(1), at_step(2), when) for when in (NOW, back)]
+    limiter, back = ProgressRateLimiter(), NOW - timedelta(hours=1)
+    written = [limiter.permits(at_step(1), at_step(2), when) for when in (NOW, back)]
     assert written == [True, True]
     for _ in range(30):
-        pace.permits(at_step(1), at_step(2), back)
-    assert pace.permits(at_step(1), at_step(2), back + timedelta(seconds=0.1)), "it fills by the new clock"
+        limiter.permits(at_step(1), at_step(2), back)
+    assert limiter.permits(at_step(1), at_step(2), back + timedelta(seconds=0.1)), "it fills by the new clock"
 
 
 def test_a_look_at_one_node_does_not_touch_the_others() -> None:
@@ -84,8 +84,8 @@ def test_a_look_at_one_node_does_not_touch_the_others() -> None:
 
 
 def test_anything_else_is_written_at_once() -> None:
-    pace = ProgressRateLimiter(per_second=0, _tokens=0)
-    assert pace.permits(at_step(1), at_step(2, state="Recovering"), NOW)
+    limiter = ProgressRateLimiter(per_second=0, _tokens=0)
+    assert limiter.permits(at_step(1), at_step(2, state="Recovering"), NOW)
 
 
 def test_an_incident_is_counted_once_when_it_has_settled() -> None:
@@ -182,7 +182,7 @@ async def test_probes_tell_ready_healthy_and_numbers() -> None:
         assert "workqueue_depth" in (await get("/metrics"))[1]
 
 
-async def told(handler: Any) -> JobReport:
+async def send_desired(handler: Any) -> JobReport:
     """What comes of telling a coordinator that answers like `handler`."""
     app = web.Application()
     app.router.add_put("/desired", handler)
@@ -202,18 +202,19 @@ async def test_a_coordinator_is_told_what_should_be_and_says_how_it_is() -> None
         assert codec.decode(Desired, await request.read()) == DESIRED
         return web.Response(body=codec.encode(REPORT))
 
-    assert await told(answer) == REPORT
+    assert await send_desired(answer) == REPORT
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "words"), [(401, b"no", "HTTP 401: no"), (200, b"{}", "cannot be decoded: JobReport")]
+    ("status", "body", "expected"),
+    [(401, b"no", "HTTP 401: no"), (200, b"{}", "cannot be decoded: JobReport")],
 )
-async def test_an_answer_that_is_no_report_is_no_report(status: int, body: bytes, words: str) -> None:
+async def test_an_answer_that_is_no_report_is_no_report(status: int, body: bytes, expected: str) -> None:
     async def answer(_: web.Request) -> web.Response:
         return web.Response(status=status, body=body)
 
-    with pytest.raises(Unreachable, match=words):
-        await told(answer)
+    with pytest.raises(Unreachable, match=expected):
+        await send_desired(answer)
 
 
 async def test_nobody_answers() -> None:

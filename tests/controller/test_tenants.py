@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.controller.house import JOB, condition, job, names, operator_of, status
 from tests.controller.parsing import Parsed
-from tests.controller.scripted import Scripted, thing
+from tests.controller.scripted import Scripted, an_object
 from tests.controller.waiting import until, until_async
 
 from ropeteam.controller import metrics
@@ -58,11 +58,11 @@ async def started(client: ApiClient, place: ObjectRef) -> Object:
 
 
 async def refusal(client: ApiClient) -> str:
-    async def told() -> str:
+    async def skipped() -> str:
         accepted = condition(await status(client), "Accepted")
         return str(accepted["message"]) if accepted.get("status") == "False" else ""
 
-    return await until_async(told)
+    return await until_async(skipped)
 
 
 async def test_a_service_with_a_wrong_label_is_no_trouble(cluster: LocalCluster) -> None:
@@ -89,20 +89,20 @@ async def test_a_job_that_is_too_large_is_refused_and_takes_little_memory(cluste
         many: Object = {f"k{number}": [] for number in range(40_000)}
         await operator.client.create(job(template={"metadata": {"x": many}}))
         assert "spec: has 4" in await refusal(operator.client)
-        (kept,) = operator.caches.jobs.of(Key("default", "job"))
-        assert len(kept.text) < 8192
+        (cached,) = operator.caches.jobs.of(Key("default", "job"))
+        assert len(cached.text) < 8192
 
 
 def test_of_a_jobs_metadata_only_what_is_read_is_kept() -> None:
-    thing_ = training_job("job", 1)
-    thing_["metadata"] |= {
+    obj = training_job("job", 1)
+    obj["metadata"] |= {
         "labels": {f"label-{n}": "x" * 60 for n in range(1000)},
         "finalizers": ["example.com/x"] * 1000,
         "annotations": {"ropeteam.dev/coordinators-ended": "1", "kubectl": "x" * 100_000},
     }
-    kept = parsing.job(thing_)
-    assert kept.parsed()["metadata"]["annotations"] == {"ropeteam.dev/coordinators-ended": "1"}
-    assert len(kept.text) < 500
+    cached = parsing.job(obj)
+    assert cached.parsed()["metadata"]["annotations"] == {"ropeteam.dev/coordinators-ended": "1"}
+    assert len(cached.text) < 500
 
 
 @asynccontextmanager
@@ -119,7 +119,7 @@ async def watching(client: ApiClient, kind: str) -> AsyncIterator[tuple[Informer
 
 
 def training_job(name: str, version: int, **spec: Any) -> Object:
-    return thing(name, version, **spec) | {"kind": "TrainingJob"}
+    return an_object(name, version, **spec) | {"kind": "TrainingJob"}
 
 
 async def test_thousands_of_levels_are_listed_and_watched(api: Scripted, client: ApiClient) -> None:
@@ -127,8 +127,8 @@ async def test_thousands_of_levels_are_listed_and_watched(api: Scripted, client:
     async with watching(client, "TrainingJob") as (jobs, _):
         assert {job.spec_error != "" for job in jobs.of(Key("default", "deep"))} == {True}
         assert {job.spec_error for job in jobs.of(Key("default", "a"))} == {""}
-        api.say("MODIFIED", training_job("a", 6, template="DEEP"))
-        api.say("ADDED", training_job("b", 7))
+        api.send("MODIFIED", training_job("a", 6, template="DEEP"))
+        api.send("ADDED", training_job("b", 7))
         await until(lambda: Key("default", "b") in jobs.known_keys())
         assert {job.spec_error != "" for job in jobs.of(Key("default", "a"))} == {True}
         assert jobs.lists == 1
@@ -142,7 +142,7 @@ async def test_of_a_job_that_is_too_large_only_the_rest_is_parsed(
         parsed = Parsed(monkeypatch)
         for version in range(4, 9):
             large["metadata"]["resourceVersion"] = str(version)
-            api.say("MODIFIED", large)
+            api.send("MODIFIED", large)
         await until(lambda: len(bells) == 5)
         (seen,) = jobs.of(Key("default", "large"))
         assert (seen.state, seen.spec_error[:18]) == ("Running", "spec: has 439 KiB,")
@@ -165,7 +165,7 @@ async def test_of_a_job_that_is_too_large_only_the_rest_is_parsed(
 async def test_a_line_that_is_no_event_leads_to_a_list(api: Scripted, client: ApiClient, line: bytes) -> None:
     async with watching(client, "TrainingJob") as (jobs, _):
         api.listed, api.version = [training_job("a", 4)], 9
-        api.say_text(line)
+        api.send_text(line)
         await until(lambda: jobs.lists == 2)
         assert jobs.known_keys() == (Key("default", "a"),)
 
@@ -196,15 +196,15 @@ async def test_an_object_that_cannot_be_read_is_passed_over_and_told_once(
 
     before = counted()
     informer = Informer(client, WatchSpec("Pod", "", parsing.own_key, read), lambda _: None)
-    api.listed = [thing("good", 2, number="1"), thing("bad", 3, number="x")]
+    api.listed = [an_object("good", 2, number="1"), an_object("bad", 3, number="x")]
     await informer.list()
     assert list(informer.values()) == [1]
-    informer.upsert(thing("bad", 4, number="y"))
-    informer.upsert(thing("good", 5, number="z"))
+    informer.upsert(an_object("bad", 4, number="y"))
+    informer.upsert(an_object("good", 5, number="z"))
     assert list(informer.values()) == [], "what was known of it is not true any more"
     assert counted() - before == 3
-    told = [line for line in caplog.messages if "skipped Pod default/bad" in line]
-    assert len(told) == 1
+    warnings = [line for line in caplog.messages if "skipped Pod default/bad" in line]
+    assert len(warnings) == 1
 
 
 async def with_pods(still: Operator) -> str:
@@ -272,7 +272,7 @@ OWNER = {
     ],
 )
 def test_labels_without_an_owner_are_not_believed(owners: list[Object] | None) -> None:
-    labelled = thing("pod", 1)
+    labelled = an_object("pod", 1)
     labelled["metadata"]["labels"] = {"ropeteam.dev/job": "job", "ropeteam.dev/job-uid": "u"}
     labelled["metadata"]["ownerReferences"] = owners
     assert parsing.job_key(labelled) is None
@@ -280,15 +280,15 @@ def test_labels_without_an_owner_are_not_believed(owners: list[Object] | None) -
     assert parsing.job_key(labelled) == Key("default", "job")
 
 
-WORDS = st.text("0123456789x-²", max_size=12)
+TEXTS = st.text("0123456789x-²", max_size=12)
 
 
-@given(st.fixed_dictionaries({}, optional=dict.fromkeys(("role", "slot", "incarnation", "term"), WORDS)))
+@given(st.fixed_dictionaries({}, optional=dict.fromkeys(("role", "slot", "incarnation", "term"), TEXTS)))
 def test_whatever_labels_say_pods_and_services_are_read(labels: dict[str, str]) -> None:
-    pod = thing("pod", 1)
+    pod = an_object("pod", 1)
     pod["metadata"]["labels"] = {f"ropeteam.dev/{key}": value for key, value in labels.items()}
     assert parsing.pod(pod)[1].name == "pod"
-    led = thing("service", 1, selector=pod["metadata"]["labels"])
+    led = an_object("service", 1, selector=pod["metadata"]["labels"])
     term = labels.get("term", "")
     is_number = term.isascii() and term.isdecimal() and len(term) <= 9
     assert parsing.service(led)[1].term == (int(term) if is_number else 0)
@@ -302,15 +302,15 @@ def test_a_spec_that_is_no_map_is_a_fault_of_the_job(spec: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "taken"), [("10.0.0.1", "10.0.0.1"), ("fd00::1", "fd00::1"), ("9" * 99, "")]
+    ("given", "taken"), [("10.0.0.1", "10.0.0.1"), ("fd00::1", "fd00::1"), ("9" * 99, "")]
 )
-def test_an_address_that_is_none_is_not_known_yet(told: str, taken: str) -> None:
-    assert parsing.service(thing("service", 1, clusterIP=told))[1].cluster_ip == taken
+def test_an_address_that_is_none_is_not_known_yet(given: str, taken: str) -> None:
+    assert parsing.service(an_object("service", 1, clusterIP=given))[1].cluster_ip == taken
 
 
 async def test_who_hears_nothing_of_a_kind_is_not_ready(still: Operator) -> None:
-    loop, asked = asyncio.get_running_loop(), still.stale_caches()
-    assert asked == ""
+    loop, requested = asyncio.get_running_loop(), still.stale_caches()
+    assert requested == ""
     assert set(still.cache_ages()) == {"Node", "Pod", "Service", "TrainingJob"}
     still.caches.pods.parts[0]._received_at = loop.time() - 200
     assert still.stale_caches() == "no data of Pod for 200 s"

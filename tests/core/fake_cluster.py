@@ -44,7 +44,7 @@ class FakeCluster:
         self.made: list[str] = []
         """Names of pods, in the order of their creation."""
         self.decisions: list[Decision] = []
-        self.doom: ContainerSeen | None = None
+        self.exit: ContainerSeen | None = None
         """How every trainer container ends as soon as it is started."""
         self.incidents: tuple[Incident, ...] = ()
         """What the coordinator of the current term tells."""
@@ -169,8 +169,8 @@ class FakeCluster:
         if pod.phase != "Pending" or pod.scheduled_message or pod.container.waiting_reason:
             return pod
         node = f"node-{max(pod.slot, 0)}"
-        if self.doom is not None and pod.role is Role.WORKER:
-            return pod.model_copy(update={"phase": "Failed", "node": node, "container": self.doom})
+        if self.exit is not None and pod.role is Role.WORKER:
+            return pod.model_copy(update={"phase": "Failed", "node": node, "container": self.exit})
         running = ContainerSeen(running=True)
         return pod.model_copy(update={"phase": "Running", "node": node, "container": running})
 
@@ -183,24 +183,24 @@ class FakeCluster:
 
     def _report(self) -> JobReport | None:
         status, service = self.scene.status, self.scene.service
-        told = self.decisions[-1].desired if self.decisions else None
+        desired = self.decisions[-1].desired if self.decisions else None
         here = any(
             pod.role is Role.COORDINATOR and pod.term == status.coordinator.term and pod.container.running
             for pod in self.scene.pods
         )
-        if told is None or not here or service is None or service.term != status.coordinator.term:
+        if desired is None or not here or service is None or service.term != status.coordinator.term:
             return None
         report = a_report(self.scene)
         held = [
-            report.slots[slot].pod_uid == wish.pod_uid
-            for slot, wish in told.slots.items()
-            if slot in report.slots and report.slots[slot].incarnation == wish.incarnation
+            report.slots[slot].pod_uid == wanted.pod_uid
+            for slot, wanted in desired.slots.items()
+            if slot in report.slots and report.slots[slot].incarnation == wanted.incarnation
         ]
         phase = WorldPhase.FORMING
-        if told.drain:
+        if desired.drain:
             phase = WorldPhase.DRAINED
         elif self.finished:
             phase = WorldPhase.COMPLETE
-        elif len(held) == len(told.slots) and all(held):
+        elif len(held) == len(desired.slots) and all(held):
             phase = WorldPhase.RUNNING
         return a_report(self.scene, phase, incidents=self.incidents)

@@ -40,7 +40,7 @@ times = st.none() | st.integers(-4000, 100).map(lambda seconds: NOON + timedelta
 moments = times.filter(lambda time: time is not None)
 ages = st.sampled_from([0.0, 59.0, 60.0, 1e6])
 uids = st.sampled_from(["", "uid-1", "uid-2", "uid-3", "uid-4"])
-words = st.sampled_from(["", "Evicted", "OOMKilled", "ImagePullBackOff", "CreateContainerError", "x" * 5000])
+texts = st.sampled_from(["", "Evicted", "OOMKilled", "ImagePullBackOff", "CreateContainerError", "x" * 5000])
 epochs = st.builds(Epoch, small, small, small)
 texts = st.sampled_from(["", "1.0.1", "1.0.2", "2.1.1", "nonsense", "pod-0-1", "pod-1-2"])
 anything = st.recursive(
@@ -71,9 +71,9 @@ specs = valid_specs | st.dictionaries(st.sampled_from(["workers", "command", "ex
 containers = st.builds(
     ContainerSeen,
     running=st.booleans(),
-    waiting_reason=words,
+    waiting_reason=texts,
     exit_code=st.sampled_from([None] * 12 + [0, 1, 1, 137]),
-    exit_reason=words,
+    exit_reason=texts,
 )
 
 
@@ -89,7 +89,7 @@ fields_of_pods: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
     {},
     optional={
         "phase": st.sampled_from(["Pending", "Running", "Running", "Running", "Succeeded", "Failed", "Odd"]),
-        "reason": words,
+        "reason": texts,
         "node": st.sampled_from(["", "node-1"]),
         "node_lost": st.booleans(),
         "deleting": st.booleans(),
@@ -133,7 +133,7 @@ pods = st.builds(
         st.sampled_from(["uid-1", "uid-2", "uid-9"]),
     ),
 )
-strangers = pods.map(lambda pod: pod.model_copy(update={"name": "a-stranger"}))
+foreign_pods = pods.map(lambda pod: pod.model_copy(update={"name": "a-stranger"}))
 incidents = st.builds(
     IncidentStatus,
     id=texts,
@@ -196,15 +196,15 @@ statuses = st.builds(
     run_as_user=st.sampled_from([None, None, 1000]),
     coordinator_unreachable_start_time=times,
 )
-told = st.builds(
+reported_incidents = st.builds(
     Incident,
     id=texts,
     cause=st.sampled_from(Cause),
     charged=st.booleans(),
     slot=st.integers(-1, 3),
     rank=st.none() | small,
-    node=words,
-    message=words,
+    node=texts,
+    message=texts,
     step=small,
     unix_ms=st.sampled_from([-1, 0, 10**12, 10**30]),
     recovery_milliseconds=st.builds(RecoveryTimes, planned=st.none() | small),
@@ -216,32 +216,32 @@ reports = st.builds(
     term=small,
     boot=st.integers(-1, 2),
     phase=st.sampled_from([*WorldPhase, *[WorldPhase.RUNNING, WorldPhase.FORMING] * 4]),
-    why=words,
+    why=texts,
     slots=st.dictionaries(
         st.sampled_from(["0", "1", "x"]),
         st.builds(SlotReport, small, uids, registered=st.booleans()),
         max_size=3,
     ),
     feature_level=st.integers(-1, 9),
-    launcher=words,
+    launcher=texts,
     progress=st.builds(
         Progress,
         step=st.integers(-1, 5),
         total_steps=st.none() | st.integers(-1, 9),
-        loss=words,
+        loss=texts,
         samples_per_second=st.floats(allow_nan=False, allow_infinity=False),
     ),
     lineage=st.lists(st.builds(CheckpointRef, st.integers(-1, 3), epochs), max_size=12).map(tuple),
-    incidents=st.lists(told, max_size=4, unique_by=lambda each: each.id).map(tuple),
+    incidents=st.lists(reported_incidents, max_size=4, unique_by=lambda each: each.id).map(tuple),
     replacement_requests=st.lists(
         st.builds(
-            ReplacementRequest, st.integers(-1, 3), small, st.sampled_from(Cause), words, st.booleans()
+            ReplacementRequest, st.integers(-1, 3), small, st.sampled_from(Cause), texts, st.booleans()
         ),
         max_size=2,
     ).map(tuple),
     replace_all=st.booleans(),
     failure=st.sampled_from([None] * 5 + [Problem(FailReason.EXIT_CODE, "it said 42")]),
-    notice=st.none() | st.builds(Problem, st.sampled_from(FailReason), words),
+    notice=st.none() | st.builds(Problem, st.sampled_from(FailReason), texts),
 )
 services = st.builds(
     ServiceSeen,
@@ -257,13 +257,13 @@ metadata = st.builds(
 )
 policies = st.sampled_from([PolicySeen(), PolicySeen(name="mnist-1"), PolicySeen(refusal="no")])
 installations = st.sampled_from([Defaults(), Defaults(policy=JobPolicy(operator_from=({"ipBlock": {}},)))])
-odd_scenes: st.SearchStrategy[Scene] = st.builds(
+malformed_scenes: st.SearchStrategy[Scene] = st.builds(
     Scene,
     now=st.just(NOON),
     metadata=metadata,
     spec=specs,
     status=statuses,
-    pods=st.lists(pods | strangers, max_size=3, unique_by=lambda pod: pod.uid).map(tuple),
+    pods=st.lists(pods | foreign_pods, max_size=3, unique_by=lambda pod: pod.uid).map(tuple),
     service=st.none() | services,
     secret_exists=st.booleans(),
     policy=policies,
@@ -314,7 +314,7 @@ def plausible_scenes(draw: st.DrawFn) -> Scene:
         policy=draw(policies),
         defaults=draw(installations),
         secret_age=draw(ages),
-        report=(draw(st.sampled_from([True, True, False])) and _told_of(draw, places)) or None,
+        report=(draw(st.sampled_from([True, True, False])) and _report_of(draw, places)) or None,
         report_error=draw(st.sampled_from(["", "no answer"])),
     )
 
@@ -323,21 +323,21 @@ def _holding(kind: ConditionType) -> Condition:
     return Condition(type=kind, status="True", reason="Because", last_transition_time=NOON)
 
 
-def _told_of(draw: st.DrawFn, places: tuple[SlotStatus, ...]) -> JobReport:
-    hears = {
+def _report_of(draw: st.DrawFn, places: tuple[SlotStatus, ...]) -> JobReport:
+    reported = {
         str(slot.slot): SlotReport(
             slot.incarnation, slot.pod_uid, registered=draw(st.sampled_from([True, True, False]))
         )
         for slot in places
     }
-    wished = [slot for slot in places if draw(st.sampled_from([False, False, True]))]
-    wishes = tuple(
+    requested = [slot for slot in places if draw(st.sampled_from([False, False, True]))]
+    requests = tuple(
         ReplacementRequest(
             slot.slot, slot.incarnation, draw(st.sampled_from(Cause)), "why", draw(st.booleans())
         )
-        for slot in wished
+        for slot in requested
     )
-    return replace(draw(reports), job_uid=UID, term=1, slots=hears, replacement_requests=wishes)
+    return replace(draw(reports), job_uid=UID, term=1, slots=reported, replacement_requests=requests)
 
 
-scenes = odd_scenes | plausible_scenes() | plausible_scenes()
+scenes = malformed_scenes | plausible_scenes() | plausible_scenes()

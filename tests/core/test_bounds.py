@@ -62,11 +62,11 @@ def test_texts_are_cut() -> None:
 
 def test_numbers_that_are_only_shown_are_no_reason_to_refuse_a_report() -> None:
     """`job.report(total_steps=-1)` means in many scripts that they never end."""
-    said = replace(
+    report = replace(
         with_incident(steps_lost=-5, recovery_milliseconds=RecoveryTimes(first_step=-1)),
         progress=Progress(3, -1, "", 0.0, ""),
     )
-    taken = bounded(said, slots=1)
+    taken = bounded(report, slots=1)
     assert (taken.progress.total_steps, taken.incidents[1].steps_lost) == (-1, 0)
     assert taken.incidents[1].recovery_milliseconds.first_step == 0
 
@@ -76,7 +76,7 @@ def with_incident(**fields: Any) -> JobReport:
 
 
 @pytest.mark.parametrize(
-    ("report", "words"),
+    ("report", "expected"),
     [
         (
             replace(REPORT, slots={str(n): SlotReport(1, "u") for n in range(3)}),
@@ -108,12 +108,12 @@ def with_incident(**fields: Any) -> JobReport:
         (replace(REPORT, term=-1), "term is -1, 0 to"),
     ],
 )
-def test_what_it_cannot_mean_is_refused_by_the_name_of_the_field(report: JobReport, words: str) -> None:
-    with pytest.raises(OutOfBounds, match=words):
+def test_what_it_cannot_mean_is_refused_by_the_name_of_the_field(report: JobReport, expected: str) -> None:
+    with pytest.raises(OutOfBounds, match=expected):
         bounded(report, slots=2)
 
 
-ODD: dict[type, list[Any]] = {
+MALFORMED: dict[type, list[Any]] = {
     int: [-1, 0, 3, HIGHEST_COUNT, HIGHEST_COUNT + 1, HUGE, -HUGE - 1],
     str: ["", "1.0.9", "9.9.9", f"{'9' * 60}.0.0", "x" * 64, "\0", "\udce9", "\U0001f600" * 5_000],
     float: [-1.0, 1e-300, 1.5e308, -1.5e308],
@@ -136,8 +136,8 @@ def hostile(draw: st.DrawFn, honest: JobReport) -> bytes:
         value = holder[name]
         if isinstance(value, list):
             holder[name] = value * draw(st.sampled_from([2, 5, 50]))
-        elif type(value) in ODD:
-            holder[name] = draw(st.sampled_from(ODD[type(value)]))
+        elif type(value) in MALFORMED:
+            holder[name] = draw(st.sampled_from(MALFORMED[type(value)]))
     return json.dumps(plain).encode()
 
 

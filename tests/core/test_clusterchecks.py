@@ -59,28 +59,28 @@ CLUSTER = Cluster(
 )
 
 
-def said(**seen: Any) -> list[str]:
+def findings(**seen: Any) -> list[str]:
     return [str(found) for found in of_cluster(replace(CLUSTER, **seen))]
 
 
 def one(line: str, **seen: Any) -> None:
-    lines = said(**seen)
+    lines = findings(**seen)
     assert [each for each in lines if each.startswith(line)], lines
 
 
 def changed(path: str, value: Any) -> Read:
     """Our definition with another schema at a path of the fields of `spec`; None: without it."""
-    thing = copy.deepcopy(crd())
-    spec = thing["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    definition = copy.deepcopy(crd())
+    spec = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     if value is None:
         del spec["properties"][path]
     else:
         spec["properties"][path] = value
-    return Read((thing,))
+    return Read((definition,))
 
 
 def test_an_installation_that_is_well_is_ok() -> None:
-    assert said() == [
+    assert findings() == [
         "ok   cluster: of config: answers, Kubernetes v1.36.0",
         "ok   definition: TrainingJob v1alpha1, the same as in this client",
         "ok   operator sys/ropeteam: 2 of 2 ready, image ghcr.io/ropeteam/ropeteam:1.2.3",
@@ -162,7 +162,7 @@ def test_an_operator_that_begins_again_and_again_is_told_with_its_reason() -> No
     killed = {"restartCount": 7, "lastState": {"terminated": {"reason": "OOMKilled"}}}
     states = [killed, {"restartCount": 4}, {"restartCount": 5}]
     pod = {"metadata": {"name": "p", "namespace": "sys"}, "status": {"containerStatuses": states}}
-    lines = [line for line in said(pods=Read((pod, {}))) if "restarts" in line]
+    lines = [line for line in findings(pods=Read((pod, {}))) if "restarts" in line]
     assert lines == [
         "warn operator pod p: 7 restarts, the last: OOMKilled; kubectl -n sys logs --previous p",
         "warn operator pod p: 5 restarts, the last: its reason is no longer known;"
@@ -191,5 +191,5 @@ def test_kinds_of_others_are_told() -> None:
 
 
 def test_of_a_local_cluster_its_operator_counts() -> None:
-    assert said(local=True)[2:] == ["ok   operator: of the local cluster, ready"]
+    assert findings(local=True)[2:] == ["ok   operator: of the local cluster, ready"]
     one("FAIL operator: does not answer; stop `ropeteam up`", local=True, operator="does not answer")

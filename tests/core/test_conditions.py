@@ -65,7 +65,7 @@ def test_a_job_that_asks_for_nothing_still_says_how_much() -> None:
 
 
 @pytest.mark.parametrize(
-    ("role", "fields", "says"),
+    ("role", "fields", "expected"),
     [
         (Role.WORKER, {"container": "ImagePullBackOff"}, "ImagePullFailed: Correct spec.image."),
         (Role.WORKER, {"init": "ErrImagePull"}, "ImagePullFailed: Correct its image in spec.template."),
@@ -78,11 +78,11 @@ def test_a_job_that_asks_for_nothing_still_says_how_much() -> None:
         ),
     ],
 )
-def test_a_pod_that_cannot_start_says_why(role: Role, fields: dict[str, str], says: str) -> None:
-    waiting = {name: ContainerSeen(waiting_reason=word) for name, word in fields.items()}
+def test_a_pod_that_cannot_start_says_why(role: Role, fields: dict[str, str], expected: str) -> None:
+    waiting = {name: ContainerSeen(waiting_reason=reason) for name, reason in fields.items()}
     seen = starting(role, node="node-0", **waiting)
-    running, (reason, words) = condition(seen, ConditionType.RUNNING), says.split(": ")
-    assert (running.reason, words in running.message) == (reason, True), running.message
+    running, (reason, expected_message) = condition(seen, ConditionType.RUNNING), expected.split(": ")
+    assert (running.reason, expected_message in running.message) == (reason, True), running.message
     assert condition(seen, ConditionType.STALLED).holds
 
 
@@ -90,10 +90,10 @@ SIGNED = {"volume": {"nfs": {"server": "s", "path": "/"}}, "signing": {"secretNa
 MISSING = 'MountVolume.SetUp failed for volume "ropeteam-signing" : secret "keys" not found'
 
 
-@pytest.mark.parametrize("word", ["ContainerCreating", "PodInitializing"])
-def test_pods_that_wait_are_said_to_want_the_secret_that_the_job_names(word: str) -> None:
+@pytest.mark.parametrize("reason", ["ContainerCreating", "PodInitializing"])
+def test_pods_that_wait_are_said_to_want_the_secret_that_the_job_names(reason: str) -> None:
     """What a kubelet cannot mount it says in events, not in the pod's status."""
-    seen = starting(node="node-0", container=ContainerSeen(waiting_reason=word), checkpoint=SIGNED)
+    seen = starting(node="node-0", container=ContainerSeen(waiting_reason=reason), checkpoint=SIGNED)
     running = condition(seen, ConditionType.RUNNING)
     assert running.reason == "PodsStarting"
     assert "Secret keys (spec.checkpoint.signing.secretName)" in running.message
@@ -186,9 +186,9 @@ def test_a_job_whose_ranks_are_done_is_not_said_to_train() -> None:
 def test_status_never_says_that_training_goes_on_without_knowing_it() -> None:
     seen = a_running_job().after(unreachable)
     seen = seen.but(status=decide(seen).status)
-    told = condition(seen, ConditionType.RUNNING).message
-    assert "since 2026-11-20 12:00:03 UTC" in told
-    assert "Whether training continues is unknown: workers continue for 120 s after" in told
+    message = condition(seen, ConditionType.RUNNING).message
+    assert "since 2026-11-20 12:00:03 UTC" in message
+    assert "Whether training continues is unknown: workers continue for 120 s after" in message
     assert condition(seen.after(seconds(129)), ConditionType.RUNNING).holds
     late = seen.after(seconds(130))
     running, stalled = condition(late, ConditionType.RUNNING), condition(late, ConditionType.STALLED)
@@ -217,9 +217,9 @@ def test_a_coordinator_that_never_answers_stalls_the_job_with_the_way_to_it() ->
     late = seen.after(seconds(60))
     stalled = condition(late, ConditionType.STALLED)
     assert (stalled.holds, stalled.reason) == (True, "CoordinatorUnreachable")
-    for words in ("Service mnist, port 29402: 10.0.0.1: no answer", "NetworkPolicy of namespace lab",
+    for text in ("Service mnist, port 29402: 10.0.0.1: no answer", "NetworkPolicy of namespace lab",
                   "kubectl logs -n lab mnist-coordinator-1"):  # fmt: skip
-        assert words in stalled.message
+        assert text in stalled.message
     assert condition(late, ConditionType.RUNNING).message == stalled.message
 
 
@@ -320,10 +320,10 @@ def test_events_are_sent_for_what_changed_and_only_then() -> None:
     started = decide(a_job())
     assert [(each.type, each.reason) for each in started.announcements] == [("Normal", "Started")]
     seen = a_running_job().after(evicted(2))
-    told = decide(seen).announcements
-    assert [each.reason for each in told] == ["WorkerReplaced", "Evicted"]
-    assert {each.type for each in told} == {"Warning"}
-    assert told[1].message.startswith(
+    announcements = decide(seen).announcements
+    assert [each.reason for each in announcements] == ["WorkerReplaced", "Evicted"]
+    assert {each.type for each in announcements} == {"Warning"}
+    assert announcements[1].message.startswith(
         "pod-2-1: slot 2: Pod mnist-2-1 was evicted (Evicted). The node was low"
     )
     assert decide(seen.after(written)).announcements == ()
@@ -331,16 +331,16 @@ def test_events_are_sent_for_what_changed_and_only_then() -> None:
 
 def test_events_name_the_rank_and_the_end() -> None:
     seen = a_running_job().after(reporting(incidents=(an_incident(slot=1),), failure=a_problem()))
-    told = [(each.type, each.reason, each.message) for each in decide(seen).announcements]
-    assert told[0] == ("Warning", "Error", "1.0.1: slot 1, rank 1: ValueError: bad lr (train.py:31)")
-    assert told[1] == ("Warning", "CommandNotFound", "no such file: trian.py")
+    announcements = [(each.type, each.reason, each.message) for each in decide(seen).announcements]
+    assert announcements[0] == ("Warning", "Error", "1.0.1: slot 1, rank 1: ValueError: bad lr (train.py:31)")
+    assert announcements[1] == ("Warning", "CommandNotFound", "no such file: trian.py")
 
 
 def test_a_new_coordinator_is_announced() -> None:
     seen = a_running_job()
     workers = tuple(pod for pod in seen.pods if pod.role is Role.WORKER)
-    told = decide(seen.but(pods=workers)).announcements
-    assert [each.reason for each in told] == ["CoordinatorReplaced"]
+    announcements = decide(seen.but(pods=workers)).announcements
+    assert [each.reason for each in announcements] == ["CoordinatorReplaced"]
 
 
 def test_an_event_always_has_words() -> None:
@@ -355,9 +355,9 @@ def test_a_scene_is_an_observation_that_can_be_written_to_a_file() -> None:
 
 
 def test_what_the_coordinator_tries_again_and_again_stalls_the_job_also_while_a_world_runs() -> None:
-    told = Problem(FailReason.CHECKPOINT_NOT_WRITABLE, "3 pods in a row of slot 1 could not start a rank")
-    seen = a_running_job().after(reporting(stalled=told), written)
+    problem = Problem(FailReason.CHECKPOINT_NOT_WRITABLE, "3 pods in a row of slot 1 could not start a rank")
+    seen = a_running_job().after(reporting(stalled=problem), written)
     stalled = condition(seen, ConditionType.STALLED)
-    assert (stalled.holds, stalled.reason, stalled.message) == (True, told.reason.value, told.message)
+    assert (stalled.holds, stalled.reason, stalled.message) == (True, problem.reason.value, problem.message)
     better = seen.after(reporting(stalled=None), written)
     assert not condition(better, ConditionType.STALLED).holds

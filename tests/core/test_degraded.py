@@ -43,9 +43,9 @@ def test_a_notice_is_shown_at_once_announced_once_and_goes_with_it() -> None:
     seen = a_running_job().after(noticed(SPLIT))
     assert events(seen) == [("Warning", "SplitWorld", "4 default process groups of 2 ranks were formed.")]
     status = decide(seen).status
-    told = status.condition(ConditionType.DEGRADED)
-    assert told is not None
-    assert (told.status, told.reason, told.message) == ("True", "SplitWorld", SPLIT.message)
+    condition = status.condition(ConditionType.DEGRADED)
+    assert condition is not None
+    assert (condition.status, condition.reason, condition.message) == ("True", "SplitWorld", SPLIT.message)
     assert (status.state, status.reason) == ("Running", "SplitWorld")
     running = status.condition(ConditionType.RUNNING)
     assert running is not None
@@ -69,19 +69,19 @@ def test_another_notice_is_announced_too() -> None:
 @pytest.mark.parametrize("quiet", [unreachable, reporting(phase=WorldPhase.WAITING, notice=None)])
 def test_a_coordinator_that_says_nothing_takes_nothing_back(quiet: Change) -> None:
     seen = a_running_job().after(noticed(SPLIT), written, quiet, written)
-    told = degraded(seen)
-    assert told is not None
-    assert (told.holds, told.reason, told.message) == (True, "SplitWorld", SPLIT.message)
+    condition = degraded(seen)
+    assert condition is not None
+    assert (condition.holds, condition.reason, condition.message) == (True, "SplitWorld", SPLIT.message)
     assert events(seen) == []
 
 
 def test_a_suspended_job_has_no_odd_world() -> None:
     seen = a_running_job().after(noticed(SPLIT), written, edited(suspend=True), written)
     seen = seen.but(pods=(), report=None).after(written)
-    told = degraded(seen)
+    condition = degraded(seen)
     assert seen.status.state == "Suspended"
-    assert told is not None
-    assert not told.holds
+    assert condition is not None
+    assert not condition.holds
 
 
 @pytest.mark.parametrize("last", [reporting(phase=WorldPhase.COMPLETE), unreachable])
@@ -100,14 +100,14 @@ def test_a_job_that_never_formed_a_process_group_does_not_end_in_silence(last: C
     assert (finished.holds, finished.reason) == (True, "Succeeded")
     assert (decision.status.state, decision.status.reason) == ("Complete", "NoProcessGroup")
     assert ("Warning", "NoProcessGroup", complete.message) in events(seen)
-    odd = decision.status.condition(ConditionType.DEGRADED)
-    assert odd is not None
-    assert (odd.holds, odd.reason) == (False, "Finished")
+    condition = decision.status.condition(ConditionType.DEGRADED)
+    assert condition is not None
+    assert (condition.holds, condition.reason) == (False, "Finished")
 
 
 @pytest.mark.parametrize("notice", [None, SPLIT])
 def test_any_other_end_is_plain_success(notice: Problem | None) -> None:
     seen = a_running_job().after(noticed(notice), written, reporting(phase=WorldPhase.COMPLETE))
-    told = [(kind, reason) for kind, reason, _ in events(seen)]
-    assert ("Normal", "Succeeded") in told
+    announced = [(kind, reason) for kind, reason, _ in events(seen)]
+    assert ("Normal", "Succeeded") in announced
     assert decide(seen).status.holds(ConditionType.COMPLETE)

@@ -31,7 +31,7 @@ def slot(scene: Scene) -> SlotStatus:
     return decide(scene).status.slots[1]
 
 
-def told(scene: Scene) -> SlotDesired:
+def desired_slot(scene: Scene) -> SlotDesired:
     desired = decide(scene).desired
     assert desired is not None
     return desired.slots["1"]
@@ -73,7 +73,11 @@ def test_a_successor_is_decided_on_at_once_and_made_in_the_next_round() -> None:
 def test_the_coordinator_hears_of_the_old_pod_only_until_it_has_saved() -> None:
     old = a_running_job().worker(1)
     for seen in (a_running_job().after(deleted(1)), a_running_job().after(deleted(1), written), handed()):
-        assert (told(seen).incarnation, told(seen).pod_uid, told(seen).terminating) == (1, old.uid, True)
+        assert (
+            desired_slot(seen).incarnation,
+            desired_slot(seen).pod_uid,
+            desired_slot(seen).terminating,
+        ) == (1, old.uid, True)
     assert decide(handed()).requeue_after_seconds == deadlines.URGENT_POLL_SECONDS
     assert decide(handed()).actions == ()
 
@@ -97,7 +101,11 @@ def test_the_successor_takes_over_when_nothing_can_be_saved_any_more(over: Chang
         False,
         seen.now,
     )
-    assert (told(seen).incarnation, told(seen).pod_uid, told(seen).terminating) == (2, "new", False)
+    assert (desired_slot(seen).incarnation, desired_slot(seen).pod_uid, desired_slot(seen).terminating) == (
+        2,
+        "new",
+        False,
+    )
     assert [each.cause for each in decision.status.incidents] == [Cause.POD_DELETED]
     assert not decision.status.incidents[0].charged
 
@@ -118,9 +126,9 @@ def test_the_fence_begins_when_the_old_pod_has_given_up_the_slot() -> None:
 @pytest.mark.parametrize("unknown", [unreachable, reporting(phase=WorldPhase.WAITING)])
 def test_while_nobody_knows_whether_the_world_saves_everything_stays(unknown: Change) -> None:
     seen = a_running_job().after(deleted(1), unknown)
-    assert (slot(seen).incarnation, told(seen).incarnation) == (1, 1)
+    assert (slot(seen).incarnation, desired_slot(seen).incarnation) == (1, 1)
     seen = handed().after(unknown)
-    assert (slot(seen).handover_pending, told(seen).incarnation) == (True, 1)
+    assert (slot(seen).handover_pending, desired_slot(seen).incarnation) == (True, 1)
 
 
 def test_a_slot_whose_pod_before_the_last_may_still_write_waits() -> None:
@@ -132,5 +140,9 @@ def test_a_slot_whose_pod_before_the_last_may_still_write_waits() -> None:
 def test_a_successor_that_is_lost_has_one_of_its_own_and_the_old_pod_is_not_held_any_more() -> None:
     seen = handed()
     seen = seen.but(pods=tuple(pod for pod in seen.pods if pod.name != "mnist-1-2"))
-    assert (slot(seen).incarnation, slot(seen).handover_pending, told(seen).incarnation) == (3, False, 3)
+    assert (slot(seen).incarnation, slot(seen).handover_pending, desired_slot(seen).incarnation) == (
+        3,
+        False,
+        3,
+    )
     assert not slot(seen).previous_pod_fenced

@@ -59,7 +59,7 @@ def test_pods_in_which_nothing_ever_began() -> None:
     assert freed(a_running_job(workers=2).after(never_started)) == ["mnist-0-1", "mnist-1-1"]
 
 
-def hears_one(scene: Scene) -> Scene:
+def receives_one(scene: Scene) -> Scene:
     assert scene.report is not None
     slots = {name: replace(slot, registered=True) for name, slot in scene.report.slots.items()}
     return scene.after(reporting(slots=slots))
@@ -71,7 +71,7 @@ def one_runs(scene: Scene) -> Scene:
     return scene.but(pods=tuple(running if pod is first else pod for pod in scene.pods))
 
 
-@pytest.mark.parametrize("doubt", [hears_one, one_runs, unreachable, reporting(phase=WorldPhase.RUNNING)])
+@pytest.mark.parametrize("doubt", [receives_one, one_runs, unreachable, reporting(phase=WorldPhase.RUNNING)])
 def test_nothing_while_that_is_in_doubt(doubt: Change) -> None:
     assert freed(a_running_job(workers=2).after(never_started, doubt)) == []
 
@@ -79,5 +79,5 @@ def test_nothing_while_that_is_in_doubt(doubt: Change) -> None:
 @given(scenes)
 def test_a_world_that_may_run_is_never_touched(seen: Scene) -> None:
     report = seen.report
-    says_so = report is not None and report.phase in (WorldPhase.FAILED, WorldPhase.FORMING)
-    assert says_so or seen.status.finished or idle_pod_deletions(seen) == ()
+    is_reported = report is not None and report.phase in (WorldPhase.FAILED, WorldPhase.FORMING)
+    assert is_reported or seen.status.finished or idle_pod_deletions(seen) == ()

@@ -233,23 +233,25 @@ def test_agents_of_a_failed_job_are_told_and_what_has_ended_by_itself_stays() ->
 def test_a_reason_that_a_newer_operator_has_saved_is_told_as_one_that_we_know() -> None:
     seen = failed()
     facts = (each.model_copy(update={"reason": "Newest"}) for each in seen.status.conditions)
-    told = decide(seen.but(status=seen.status.model_copy(update={"conditions": tuple(facts)}))).desired
-    assert told is not None
-    assert told.failure is not None
-    assert told.failure.reason is FailReason.REPEATED_ERROR
+    desired = decide(seen.but(status=seen.status.model_copy(update={"conditions": tuple(facts)}))).desired
+    assert desired is not None
+    assert desired.failure is not None
+    assert desired.failure.reason is FailReason.REPEATED_ERROR
 
 
 def test_pods_that_say_that_the_job_has_failed_are_not_replaced_before_the_coordinator_was_asked() -> None:
     """Their operator was away when they left."""
     seen = a_running_job(workers=2).after(ended(0, 4), ended(1, 4))
-    asking = seen.but(report=None)
-    decision = decide(asking)
-    assert (decision.status.slots, decision.status.incidents) == (asking.status.slots, ())
-    asking = asking.after(written)
-    assert decide(asking).actions == ()
-    assert decide(asking).desired is not None
+    unanswered = seen.but(report=None)
+    decision = decide(unanswered)
+    assert (decision.status.slots, decision.status.incidents) == (unanswered.status.slots, ())
+    unanswered = unanswered.after(written)
+    assert decide(unanswered).actions == ()
+    assert decide(unanswered).desired is not None
     assert decide(seen.after(reporting(failure=a_problem()))).status.state == "Failed"
-    assert decide(asking.after(unreachable)).status != asking.status, "nobody knows why: it is tried again"
+    assert decide(unanswered.after(unreachable)).status != unanswered.status, (
+        "nobody knows why: it is tried again"
+    )
 
 
 def test_workers_of_a_failed_job_that_do_not_exit_go_and_the_coordinator_after_them() -> None:
@@ -332,8 +334,8 @@ def test_the_end_charges_what_was_still_provisional() -> None:
 
 
 def test_a_job_that_breaks_its_budget_fails() -> None:
-    told = tuple(an_incident(Cause.SIGNAL, n=n) for n in (1, 2))
-    seen = a_running_job(recovery={"maxFailures": 1}).after(reporting(incidents=told), silent(0))
+    incidents = tuple(an_incident(Cause.SIGNAL, n=n) for n in (1, 2))
+    seen = a_running_job(recovery={"maxFailures": 1}).after(reporting(incidents=incidents), silent(0))
     seen = seen.after(saved(decide(seen)), seconds(10))
     decision = decide(seen)
     assert (decision.status.state, decision.status.reason) == ("Failed", "FailureBudgetSpent")
@@ -368,6 +370,6 @@ def test_of_a_job_that_has_ended_nobody_is_ready() -> None:
     assert failed().status.workers.summary == "0/2"
 
 
-@pytest.mark.parametrize(("workers", "told"), [(3, "0/3"), ("three", "0/1"), (5000, "0/1")])
-def test_an_invalid_job_is_shown_with_the_workers_that_it_wants(workers: Any, told: str) -> None:
-    assert decide(a_job(workers=workers, image=7)).status.workers.summary == told
+@pytest.mark.parametrize(("workers", "expected"), [(3, "0/3"), ("three", "0/1"), (5000, "0/1")])
+def test_an_invalid_job_is_shown_with_the_workers_that_it_wants(workers: Any, expected: str) -> None:
+    assert decide(a_job(workers=workers, image=7)).status.workers.summary == expected

@@ -165,23 +165,23 @@ def test_jobs_that_save_elsewhere_have_other_keys() -> None:
 
 def test_a_secret_that_the_job_names_is_mounted_and_its_keys_sign() -> None:
     """By the pod: the operator reads no Secret. The folder's own keys stay where they were."""
-    wish = {"volume": CLAIM, "signing": {"secretName": "keys"}}
-    manifest = pod(checkpoint=wish)
+    checkpoint = {"volume": CLAIM, "signing": {"secretName": "keys"}}
+    manifest = pod(checkpoint=checkpoint)
     assert {"name": "ropeteam-signing", "secret": {"secretName": "keys"}} in manifest["spec"]["volumes"]
     mount = {"name": "ropeteam-signing", "mountPath": "/ropeteam-signing", "readOnly": True}
     assert mount in trainer(manifest)["volumeMounts"]
     worker = codec.decode(config.WorkerConfig, env(trainer(manifest))[config.CONFIG])
     assert worker.checkpoint
     assert worker.checkpoint.signing == "/ropeteam-signing/checkpoint-keys"
-    assert folder(volume=CLAIM, signing=wish["signing"]) == folder(volume=CLAIM)
+    assert folder(volume=CLAIM, signing=checkpoint["signing"]) == folder(volume=CLAIM)
     plain = pod(checkpoint={"volume": CLAIM})
     assert "signing" not in str(plain["spec"]["volumes"]) + str(trainer(plain)["volumeMounts"])
 
 
 def test_a_worker_is_told_whom_its_job_trusts_and_whether_its_pod_is_a_world() -> None:
     for given, found in (("One", False), ("PerPod", True)):
-        told = env(trainer(pod(resume={"trust": "Any"}, worlds=given)))[config.CONFIG]
-        worker = codec.decode(config.WorkerConfig, told)
+        text = env(trainer(pod(resume={"trust": "Any"}, worlds=given)))[config.CONFIG]
+        worker = codec.decode(config.WorkerConfig, text)
         assert (worker.trust, worker.worlds_per_pod) == (config.Trust.ANY, found)
 
 
@@ -254,9 +254,9 @@ def test_a_cache_of_shards_has_a_folder_and_tells_the_script_of_it() -> None:
     manifest = pod(shardCache="200Gi")
     assert mounts(trainer(manifest))["/shard-cache"] == "ropeteam-shard-cache"
     assert volumes(manifest)["ropeteam-shard-cache"]["emptyDir"] == {"sizeLimit": "200Gi"}
-    told = env(trainer(manifest))
-    assert told[config.SHARD_CACHE] == "/shard-cache"
-    assert int(told[config.SHARD_CACHE_BYTES]) == 190 * 2**30, "the kubelet evicts who takes all of it"
+    variables = env(trainer(manifest))
+    assert variables[config.SHARD_CACHE] == "/shard-cache"
+    assert int(variables[config.SHARD_CACHE_BYTES]) == 190 * 2**30, "the kubelet evicts who takes all of it"
 
 
 def test_a_disk_of_the_node_may_be_the_cache_of_shards() -> None:
@@ -291,9 +291,9 @@ def test_defaults_lean_to_restricted_and_what_the_user_says_is_kept() -> None:
     }
     template = in_template(securityContext={"allowPrivilegeEscalation": True, "capabilities": {}})
     template["spec"]["serviceAccountName"] = "trainer"
-    kept = pod(template=template)
-    assert trainer(kept)["securityContext"] == {"allowPrivilegeEscalation": True, "capabilities": {}}
-    assert "automountServiceAccountToken" not in kept["spec"]
+    manifest = pod(template=template)
+    assert trainer(manifest)["securityContext"] == {"allowPrivilegeEscalation": True, "capabilities": {}}
+    assert "automountServiceAccountToken" not in manifest["spec"]
 
 
 def test_pods_of_an_attempt_that_began_under_an_earlier_release_keep_their_capabilities() -> None:
@@ -350,9 +350,9 @@ def test_the_coordinator_has_no_rights_at_all(worlds: str, per_pod: bool) -> Non
     assert spec["automountServiceAccountToken"] is False
     assert container["securityContext"]["readOnlyRootFilesystem"]
     assert container["command"] == ["python", "-m", "ropeteam_trainer.coordinator"]
-    told = codec.decode(config.CoordinatorConfig, env(container)[config.CONFIG])
-    assert (told.term, told.workers, told.exit_codes[0].codes) == (2, 4, (75,))
-    assert told.worlds_per_pod is per_pod
+    decoded = codec.decode(config.CoordinatorConfig, env(container)[config.CONFIG])
+    assert (decoded.term, decoded.workers, decoded.exit_codes[0].codes) == (2, 4, (75,))
+    assert decoded.worlds_per_pod is per_pod
     assert env(container)[config.POD_IP]["fieldRef"]["fieldPath"] == "status.podIP"
 
 
@@ -370,7 +370,7 @@ def test_the_service_leads_to_the_coordinator_of_this_term_only() -> None:
 def test_actions_say_what_they_do() -> None:
     manifest = {"metadata": {"name": "mnist"}}
     selector = {"ropeteam.dev/term": "3"}
-    said = [
+    lines = [
         str(action)
         for action in (
             CreatePod(manifest),
@@ -383,7 +383,7 @@ def test_actions_say_what_they_do() -> None:
             EnsureAgent(),
         )
     ]
-    assert said == [
+    assert lines == [
         "create Pod mnist",
         "delete Pod mnist-0-1 (uid u1)",
         "create Service mnist",

@@ -15,7 +15,7 @@ TEAM = Namespace("team", True, Read(({"metadata": {"name": "team"}},)))
 Object = dict[str, Any]
 
 
-def said(**seen: Any) -> list[str]:
+def namespace_findings(**seen: Any) -> list[str]:
     return [str(found) for found in of_namespace(replace(TEAM, **seen))]
 
 
@@ -24,7 +24,7 @@ def named(name: str, **parts: Any) -> Read:
 
 
 def test_an_empty_namespace_is_ok() -> None:
-    assert said() == [
+    assert namespace_findings() == [
         "ok   namespace team: exists, Pod Security level not set",
         "ok   quotas: none",
         "ok   network policies: no foreign policy blocks the ports of jobs",
@@ -41,11 +41,11 @@ def test_an_empty_namespace_is_ok() -> None:
 )
 def test_a_level_says_what_is_refused(level: str, line: str) -> None:
     labels = {"pod-security.kubernetes.io/enforce": level}
-    assert said(itself=Read(({"metadata": {"labels": labels}},)))[0].startswith(line)
+    assert namespace_findings(itself=Read(({"metadata": {"labels": labels}},)))[0].startswith(line)
 
 
 def test_what_may_not_be_read_is_not_known_and_no_failure() -> None:
-    lines = said(itself=FORBIDDEN, quotas=FORBIDDEN, limits=FORBIDDEN, policies=FORBIDDEN)
+    lines = namespace_findings(itself=FORBIDDEN, quotas=FORBIDDEN, limits=FORBIDDEN, policies=FORBIDDEN)
     assert lines == [
         f"warn {what}: not known: you may not read them"
         for what in ("namespace team", "quotas", "limit ranges", "network policies")
@@ -53,30 +53,32 @@ def test_what_may_not_be_read_is_not_known_and_no_failure() -> None:
 
 
 def test_a_namespace_that_is_not_there_is_a_failure() -> None:
-    assert said(itself=Read())[0] == (
+    assert namespace_findings(itself=Read())[0] == (
         "FAIL namespace team: does not exist; kubectl create namespace team, or name another with -n"
     )
 
 
 def test_a_server_without_quotas_has_none_of_the_rest() -> None:
-    assert len(said(quotas=Read(served=False))) == 1
+    assert len(namespace_findings(quotas=Read(served=False))) == 1
 
 
 def test_a_quota_that_is_used_up_is_told_by_its_resource() -> None:
     hard = {"pods": "10", "requests.memory": "1Gi", "requests.nvidia.com/gpu": "8"}
     used = {"pods": "3", "requests.memory": "1024Mi"}
-    full = said(quotas=named("small", status={"hard": hard, "used": used}))
+    full = namespace_findings(quotas=named("small", status={"hard": hard, "used": used}))
     assert full[1].startswith("warn quota small: used up: requests.memory 1024Mi of 1Gi; raise it")
-    room = said(quotas=named("large", status={"hard": hard}))
-    assert room[1] == "ok   quota large: capacity is left for pods, requests.memory, requests.nvidia.com/gpu"
-    assert said(quotas=named("new"))[1] == "ok   quota new: capacity is left for everything"
+    unused = namespace_findings(quotas=named("large", status={"hard": hard}))
+    assert (
+        unused[1] == "ok   quota large: capacity is left for pods, requests.memory, requests.nvidia.com/gpu"
+    )
+    assert namespace_findings(quotas=named("new"))[1] == "ok   quota new: capacity is left for everything"
 
 
 def test_a_limit_range_that_gives_limits_is_told() -> None:
     rows = [{"type": "Pod"}, {"type": "Container"}, {"type": "Container", "default": {"memory": "512Mi"}}]
-    given = said(limits=named("small", spec={"limits": rows}))
+    given = namespace_findings(limits=named("small", spec={"limits": rows}))
     assert given[2].startswith("warn limit range small: containers without limits get memory 512Mi; set")
-    assert said(limits=named("none", spec={"limits": rows[:2]})) == said()
+    assert namespace_findings(limits=named("none", spec={"limits": rows[:2]})) == namespace_findings()
 
 
 OURS = {"matchLabels": {"app.kubernetes.io/managed-by": "ropeteam"}}
@@ -92,12 +94,12 @@ def policies(*specs: Object) -> Read:
     )
 
 
-def cut(read: Read, guards: bool | None = True) -> str:
-    return said(policies=read, guards_jobs=guards)[-1]
+def policy_finding(read: Read, guards: bool | None = True) -> str:
+    return namespace_findings(policies=read, guards_jobs=guards)[-1]
 
 
 def test_egress_that_is_denied_cuts_workers_off() -> None:
-    line = cut(policies({"policyTypes": ["Egress"]}))
+    line = policy_finding(policies({"policyTypes": ["Egress"]}))
     assert line == (
         "warn network policies: pods of jobs cannot reach their coordinator (egress, port 29401), each other"
         " (egress, all ports), DNS (egress, port 53) because of p0; allow it in an additional policy"
@@ -130,26 +132,30 @@ DNS: Object = {"ports": [{"port": 53, "protocol": "UDP"}]}
     ],
 )
 def test_what_egress_opens_is_not_cut(rules: list[Object], missing: str) -> None:
-    line = cut(policies({"policyTypes": ["Egress"], "egress": rules}))
+    line = policy_finding(policies({"policyTypes": ["Egress"], "egress": rules}))
     assert (f"cannot reach {missing}" in line) if missing else line.startswith("ok "), line
 
 
 def test_ingress_is_opened_by_the_policies_that_the_operator_makes() -> None:
     deny = policies({}, {"policyTypes": ["Ingress"]})
-    assert cut(deny).startswith("ok ")
-    assert cut(deny, guards=False).startswith(
+    assert policy_finding(deny).startswith("ok ")
+    assert policy_finding(deny, guards=False).startswith(
         "warn network policies: pods of jobs cannot reach each other (ingress, all ports), the operator"
         " (ingress, port 29402) because of p0, p1; "
     )
-    assert "because of p0, p1, unless the operator creates policies for jobs; " in cut(deny, guards=None)
-    assert cut(policies({}, {"ingress": [{}]}), guards=False).startswith("ok ")
-    assert cut(policies({"policyTypes": ["Egress"], "egress": [{}]}), guards=False).startswith("ok ")
+    assert "because of p0, p1, unless the operator creates policies for jobs; " in policy_finding(
+        deny, guards=None
+    )
+    assert policy_finding(policies({}, {"ingress": [{}]}), guards=False).startswith("ok ")
+    assert policy_finding(policies({"policyTypes": ["Egress"], "egress": [{}]}), guards=False).startswith(
+        "ok "
+    )
 
 
 def test_policies_of_jobs_and_those_of_other_pods_cut_nothing() -> None:
     job = {"metadata": {"name": "j", "labels": OURS["matchLabels"]}, "spec": {"policyTypes": ["Egress"]}}
     database = {"podSelector": {"matchLabels": {"app": "db"}}, "policyTypes": ["Egress"]}
-    assert cut(Read((job, *policies(database).items))).startswith("ok ")
+    assert policy_finding(Read((job, *policies(database).items))).startswith("ok ")
 
 
 def condition(kind: str, status: str) -> Object:
@@ -161,24 +167,28 @@ def a_job(state: str | None, *conditions: Object, workers: int = 2) -> Read:
     return Read(({"spec": {"workers": workers}, "status": status},))
 
 
-def told(read: Read, namespace: str = "default", **seen: Any) -> list[str]:
+def job_findings(read: Read, namespace: str = "default", **seen: Any) -> list[str]:
     return [str(found) for found in of_job(Job("mnist", namespace, read, **seen))]
 
 
 def test_a_job_is_told_by_its_state_or_what_is_wrong() -> None:
     well = a_job("Complete", condition("Accepted", "True"), condition("Failed", "False"))
-    assert told(well) == ["ok   job mnist: Complete; ropeteam explain mnist"]
+    assert job_findings(well) == ["ok   job mnist: Complete; ropeteam explain mnist"]
     bad = a_job("Invalid", condition("Accepted", "False"), condition("Degraded", "True"))
-    assert told(bad, "lab") == [
+    assert job_findings(bad, "lab") == [
         "FAIL job mnist: Accepted=False, Why: Because; ropeteam explain mnist -n lab",
         "warn job mnist: Degraded=True, Why: Because; ropeteam explain mnist -n lab",
     ]
-    assert told(a_job(None)) == ["warn job mnist: no operator has reconciled it yet; see the operator above"]
+    assert job_findings(a_job(None)) == [
+        "warn job mnist: no operator has reconciled it yet; see the operator above"
+    ]
 
 
 def test_a_job_that_is_not_there_or_may_not_be_read() -> None:
-    assert told(Read()) == ["FAIL job mnist: there is no TrainingJob mnist in namespace default; check -n"]
-    assert told(FORBIDDEN) == ["warn job mnist: not known: you may not read them"]
+    assert job_findings(Read()) == [
+        "FAIL job mnist: there is no TrainingJob mnist in namespace default; check -n"
+    ]
+    assert job_findings(FORBIDDEN) == ["warn job mnist: not known: you may not read them"]
 
 
 def a_claim(phase: str = "Bound", mode: str = "ReadWriteMany") -> Read:
@@ -201,18 +211,20 @@ def a_claim(phase: str = "Bound", mode: str = "ReadWriteMany") -> Read:
     ],
 )
 def test_claims_of_a_job(claim: Read, workers: int, line: str) -> None:
-    lines = told(a_job("Complete", workers=workers), claims={"c": claim})
+    lines = job_findings(a_job("Complete", workers=workers), claims={"c": claim})
     assert lines[1].startswith(line), lines
 
 
 def test_pull_secrets_and_the_service_of_a_job() -> None:
     there = Read(({},))
     secrets = {"a": there, "b": Read(), "c": FORBIDDEN}
-    assert told(a_job("Running"), secrets=secrets, service=there)[1:] == [
+    assert job_findings(a_job("Running"), secrets=secrets, service=there)[1:] == [
         "ok   pull secret a: exists",
         "warn pull secret b: does not exist: images that need it are not pulled; create it in the namespace",
         "warn pull secret c: not known: you may not read them",
         "ok   service mnist: exists",
     ]
-    assert told(a_job("Running"))[1].startswith("warn service mnist: does not exist: agents cannot find")
-    assert told(a_job("Running"), service=FORBIDDEN)[1].startswith("warn service mnist: not known")
+    assert job_findings(a_job("Running"))[1].startswith(
+        "warn service mnist: does not exist: agents cannot find"
+    )
+    assert job_findings(a_job("Running"), service=FORBIDDEN)[1].startswith("warn service mnist: not known")

@@ -17,8 +17,8 @@ from ropeteam.core.objects.workerpod import dry_run_pod
 from ropeteam.core.seen.observation import Refusal
 from ropeteam.core.seen.view import build_view
 
-WORDS = 'pods "mnist-0-1" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true'
-AS_USER = Refusal(message=WORDS, user=1000)
+REFUSAL = 'pods "mnist-0-1" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true'
+AS_USER = Refusal(message=REFUSAL, user=1000)
 
 
 def accepted(scene: Scene) -> Condition:
@@ -97,12 +97,14 @@ def test_it_is_the_templates_user_if_that_names_one(template: dict[str, Any], us
 def test_a_job_that_is_taken_as_such_a_user_starts_and_says_so() -> None:
     decision = decide(a_job().but(refusal=AS_USER))
     assert (decision.status.attempt, decision.status.run_as_user) == (1, 1000)
-    told = decision.status.condition(ConditionType.ACCEPTED)
-    assert told is not None
-    assert (told.holds, told.reason) == (True, "RunsAsNonRoot")
-    assert "as user 1000" in told.message
-    assert "runAsNonRoot: true" in told.message
-    assert ("RunsAsNonRoot", told.message) in [(each.reason, each.message) for each in decision.announcements]
+    condition = decision.status.condition(ConditionType.ACCEPTED)
+    assert condition is not None
+    assert (condition.holds, condition.reason) == (True, "RunsAsNonRoot")
+    assert "as user 1000" in condition.message
+    assert "runAsNonRoot: true" in condition.message
+    assert ("RunsAsNonRoot", condition.message) in [
+        (each.reason, each.message) for each in decision.announcements
+    ]
 
 
 def test_a_job_runs_as_such_a_user_to_its_end() -> None:
@@ -125,10 +127,10 @@ def test_a_job_that_runs_as_written_goes_on_and_says_how_to_go_on_as_a_user() ->
     scene = a_running_job(2).but(refusal=AS_USER).after(force_deleted(0), written)
     (pod,) = [action.manifest for action in decide(scene).actions if isinstance(action, CreatePod)]
     assert "runAsUser" not in pod["spec"]["containers"][0]["securityContext"]
-    told = accepted(scene)
-    assert (told.holds, told.reason) == (False, "PodRefused")
-    assert WORDS in told.message
-    assert "To continue as user 1000, set spec.suspend to true and then to false" in told.message
+    condition = accepted(scene)
+    assert (condition.holds, condition.reason) == (False, "PodRefused")
+    assert REFUSAL in condition.message
+    assert "To continue as user 1000, set spec.suspend to true and then to false" in condition.message
 
 
 def test_the_next_attempt_runs_as_the_server_says_then() -> None:
@@ -143,9 +145,9 @@ def test_the_next_attempt_runs_as_the_server_says_then() -> None:
 
 
 def test_what_is_refused_as_a_user_too_is_told_in_the_servers_first_words() -> None:
-    decision = decide(a_job().after(refused(WORDS)))
+    decision = decide(a_job().after(refused(REFUSAL)))
     assert (decision.status.state, decision.status.attempt) == ("Invalid", 0)
-    assert f"{WORDS}. It is refused as a non-root user too: change spec.template" in decision.why
+    assert f"{REFUSAL}. It is refused as a non-root user too: change spec.template" in decision.why
 
 
 def test_a_status_of_an_earlier_release_names_no_user() -> None:

@@ -26,23 +26,22 @@ def test_a_missing_claim_is_told_with_the_field_that_wants_it() -> None:
     volumes = [{"name": "scratch", "emptyDir": {}}, {"name": "data", **named("datasets")}]
     spec = {"workers": 2, "command": ["x"], "template": {"spec": {"volumes": volumes}}}
     seen = starting(scheduled_message='persistentvolumeclaim "datasets" not found').but(spec=spec)
-    told = condition(seen, ConditionType.STALLED).message
-    assert "spec.template.spec.volumes[1] requires it: create the claim datasets" in told
+    message = condition(seen, ConditionType.STALLED).message
+    assert "spec.template.spec.volumes[1] requires it: create the claim datasets" in message
 
 
 def test_a_claim_without_a_volume_is_told_with_all_that_the_job_names() -> None:
-    words = "pod has unbound immediate PersistentVolumeClaims"
-    seen = starting(scheduled_message=words, checkpoint={"volume": named("ckpt")})
-    told = condition(seen, ConditionType.STALLED).message
-    assert "The job's claims: ckpt (spec.checkpoint.volume); for the reason: kubectl describe pvc" in told
+    text = "pod has unbound immediate PersistentVolumeClaims"
+    seen = starting(scheduled_message=text, checkpoint={"volume": named("ckpt")})
+    message = condition(seen, ConditionType.STALLED).message
+    assert "The job's claims: ckpt (spec.checkpoint.volume); for the reason: kubectl describe pvc" in message
     assert (
-        "The job's claims: none"
-        in condition(starting(scheduled_message=words), ConditionType.STALLED).message
+        "The job's claims: none" in condition(starting(scheduled_message=text), ConditionType.STALLED).message
     )
 
 
 @pytest.mark.parametrize(
-    ("init", "reason", "says"),
+    ("init", "reason", "expected"),
     [
         (
             {"running": True},
@@ -66,10 +65,10 @@ def test_a_claim_without_a_volume_is_told_with_all_that_the_job_names() -> None:
         ),
     ],
 )
-def test_an_init_container_that_keeps_a_pod_is_named(init: Any, reason: str, says: str) -> None:
+def test_an_init_container_that_keeps_a_pod_is_named(init: Any, reason: str, expected: str) -> None:
     seen = starting(node="node-0", init=ContainerSeen(name="fetch", **init))
     running = condition(seen, ConditionType.RUNNING)
     assert running.reason == reason
-    assert f": init container fetch: {says}" in running.message
+    assert f": init container fetch: {expected}" in running.message
     assert ("-c fetch" in running.message) == ("kubectl" in running.message)
     assert condition(seen, ConditionType.STALLED).holds != ("running" in init)

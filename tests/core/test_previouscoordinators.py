@@ -42,11 +42,11 @@ def an_island(feature_level: int = 0) -> Scene:
     )
     up = {"phase": "Running", "container": ContainerSeen(running=True)}
     seen = seen.but(pods=(*seen.pods, *(pod.model_copy(update=up) for pod in fresh))).after(written)
-    told = a_report(seen, WorldPhase.FORMING, why="waiting for proof", feature_level=feature_level)
-    return seen.but(report=replace(told, slots={"1": told.slots["1"]})).after(written)
+    report = a_report(seen, WorldPhase.FORMING, why="waiting for proof", feature_level=feature_level)
+    return seen.but(report=replace(report, slots={"1": report.slots["1"]})).after(written)
 
 
-def former(seen: Scene) -> tuple[int, ...]:
+def previous_terms(seen: Scene) -> tuple[int, ...]:
     return tuple(each.term for each in decide(seen).status.coordinator.previous)
 
 
@@ -58,7 +58,7 @@ def test_a_coordinator_without_a_proof_of_its_end_is_remembered_and_status_says_
     seen = an_island()
     (left,) = seen.status.coordinator.previous
     assert (left.term, left.node) == (1, NODE)
-    assert former(seen) == (1,)
+    assert previous_terms(seen) == (1,)
     stalled = decide(seen).status.condition(ConditionType.STALLED)
     assert stalled
     assert (stalled.holds, stalled.reason) == (True, "PreviousCoordinatorMayRun")
@@ -72,8 +72,8 @@ def test_those_that_a_restored_status_does_not_know_may_live(newest: int) -> Non
     seen = a_running_job(workers=2)
     name = f"mnist-coordinator-{newest - 1}"
     ahead = PodSeen(name=name, uid="c2", role=Role.COORDINATOR, term=newest - 1, node="node-7")
-    told = replace(a_report(seen, WorldPhase.RUNNING), newer_term=newest)
-    known = decide(seen.but(pods=(*seen.pods, ahead), report=told)).status.coordinator
+    report = replace(a_report(seen, WorldPhase.RUNNING), newer_term=newest)
+    known = decide(seen.but(pods=(*seen.pods, ahead), report=report)).status.coordinator
     assert known.term == newest + 1
     assert [(each.term, each.node) for each in known.previous[-2:]] == [(newest - 1, "node-7"), (newest, "")]
     assert len(known.previous) <= MAX_COORDINATORS
@@ -92,7 +92,7 @@ def test_those_that_a_restored_status_does_not_know_may_live(newest: int) -> Non
     ],
 )
 def test_what_proves_its_end(proof: dict[str, Any]) -> None:
-    assert former(with_proof(an_island(), **proof)) == ()
+    assert previous_terms(with_proof(an_island(), **proof)) == ()
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_what_proves_its_end(proof: dict[str, Any]) -> None:
     ],
 )
 def test_what_does_not(proof: dict[str, Any]) -> None:
-    assert former(with_proof(an_island(), **proof)) == (1,)
+    assert previous_terms(with_proof(an_island(), **proof)) == (1,)
 
 
 def with_proof(
@@ -143,7 +143,7 @@ def leased(seen: Scene, seconds: int = 20) -> Scene:
     return seen.but(status=seen.status.model_copy(update={"coordinator": coordinator})).after(written)
 
 
-def unheard(seen: Scene, seconds: float) -> Scene:
+def without_contact(seen: Scene, seconds: float) -> Scene:
     return seen.but(silent_coordinators=(SilentCoordinator(term=1, seconds=seconds),))
 
 
@@ -151,12 +151,12 @@ def unheard(seen: Scene, seconds: float) -> Scene:
 def test_a_lease_that_has_run_out_needs_no_proof(lease: int) -> None:
     seen = leased(an_island(), lease)
     over = longest_lease(lease)
-    assert former(unheard(seen, over - 0.01)) == (1,)
-    assert former(unheard(seen, over)) == ()
-    again = decide(unheard(seen, over - 1)).requeue_after_seconds
+    assert previous_terms(without_contact(seen, over - 0.01)) == (1,)
+    assert previous_terms(without_contact(seen, over)) == ()
+    again = decide(without_contact(seen, over - 1)).requeue_after_seconds
     assert again is not None
     assert again <= 1
-    assert not gone(unheard(seen, over)), "the fence is counted from there"
+    assert not gone(without_contact(seen, over)), "the fence is counted from there"
 
 
 def test_who_waits_for_a_lease_needs_no_person_and_status_says_so() -> None:
@@ -185,7 +185,7 @@ def test_a_coordinator_is_remembered_with_its_promise() -> None:
 
 def test_a_lease_that_is_over_when_its_coordinator_is_lost_is_not_waited_for_again() -> None:
     seen = a_running_job(workers=2, recovery={"selfFence": True})
-    assert former(unheard(seen, 200.0).after(without_coordinator_pod, written)) == ()
+    assert previous_terms(without_contact(seen, 200.0).after(without_coordinator_pod, written)) == ()
 
 
 def test_after_the_proof_the_fence_is_counted_from_there() -> None:
@@ -197,16 +197,18 @@ def test_after_the_proof_the_fence_is_counted_from_there() -> None:
 def test_who_is_heard_by_the_present_coordinator_is_not_with_a_former_one() -> None:
     seen = a_running_job(workers=2)
     seen = seen.after(without_coordinator_pod, written)
-    assert former(seen) == (1,)
+    assert previous_terms(seen) == (1,)
     obeying = a_report(seen)
-    mute = {slot: replace(each, term=1) for slot, each in obeying.slots.items()}
-    assert former(seen.but(report=replace(obeying, slots=mute))) == (1,), "it has not heard the new term yet"
-    assert former(seen.but(report=obeying)) == ()
+    stale = {slot: replace(each, term=1) for slot, each in obeying.slots.items()}
+    assert previous_terms(seen.but(report=replace(obeying, slots=stale))) == (1,), (
+        "it has not heard the new term yet"
+    )
+    assert previous_terms(seen.but(report=obeying)) == ()
 
 
 def test_from_feature_level_2_on_the_storage_decides() -> None:
     seen = an_island(feature_level=2)
-    assert former(seen) == ()
+    assert previous_terms(seen) == ()
     assert decide(seen).status.condition(ConditionType.STALLED).reason != "PreviousCoordinatorMayRun"
 
 

@@ -139,9 +139,9 @@ def test_a_checkpoint_is_saved_at_once_and_told_to_every_coordinator() -> None:
 
 
 def test_a_checkpoint_that_an_earlier_release_has_filed_is_told_where_it_lies() -> None:
-    told = decide(a_running_job(checkpoint=CHECKPOINT).after(lineage(20, run=""))).status.checkpoint
-    assert told is not None
-    assert told.location == "/checkpoints/run/1/step-20/1.0.1"
+    checkpoint = decide(a_running_job(checkpoint=CHECKPOINT).after(lineage(20, run=""))).status.checkpoint
+    assert checkpoint is not None
+    assert checkpoint.location == "/checkpoints/run/1/step-20/1.0.1"
 
 
 def test_the_same_checkpoints_are_not_written_again() -> None:

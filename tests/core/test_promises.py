@@ -59,8 +59,8 @@ def every_pod_is_in_exactly_one_bucket(seen: Scene) -> None:
 def terminal_is_final(seen: Scene) -> None:
     decision = decide(seen)
     if seen.status.finished:
-        kept = {"observed_generation": decision.status.observed_generation}
-        assert decision.status == seen.status.model_copy(update=kept)
+        observed = {"observed_generation": decision.status.observed_generation}
+        assert decision.status == seen.status.model_copy(update=observed)
 
 
 def a_charge_is_never_forgotten_within_the_window(seen: Scene) -> None:

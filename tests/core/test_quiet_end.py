@@ -65,8 +65,10 @@ class BadDay(RuleBasedStateMachine):
     @rule(cause=st.sampled_from([Cause.ERROR, Cause.SIGNAL, Cause.AGENT_LOST]), slot=places)
     def a_world_ends(self, cause: Cause, slot: int) -> None:
         self.epochs += 1
-        told = an_incident(cause, slot, n=self.epochs, unix_ms=int(self.cluster.scene.now.timestamp() * 1000))
-        self.cluster.incidents = (*self.cluster.incidents, told)[-10:]
+        incident = an_incident(
+            cause, slot, n=self.epochs, unix_ms=int(self.cluster.scene.now.timestamp() * 1000)
+        )
+        self.cluster.incidents = (*self.cluster.incidents, incident)[-10:]
 
     @rule()
     def the_coordinator_pod_goes(self) -> None:

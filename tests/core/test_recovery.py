@@ -222,7 +222,7 @@ def test_workers_are_made_only_when_their_coordinator_is_known_by_uid() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("fields", "expected"),
     [
         ({"phase": "Failed", "reason": "Evicted"}, "has ended (Evicted)"),
         ({"phase": "Succeeded"}, "has ended (Succeeded)"),
@@ -231,10 +231,10 @@ def test_workers_are_made_only_when_their_coordinator_is_known_by_uid() -> None:
         ({"uid": "another"}, "is gone"),
     ],
 )
-def test_ways_to_lose_a_coordinator(fields: dict[str, object], words: str) -> None:
+def test_ways_to_lose_a_coordinator(fields: dict[str, object], expected: str) -> None:
     decision = decide(coordinator_with(a_running_job().after(unreachable), **fields))
     assert decision.status.coordinator.term == 2
-    assert words in decision.why
+    assert expected in decision.why
 
 
 def coordinator_with(seen: Scene, **fields: object) -> Scene:
@@ -295,7 +295,7 @@ def test_a_world_that_runs_forgives_a_slot_its_lost_pods() -> None:
 
 def test_pods_that_never_train_fail_the_job_after_a_few_tries_at_growing_distance() -> None:
     cluster = FakeCluster(a_job(workers=1))
-    cluster.doom = ContainerSeen(exit_code=128, exit_reason="StartError", exit_message='"python3": not found')
+    cluster.exit = ContainerSeen(exit_code=128, exit_reason="StartError", exit_message='"python3": not found')
     cluster.play(until=lambda seen: seen.status.finished, rounds=40)
     status = cluster.observe().status
     assert (status.state, status.reason) == ("Failed", "RepeatedError")
@@ -305,7 +305,7 @@ def test_pods_that_never_train_fail_the_job_after_a_few_tries_at_growing_distanc
 
 
 @pytest.mark.parametrize(
-    ("end", "words"),
+    ("end", "expected"),
     [
         (
             {
@@ -318,11 +318,11 @@ def test_pods_that_never_train_fail_the_job_after_a_few_tries_at_growing_distanc
         ({"reason": "UnexpectedAdmissionError", "message": "no GPU."}, "UnexpectedAdmissionError no GPU."),
     ],
 )
-def test_a_pod_may_end_before_its_trainer_begins(end: dict[str, Any], words: str) -> None:
+def test_a_pod_may_end_before_its_trainer_begins(end: dict[str, Any], expected: str) -> None:
     never = ended(0, container=ContainerSeen(), **end)
     decision = decide(a_running_job(workers=1).after(forming, never))
     assert decision.status.incidents[0].cause == "PodFailed"
-    assert words in decision.status.incidents[0].message
+    assert expected in decision.status.incidents[0].message
     assert slot(decision, 0).previous_pod_fenced is ("init" in end)
 
 
@@ -368,12 +368,12 @@ def test_an_old_coordinator_goes_when_no_old_worker_needs_its_leave() -> None:
 
 def test_pods_of_others_and_pods_from_the_future_are_left_alone() -> None:
     seen = a_running_job(workers=1)
-    stranger = PodSeen(name="my-copy", uid="u1", role=Role.WORKER, slot=0, incarnation=1)
+    foreign = PodSeen(name="my-copy", uid="u1", role=Role.WORKER, slot=0, incarnation=1)
     guest = PodSeen(name="my-coordinator", uid="u2", role=Role.COORDINATOR, term=1)
     ahead = PodSeen(name="mnist-0-7", uid="u3", role=Role.WORKER, slot=0, incarnation=7)
     newer = PodSeen(name="mnist-7-7", uid="u4", role=Role.WORKER, slot=7, incarnation=7)
     leader = PodSeen(name="mnist-coordinator-9", uid="u5", role=Role.COORDINATOR, term=9)
-    assert decide(seen.but(pods=(*seen.pods, stranger, guest, ahead, newer, leader))).actions == ()
+    assert decide(seen.but(pods=(*seen.pods, foreign, guest, ahead, newer, leader))).actions == ()
 
 
 def test_a_pod_of_a_slot_that_is_no_more_is_deleted() -> None:

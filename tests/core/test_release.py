@@ -13,7 +13,7 @@ from ropeteam.core.questions.release import released_at
 from ropeteam.core.seen.observation import ContainerSeen, Role
 from ropeteam.core.seen.view import build_view
 
-WORDS = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+UNSCHEDULABLE = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
 
 
 def half_placed(cluster: FakeCluster) -> None:
@@ -21,7 +21,12 @@ def half_placed(cluster: FakeCluster) -> None:
     pods = []
     for pod in cluster.scene.pods:
         waits = pod.role is Role.WORKER and pod.slot == 1 and not pod.deleting
-        fields = {"node": "", "phase": "Pending", "scheduled_message": WORDS, "container": ContainerSeen()}
+        fields = {
+            "node": "",
+            "phase": "Pending",
+            "scheduled_message": UNSCHEDULABLE,
+            "container": ContainerSeen(),
+        }
         pods.append(pod.model_copy(update=fields) if waits else pod)
     cluster.scene = cluster.scene.but(pods=tuple(pods))
 
@@ -54,7 +59,7 @@ def test_then_all_its_pods_go_uncharged_and_a_new_attempt_asks_again() -> None:
     running = released.condition(ConditionType.RUNNING)
     assert running is not None
     assert running.reason == "GangPartlySchedulable"
-    assert WORDS in running.message
+    assert UNSCHEDULABLE in running.message
     gone = [action for action in cluster.round().actions if isinstance(action, DeletePod)]
     assert len(gone) == 3
     assert cluster.round().status.attempt == 1, "the pods still end"
@@ -86,7 +91,7 @@ def test_a_pod_of_before_that_may_still_write_is_not_forgotten() -> None:
 def test_a_job_without_any_place_just_waits() -> None:
     cluster = a_half_placed_job()
     pods = (
-        pod.model_copy(update={"node": "", "scheduled_message": WORDS, "container": ContainerSeen()})
+        pod.model_copy(update={"node": "", "scheduled_message": UNSCHEDULABLE, "container": ContainerSeen()})
         for pod in cluster.scene.pods
     )
     cluster.scene = cluster.scene.but(pods=tuple(pods))

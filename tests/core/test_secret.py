@@ -42,10 +42,10 @@ def test_it_is_made_again_with_the_next_pod(loss: Change) -> None:
     )
 
 
-@pytest.mark.parametrize("word", ["ContainerCreating", "PodInitializing"])
+@pytest.mark.parametrize("reason", ["ContainerCreating", "PodInitializing"])
 @pytest.mark.parametrize("which", ["container", "init"])
-def test_it_is_made_again_for_a_pod_that_waits_for_what_it_mounts(word: str, which: str) -> None:
-    seen = waiting(**{which: ContainerSeen(waiting_reason=word)})
+def test_it_is_made_again_for_a_pod_that_waits_for_what_it_mounts(reason: str, which: str) -> None:
+    seen = waiting(**{which: ContainerSeen(waiting_reason=reason)})
     assert names(decide(seen.but(secret_age=ASSUMED_UP_TO_DATE_SECONDS))) == MADE
     assert decide(seen.but(secret_age=0.0)).actions == ()
 

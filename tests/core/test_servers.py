@@ -55,9 +55,9 @@ def test_servers_have_the_slots_after_those_of_the_workers() -> None:
 
 
 def test_both_sides_are_told_how_many_there_are() -> None:
-    told = settings(pods(processesPerWorker=2)[4])
-    assert (told.workers, told.servers, told.processes) == (3, 2, 2)
-    assert (told.slots, told.processes_of(2), told.processes_of(3)) == (5, 2, 1)
+    parsed = settings(pods(processesPerWorker=2)[4])
+    assert (parsed.workers, parsed.servers, parsed.processes) == (3, 2, 2)
+    assert (parsed.slots, parsed.processes_of(2), parsed.processes_of(3)) == (5, 2, 1)
 
 
 def test_without_servers_nothing_changes() -> None:
@@ -80,10 +80,10 @@ def test_a_server_may_have_resources_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "volume"), [({}, {"medium": "Memory"}), ({"sharedMemory": "2Gi"}, {"sizeLimit": "2Gi"})]
+    ("fields", "volume"), [({}, {"medium": "Memory"}), ({"sharedMemory": "2Gi"}, {"sizeLimit": "2Gi"})]
 )
-def test_a_server_keeps_its_state_in_memory(wish: dict[str, str], volume: dict[str, str]) -> None:
-    pod = pods(3, None, **wish)[4]
+def test_a_server_keeps_its_state_in_memory(fields: dict[str, str], volume: dict[str, str]) -> None:
+    pod = pods(3, None, **fields)[4]
     mount = next(each for each in trainer(pod)["volumeMounts"] if each["mountPath"] == "/dev/shm")
     (found,) = [each for each in pod["spec"]["volumes"] if each["name"] == mount["name"]]
     assert found["emptyDir"] == {"medium": "Memory"} | volume
@@ -115,8 +115,8 @@ def test_a_strategy_is_judged_by_the_ranks_of_the_workers() -> None:
 @pytest.mark.parametrize(("servers", "fits"), [(1000, True), (1001, False)])
 def test_servers_count_among_the_ranks_of_a_job(servers: int, fits: bool) -> None:
     spec = {"workers": 1798, "processesPerWorker": 4, "command": ["x"], "image": "i"}
-    told = rules.validate(spec | {"strategy": served(servers)})
-    assert (not told) == fits, told
+    messages = rules.validate(spec | {"strategy": served(servers)})
+    assert (not messages) == fits, messages
 
 
 def test_a_server_that_was_replaced_is_deleted() -> None:

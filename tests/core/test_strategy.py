@@ -18,8 +18,8 @@ def test_ranks_are_told_the_strategy_of_the_manifest() -> None:
     spec = TrainingJobSpec.model_validate(seen.spec)
     container = worker_pod(seen, spec, seen.status.slots[0])["spec"]["containers"][0]
     text = next(each["value"] for each in container["env"] if each["name"] == config.CONFIG)
-    told = codec.decode(config.WorkerConfig, text)
-    assert told.strategy == Strategy(Parallelism(shard=2), Sharding.GRADIENTS)
+    decoded = codec.decode(config.WorkerConfig, text)
+    assert decoded.strategy == Strategy(Parallelism(shard=2), Sharding.GRADIENTS)
 
 
 @pytest.mark.parametrize("more", [{}, {"processesPerWorker": 2}])

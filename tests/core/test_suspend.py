@@ -71,9 +71,9 @@ def test_a_pod_that_no_node_has_taken_is_not_told_to_the_coordinator() -> None:
     """It would wait for what lives there to end."""
     seen = a_running_job(workers=2)
     waiting = tuple(pod.model_copy(update={"node": ""}) if pod.slot == 1 else pod for pod in seen.pods)
-    told = decide(seen.but(pods=waiting)).desired
-    assert told
-    assert [told.slots[slot].pod_uid != "" for slot in ("0", "1")] == [True, False]
+    desired = decide(seen.but(pods=waiting)).desired
+    assert desired
+    assert [desired.slots[slot].pod_uid != "" for slot in ("0", "1")] == [True, False]
 
 
 def test_the_coordinator_goes_last() -> None:

@@ -24,14 +24,14 @@ def built(template: dict[str, Any]) -> dict[str, Any]:
 rows = st.lists(
     st.dictionaries(st.sampled_from(["name", "containerPort", "mountPath"]), anything), max_size=2
 )
-odd = rows | anything
+malformed = rows | anything
 in_metadata = ("labels", "annotations", "name")
 in_spec = ("volumes", "affinity", "securityContext", "nodeSelector", "tolerations", "imagePullSecrets")
 in_container = ("ports", "volumeMounts", "securityContext", "envFrom", "resources", "env", "command", "more")
 
 
 def some(names: tuple[str, ...]) -> st.SearchStrategy[dict[str, Any]]:
-    return st.dictionaries(st.sampled_from(names), odd, max_size=2)
+    return st.dictionaries(st.sampled_from(names), malformed, max_size=2)
 
 
 @given(some(in_metadata), some((*in_spec, "hostNetwork", "more")), some(in_container))
@@ -54,8 +54,8 @@ def test_a_port_of_another_shape_is_left_to_the_dry_run(port: dict[str, Any]) ->
 
 
 def test_labels_and_annotations_under_our_own_name_are_not_the_users() -> None:
-    words = {"team": "vision", "ropeteam.dev/term": "1", "ropeteam.dev/note": "x", "our.ropeteam.dev/x": "y"}
-    metadata = built({"metadata": {"labels": words, "annotations": words}})["metadata"]
+    texts = {"team": "vision", "ropeteam.dev/term": "1", "ropeteam.dev/note": "x", "our.ropeteam.dev/x": "y"}
+    metadata = built({"metadata": {"labels": texts, "annotations": texts}})["metadata"]
     for ours in (metadata["labels"], metadata["annotations"]):
         assert ours["team"] == "vision"
         assert ours["our.ropeteam.dev/x"] == "y"
@@ -72,5 +72,5 @@ def test_where_we_mount_what_is_ours_the_template_may_not() -> None:
     for path in ours:
         mine = {"name": "trainer", "volumeMounts": [{"name": "mine", "mountPath": path}]}
         template = {"spec": {"containers": [mine], "volumes": [{"name": "mine", "emptyDir": {}}]}}
-        (told,) = rules.validate({**seen.spec, "template": template})
-        assert "use another mountPath" in told
+        (message,) = rules.validate({**seen.spec, "template": template})
+        assert "use another mountPath" in message

@@ -51,7 +51,7 @@ def condition(seen: Scene, kind: ConditionType) -> Condition:
     return found
 
 
-def told(seen: Scene) -> tuple[str, str]:
+def degraded_of(seen: Scene) -> tuple[str, str]:
     """Of the condition Degraded: reason and message, if it holds."""
     found = decide(seen).status.condition(ConditionType.DEGRADED)
     return (found.reason, found.message) if found and found.holds else ("", "")
@@ -63,11 +63,11 @@ def template(**parts: Any) -> dict[str, Any]:
 
 def test_a_queue_that_the_job_names_is_said_to_have_no_effect_before_any_pod_is_made() -> None:
     seen = a_job().after(labelled(**{QUEUE: "team-a"}))
-    reason, message = told(seen)
+    reason, message = degraded_of(seen)
     assert reason == "QueueNameIgnored"
     assert message.startswith(f"Label {QUEUE} of this TrainingJob (queue team-a) has no effect")
     assert "Remove the label; or put it into spec.template.metadata.labels" in message
-    assert told(a_job()) == ("", "")
+    assert degraded_of(a_job()) == ("", "")
 
 
 def test_a_suspended_job_says_how_to_go_on_and_that_no_queue_does_it() -> None:
@@ -82,12 +82,12 @@ def test_a_suspended_job_says_how_to_go_on_and_that_no_queue_does_it() -> None:
 
 def test_a_queue_for_pods_is_served_where_kueue_has_taken_them() -> None:
     seen = a_running_job(**template(metadata={"labels": {QUEUE: "team-a"}}))
-    reason, message = told(seen)
+    reason, message = degraded_of(seen)
     assert reason == "QueueNameIgnored"
     assert "Kueue's label kueue.x-k8s.io/managed" in message
     assert "integration `pod` for namespace lab" in message
-    assert told(seen.after(pods(queued=True))) == ("", "")
-    assert told(seen.but(pods=())) == ("", ""), "without pods nothing is known"
+    assert degraded_of(seen.after(pods(queued=True))) == ("", "")
+    assert degraded_of(seen.but(pods=())) == ("", ""), "without pods nothing is known"
 
 
 @pytest.mark.parametrize(
@@ -106,32 +106,32 @@ def test_words_for_another_scheduler_are_named_where_pods_are_for_the_default_on
     part: str, key: str, reader: str
 ) -> None:
     seen = a_running_job(**template(metadata={part: {key: "a"}}))
-    reason, message = told(seen)
+    reason, message = degraded_of(seen)
     assert reason == "GangSchedulingIgnored"
     assert message.startswith(f"{key}: read by {reader}, but")
     assert "spec.template.spec.schedulerName" in message
-    assert told(seen.after(pods(scheduler="default-scheduler")))[0] == reason
-    assert told(seen.after(pods(scheduler="volcano"))) == ("", "")
-    assert told(a_running_job().after(labelled(**{key: "a"})))[1] == message
+    assert degraded_of(seen.after(pods(scheduler="default-scheduler")))[0] == reason
+    assert degraded_of(seen.after(pods(scheduler="volcano"))) == ("", "")
+    assert degraded_of(a_running_job().after(labelled(**{key: "a"})))[1] == message
 
 
 def test_other_labels_ask_for_nothing() -> None:
-    words = {"labels": {"team": "a", "kueue.x-k8s.io/priority-class": "p"}, "annotations": ["no map"]}
-    assert told(a_running_job(**template(metadata=words))) == ("", "")
+    texts = {"labels": {"team": "a", "kueue.x-k8s.io/priority-class": "p"}, "annotations": ["no map"]}
+    assert degraded_of(a_running_job(**template(metadata=texts))) == ("", "")
 
 
 @pytest.mark.parametrize("field", ["schedulingGroup", "workloadRef"])
 def test_a_group_that_the_api_server_does_not_know_is_named(field: str) -> None:
     seen = a_running_job(**template(spec={field: {"name": "g"}}))
-    reason, message = told(seen)
+    reason, message = degraded_of(seen)
     assert reason == "GangSchedulingIgnored"
     assert message.startswith(f"spec.template.spec.{field} has no effect")
-    assert told(seen.after(pods(grouped=True))) == ("", "")
+    assert degraded_of(seen.after(pods(grouped=True))) == ("", "")
 
 
 def test_several_are_all_named() -> None:
     seen = a_running_job(**template(metadata={"labels": {"volcano.sh/queue-name": "a"}}))
-    reason, message = told(seen.after(labelled(**{QUEUE: "team-a"})))
+    reason, message = degraded_of(seen.after(labelled(**{QUEUE: "team-a"})))
     assert reason == "QueueNameIgnored"
     assert QUEUE in message
     assert "volcano.sh/queue-name: read by Volcano" in message
