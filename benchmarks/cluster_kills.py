@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from lab.kube import images, programs
-from lab.kube.cluster import Lab
+from lab.kube.cluster import KubeCluster
 from lab.kube.site import RELEASE, SYSTEM, Site
 from lab.waiting import wait_for
 
@@ -38,7 +38,7 @@ SCRIPT = "/shared/scripts/train_ddp.py"
 def main() -> int:
     kills = int(sys.argv[1]) if len(sys.argv) > 1 else 10
     jobset.found()
-    lab = Lab(NODES, (images.operator(), images.trainer()))
+    lab = KubeCluster(NODES, (images.operator(), images.trainer()))
     site = Site.ready(lab)
     samples = {"rank killed, six pods": ours(site, kills), "the same, JobSet": of_jobset(site, kills)}
     for how in (killed, terminated):

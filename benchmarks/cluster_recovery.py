@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lab.kube import images, programs
-from lab.kube.cluster import Lab
+from lab.kube.cluster import KubeCluster
 from lab.kube.site import Site
 from lab.waiting import wait_for
 
@@ -29,7 +29,7 @@ NODES, RANKS = 4, 2
 
 def main() -> int:
     trials = int(sys.argv[1]) if len(sys.argv) > 1 else 5
-    lab = Lab(NODES, (images.operator(), images.trainer()))
+    lab = KubeCluster(NODES, (images.operator(), images.trainer()))
     site = Site.ready(lab)
     samples: dict[str, list[float]] = {name: [] for name in ("pod start", *MEASURES)}
     for number in range(trials):

@@ -45,8 +45,8 @@ Object = dict[str, Any]
 
 
 class JobSet:
-    """`kubectl(*words, text=None)` gives its output, as Lab's; `folder`: where logs and pids go; `shared`:
-    what every pod sees as /shared.
+    """`kubectl(*arguments, text=None)` gives its output, as KubeCluster's; `folder`: where logs and pids go;
+    `shared`: what every pod sees as /shared.
     """
 
     def __init__(self, kubeconfig: Path, kubectl: Callable[..., str], folder: Path, shared: Path) -> None:

@@ -25,7 +25,7 @@ from threading import Event, Thread
 
 import psutil
 from lab.kube import falsecoordinator, images, programs
-from lab.kube.cluster import Lab
+from lab.kube.cluster import KubeCluster
 from lab.kube.site import SYSTEM, Site
 from lab.waiting import wait_for
 
@@ -47,7 +47,7 @@ SETTLE = 25.0
 def main() -> int:
     trials = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     share = float(sys.argv[2]) if len(sys.argv) > 2 else 1.0
-    lab = Lab(NODES, (images.operator(), images.trainer()))
+    lab = KubeCluster(NODES, (images.operator(), images.trainer()))
     site = Site.ready(lab)
     began = time.monotonic()
     asyncio.run(_beforehand(lab.control.kubeconfig, share))

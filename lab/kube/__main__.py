@@ -6,14 +6,14 @@ import sys
 import time
 
 from lab.kube import images
-from lab.kube.cluster import CannotRun, Lab
+from lab.kube.cluster import CannotRun, KubeCluster
 from lab.kube.programs import CannotBuild
 
 NODES = 3
 
 
 def main(arguments: list[str]) -> int:
-    lab = Lab(NODES, images.all_of_them() if "--bare" not in arguments else ())
+    lab = KubeCluster(NODES, images.all_of_them() if "--bare" not in arguments else ())
     match arguments[:1]:
         case ["up"]:
             begin = time.monotonic()

@@ -1,6 +1,6 @@
 """A real Kubernetes on this machine: one control plane and N nodes. Made, used, broken and taken down.
 
-    with Lab(nodes=2) as lab:
+    with KubeCluster(nodes=2) as lab:
         lab.node(1).power_off()
 Needs root. Limits: one lab per machine at a time, held by a lock file.
 """
@@ -63,7 +63,7 @@ def check() -> None:
         raise CannotRun("a real cluster cannot run here:\n  " + "\n  ".join(problems))
 
 
-class Lab:
+class KubeCluster:
     def __init__(self, nodes: int = 2, wanted: tuple[images.Image, ...] = ()) -> None:
         self.folder, self._wanted = home(), wanted
         self.tools = programs.folder()
@@ -77,7 +77,7 @@ class Lab:
     def node(self, number: int) -> Node:
         return self.nodes[number - 1]
 
-    def __enter__(self) -> Lab:
+    def __enter__(self) -> KubeCluster:
         self.up()
         return self
 

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from lab.kube import images
-from lab.kube.cluster import CannotRun, Lab
+from lab.kube.cluster import CannotRun, KubeCluster
 from lab.kube.site import CHART, ROOT, SYSTEM, Object, Site
 from lab.waiting import wait_for
 
@@ -28,7 +28,7 @@ KILL = (
 )
 
 
-class Foreign(Lab):
+class Foreign(KubeCluster):
     """A cluster whose nodes we may not touch."""
 
     def __init__(self, kubeconfig: Path) -> None:

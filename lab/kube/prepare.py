@@ -34,7 +34,7 @@ def prepare() -> None:
     programs.ensure()
     try:
         images.base()
-        with cluster.Lab(nodes=1):
+        with cluster.KubeCluster(nodes=1):
             pass
     except (OSError, RuntimeError, TimeoutError, subprocess.CalledProcessError) as error:
         raise cluster.CannotRun(f"a cluster of one empty node does not come up: {error}") from None

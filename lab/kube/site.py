@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from lab.kube import falsecoordinator, images
-from lab.kube.cluster import Lab
+from lab.kube.cluster import KubeCluster
 from lab.processes import environments
 from lab.waiting import wait_for
 from ropeteam.api.job import Metadata
@@ -53,7 +53,7 @@ def false_coordinator(job: Object, how: str) -> Object:
 class Site:
     """`lab` is up; `install` puts the chart into it."""
 
-    def __init__(self, lab: Lab) -> None:
+    def __init__(self, lab: KubeCluster) -> None:
         self.lab = lab
         self.shared = lab.folder / "shared"
         self.shared.mkdir(exist_ok=True)
@@ -61,7 +61,7 @@ class Site:
         shutil.copytree(ROOT / "lab" / "scripts", self.shared / "scripts", dirs_exist_ok=True)
 
     @classmethod
-    def ready(cls, lab: Lab) -> Site:
+    def ready(cls, lab: KubeCluster) -> Site:
         """On a lab that may have to be started, with the chart in it."""
         if not lab.is_up():
             lab.up()

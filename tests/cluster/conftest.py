@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from lab.kube import images
-from lab.kube.cluster import Lab
+from lab.kube.cluster import KubeCluster
 from lab.kube.foreign import Foreign, ForeignSite
 from lab.kube.site import SYSTEM, Site
 
@@ -31,14 +31,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def lab() -> Iterator[Lab]:
+def lab() -> Iterator[KubeCluster]:
     if KUBECONFIG:
         foreign = Foreign(Path(KUBECONFIG))
         foreign.up()
         yield foreign
         foreign.down()
         return
-    lab = Lab(NODES, images.all_of_them())
+    lab = KubeCluster(NODES, images.all_of_them())
     if os.environ.get("ROPETEAM_LAB") != "keep" or not lab.is_up():
         lab.up()
     yield lab
@@ -47,7 +47,7 @@ def lab() -> Iterator[Lab]:
 
 
 @pytest.fixture(scope="session")
-def site(lab: Lab) -> Site:
+def site(lab: KubeCluster) -> Site:
     site = ForeignSite(lab) if isinstance(lab, Foreign) else Site(lab)
     if site.get("deployment", "ropeteam", SYSTEM) is None:
         site.install()
