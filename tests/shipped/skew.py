@@ -35,7 +35,7 @@ def _is_former() -> bool:
     return owner is not None and owner.former
 
 
-def _asks_of_its_release(nonce: bytes) -> bool:
+def _accepts_answer_of_its_release(nonce: bytes) -> bool:
     return _asks(nonce) and not _is_former()
 
 
@@ -133,6 +133,6 @@ def _replace(module: ModuleType, **new: Any) -> None:
 
 _replace(observer, auth_for=_auth_for)
 type.__setattr__(Http, "_authenticate", _authenticate)
-_replace(wire, asks=_asks_of_its_release, greeting=_greeting_of_its_release)
+_replace(wire, accepts_answer=_accepts_answer_of_its_release, greeting=_greeting_of_its_release)
 _replace(link, **_link)
 _replace(server, codec=_codec)
