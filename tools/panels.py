@@ -231,16 +231,16 @@ STATES = (
 _QUEUE = '{controller="trainingjob"}'
 _WINDOW = "[$__rate_interval]"
 _OURS = "and on (instance) ropeteam_leader"
-ROUNDS = (
+RECONCILES = (
     Panel(
-        "Rounds by result",
-        "A round looks at one job.",
+        "Reconciles by result",
+        "A reconcile handles one job.",
         {"{{result}}": f"sum by (result) (rate(controller_runtime_reconcile_total{_QUEUE}{_WINDOW}))"},
         unit="ops",
     ),
     Panel(
-        "Failed rounds, unreadable objects",
-        "A round is tried again, an object passed over; the log says which and why.",
+        "Failed reconciles, unreadable objects",
+        "A failed reconcile is retried, an unreadable object skipped; the log has name and reason.",
         {
             "failed": f"sum(rate(controller_runtime_reconcile_errors_total{_QUEUE}{_WINDOW}))",
             "unreadable {{kind}}": f"sum by (kind) (rate(ropeteam_unreadable_objects_total{_WINDOW}))",
@@ -249,7 +249,7 @@ ROUNDS = (
         unit="ops",
     ),
     Panel(
-        "Time of a round",
+        "Duration of a reconcile",
         "Half of them, and all but one in a hundred.",
         {
             "p50": _quantile(0.5, "controller_runtime_reconcile_time_seconds"),
@@ -258,7 +258,7 @@ ROUNDS = (
         unit="s",
     ),
     Panel(
-        "Rounds that run",
+        "Running reconciles",
         "At the limit: raise `workers` of the chart.",
         {
             "running": f"sum(controller_runtime_active_workers{_QUEUE})",
@@ -296,7 +296,7 @@ QUEUE = (
         unit="s",
     ),
     Panel(
-        "Rounds that do not end",
+        "Reconciles that do not end",
         "The longest, and the sum of all that run.",
         {
             "longest": f"max(workqueue_longest_running_processor_seconds{_QUEUE})",
@@ -334,6 +334,6 @@ OPERATOR = Dashboard(
     "operator",
     "Ropeteam / Operator",
     {},
-    {"Jobs and incidents": STATES, "Rounds": ROUNDS, "Queue and process": QUEUE},
+    {"Jobs and incidents": STATES, "Reconciles": RECONCILES, "Queue and process": QUEUE},
 )
 DASHBOARDS = (JOBS, OPERATOR)
