@@ -142,7 +142,7 @@ def ensure(programs: Collection[str] = PROGRAMS) -> Path:
     """The folder that holds these programs. Raises CannotBuild."""
     absent = set(missing(programs))
     if absent and os.environ.get("ROPETEAM_CLUSTER_TOOLS"):
-        raise CannotBuild(f"{folder()} (ROPETEAM_CLUSTER_TOOLS) lacks {', '.join(sorted(absent))}")
+        raise CannotBuild(f"{folder()} (ROPETEAM_CLUSTER_TOOLS) has no {', '.join(sorted(absent))}")
     wanted = [source for source in SOURCES if absent & set(source.programs)]
     if wanted:
         _check_builders(any(source.cgo for source in wanted))

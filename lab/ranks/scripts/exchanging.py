@@ -88,7 +88,7 @@ if world.rank == int(sys.argv[1]):
 manifest = Manifest(3, Epoch(1, 0, 1), 2, "job", "uid", (ShardFile("state.pt", 7, "ab"),), None)
 choice = Choice(manifest, manifest.ref, ("another is not used",)), ""
 states = [Verification(rank == 1, 5 + rank, "", "away") for rank in range(2)]
-fits = [({f"lacks {rank}"}, {"what nobody takes"}, ["a shape"]) for rank in range(2)]
+fits = [({f"without {rank}"}, {"what nobody takes"}, ["a shape"]) for rank in range(2)]
 
 assert world.from_rank_0(lambda: choice, CHOSEN) == choice
 assert world.gather(states[world.rank], VERIFICATION) == states

@@ -43,7 +43,7 @@ def train() -> None:
         if how == "part" and step == 3:
             dist.destroy_process_group(dist.new_group([0, 1]))
         if how == "fail" and step == 5 and job.rank == 1:
-            raise RuntimeError("as the test wished")
+            raise RuntimeError("as the test requires")
 
 
 try:

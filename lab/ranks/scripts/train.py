@@ -72,7 +72,7 @@ for batch in job.batches(
     if here == options.die:
         os.kill(os.getpid(), signal.SIGKILL)
     if here == options.error:
-        raise RuntimeError("as the test wished")
+        raise RuntimeError("as the test requires")
     if here == options.exit:
         raise SystemExit(3)
     job.report(loss=loss, total_steps=1000)
