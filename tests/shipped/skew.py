@@ -92,7 +92,7 @@ _link: dict[str, Any] = {
     "as_answer": lambda body: None if _is_former() else as_answer(body),
     "grantchunks": SimpleNamespace(
         read=lambda body: None if _is_former() else grantchunks.read(body),
-        add=grantchunks.with_part,
+        with_part=grantchunks.with_part,
         with_files=grantchunks.with_files,
     ),
 }
