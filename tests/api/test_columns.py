@@ -101,7 +101,7 @@ def test_complete_and_failed_are_final(kind: ConditionType) -> None:
     assert not JobStatus().finished
 
 
-def test_ranks_per_worker_are_as_told_else_one_for_each_gpu_else_one() -> None:
+def test_ranks_per_worker_are_as_declared_else_one_for_each_gpu_else_one() -> None:
     assert TrainingJobSpec(workers=1, gpus_per_worker=8, processes_per_worker=4).processes == 4
     assert TrainingJobSpec(workers=1, gpus_per_worker=8).processes == 8
     assert TrainingJobSpec(workers=1).processes == 1

@@ -29,12 +29,14 @@ def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[st
             yield from nodes(schema[inner], f"{path}[]")
 
 
-def test_the_repository_holds_what_the_models_say(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_repository_holds_what_the_models_define(capsys: pytest.CaptureFixture[str]) -> None:
     assert crd.main(["--check"], ROOT) == 0, capsys.readouterr().out
 
 
 @pytest.mark.parametrize("drifted", [crd.FILE, editor.FILE])
-def test_drift_is_told_and_mended(drifted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_drift_is_reported_and_mended(
+    drifted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / drifted
     for each in (crd.FILE, editor.FILE):
         (tmp_path / each).parent.mkdir()
@@ -79,7 +81,7 @@ def test_every_text_list_and_map_of_ours_has_a_maximum() -> None:
     assert set(unbounded) == free
 
 
-def test_only_words_of_a_structural_schema_are_used() -> None:
+def test_only_keywords_of_a_structural_schema_are_used() -> None:
     forbidden = {
         "$ref",
         "$defs",
@@ -110,7 +112,7 @@ def test_defaults_are_those_of_pydantic() -> None:
     assert defaults == {name: value for name, value in least.items() if name != "workers"}
 
 
-def test_every_rule_stands_in_it_once() -> None:
+def test_every_rule_is_in_it_once() -> None:
     found = [each for _, node in nodes(crd.job_schema()) for each in _rules(node)]
     messages = [each["message"] for each in found if "message" in each]
     assert sorted(messages) == sorted(rule.message for rule in RULES)

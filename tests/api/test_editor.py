@@ -34,7 +34,7 @@ def test_it_is_a_schema_of_draft_7() -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_every_example_is_good_and_says_where_its_schema_is(example: Path) -> None:
+def test_every_example_is_valid_and_names_where_its_schema_is(example: Path) -> None:
     text = example.read_text()
     [found] = [each for each in yaml.safe_load_all(text) if each["kind"] == KIND]
     assert wrong(found) == []
@@ -43,7 +43,7 @@ def test_every_example_is_good_and_says_where_its_schema_is(example: Path) -> No
     assert (example.parent / modeline[1]).resolve() == ROOT / FILE
 
 
-def test_every_manifest_of_the_documents_is_good() -> None:
+def test_every_manifest_of_the_documents_is_valid() -> None:
     blocks = [
         block
         for page in PAGES
@@ -57,7 +57,7 @@ def test_every_manifest_of_the_documents_is_good() -> None:
 
 
 @pytest.mark.parametrize("spec", [SHORT, LONG, SERVED])
-def test_what_a_server_takes_is_good(spec: dict[str, Any]) -> None:
+def test_what_a_server_takes_is_valid(spec: dict[str, Any]) -> None:
     assert wrong(job(spec)) == []
 
 

@@ -87,7 +87,7 @@ def test_messages_are_those_reviewed() -> None:
 
 
 @pytest.mark.parametrize("spec", BAD, ids=_short)
-def test_a_bad_shape_is_told_with_field_and_fix(spec: Any) -> None:
+def test_a_bad_shape_is_reported_with_field_and_fix(spec: Any) -> None:
     messages = validate(spec)
     assert messages
     for message in messages:
@@ -97,7 +97,7 @@ def test_a_bad_shape_is_told_with_field_and_fix(spec: Any) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.message[:40])
-def test_a_rule_is_told_with_field_and_fix(rule: Rule) -> None:
+def test_a_rule_is_reported_with_field_and_fix(rule: Rule) -> None:
     assert rule.message.startswith(("spec.", "metadata.name"))
     assert ";" in rule.message
     assert len(rule.message) < 250

@@ -32,7 +32,7 @@ def test_every_value_of_a_stored_status_is_read_and_written_under_its_new_name()
     assert JobStatus.model_validate(STORED).to_json() == renamed(STORED)
 
 
-def test_the_stored_status_has_every_field_and_every_former_name() -> None:
+def test_the_stored_status_has_every_field_and_every_previous_name() -> None:
     """Else the test before would not see one that is lost."""
 
     def names(value: Any) -> set[str]:
@@ -44,7 +44,7 @@ def test_the_stored_status_has_every_field_and_every_former_name() -> None:
     assert {*JobStatus.model_fields} == {*JobStatus.model_validate(STORED).model_fields_set}
 
 
-def test_a_name_of_now_wins_over_a_former_one() -> None:
+def test_a_name_of_now_wins_over_a_previous_one() -> None:
     assert JobStatus.model_validate({"rung": 3, "featureLevel": 2}).feature_level == 2
 
 

@@ -23,7 +23,7 @@ def _id(row: Rule | Change) -> str:
 
 
 @pytest.mark.parametrize("rule", SPEC_RULES, ids=_id)
-def test_examples_are_judged_alike_by_server_and_twin(rule: Rule) -> None:
+def test_examples_are_validated_alike_by_server_and_twin(rule: Rule) -> None:
     assert validate(rule.valid) == ()
     assert validate(rule.invalid) == (rule.message,)
     assert cel_bool(rule.cel, self=at(as_job(rule.valid), rule.path))
@@ -33,7 +33,7 @@ def test_examples_are_judged_alike_by_server_and_twin(rule: Rule) -> None:
 @pytest.mark.parametrize(
     "name", ["a", "char-gpt", "a" * 40, "4-gpus", "a" * 41, "Big", "a-", "a.b", "", "a\n"]
 )
-def test_a_name_is_judged_alike_by_server_and_twin(name: str) -> None:
+def test_a_name_is_validated_alike_by_server_and_twin(name: str) -> None:
     (rule,) = NAME_RULES
     is_valid = name in ("a", "char-gpt", "a" * 40)
     assert validate_name(name) == (() if is_valid else (rule.message,))
@@ -60,7 +60,7 @@ def test_arguments_of_an_unknown_entrypoint_are_refused_with_how_to_find_it(
 
 
 @pytest.mark.parametrize("rule", NAME_RULES, ids=_id)
-def test_examples_of_whole_objects_are_judged_alike(rule: Rule) -> None:
+def test_examples_of_whole_objects_are_validated_alike(rule: Rule) -> None:
     for example, is_valid in ((rule.valid, True), (rule.invalid, False)):
         assert rule.holds(example) == cel_bool(rule.cel, self=example) == is_valid
 
@@ -162,7 +162,7 @@ TEMPLATES = st.fixed_dictionaries(
 
 
 @given(spec=SPECS | TEMPLATES)
-def test_any_spec_is_judged_alike_by_server_and_twin(spec: Spec) -> None:
+def test_any_spec_is_validated_alike_by_server_and_twin(spec: Spec) -> None:
     job = as_job(spec)
     by_cel = tuple(
         rule.message
@@ -184,7 +184,7 @@ def _with(field: str, value: object) -> Spec:
 
 @pytest.mark.parametrize("state", ["", "Running", "Suspended", "Invalid"])
 @pytest.mark.parametrize("change", CHANGES.fields, ids=lambda each: each.field)
-def test_a_change_is_judged_alike_by_server_and_twin(change: Change, state: str) -> None:
+def test_a_change_is_validated_alike_by_server_and_twin(change: Change, state: str) -> None:
     first, second = (_with(change.field, value) for value in change.examples)
     idle = state in ("Suspended", "Invalid")
     status = {"status": {"state": state}} if state else {}
@@ -196,7 +196,7 @@ def test_a_change_is_judged_alike_by_server_and_twin(change: Change, state: str)
         assert is_valid or refusal[0].startswith(f"spec.{change.field}: ")
 
 
-def test_of_fields_that_changed_together_the_first_is_named() -> None:
+def test_of_fields_that_changed_at_once_the_first_is_named() -> None:
     old, new = ({"workers": number, "command": [str(number)], "args": [str(number)]} for number in (1, 2))
     named = [message.partition(":")[0] for message in validate_update(old, new, suspended=False)]
     assert named == ["spec.workers"]
@@ -220,7 +220,7 @@ def test_a_default_written_out_is_no_change() -> None:
     assert validate_update(old, new, suspended=False) == ()
 
 
-def test_every_field_of_spec_has_a_say_on_change() -> None:
+def test_every_field_of_spec_decides_whether_it_may_change() -> None:
     """A new field must be put either among the CHANGES or here."""
     from ropeteam.api.job import Recovery, TrainingJobSpec
 
@@ -243,7 +243,7 @@ def test_shared_memory_is_compared_with_a_limit_in_any_unit(limit: str | int, fi
     assert any("spec.sharedMemory" in each for each in messages) is not fits
 
 
-def test_every_pod_that_a_job_may_have_finds_room_in_status() -> None:
+def test_every_pod_that_a_job_may_have_fits_into_status() -> None:
     (limit,) = (
         part.max_length for part in JobStatus.model_fields["slots"].metadata if hasattr(part, "max_length")
     )

@@ -171,7 +171,7 @@ def test_defaults_are_filled_in_to_the_bottom_and_nothing_else_is_touched() -> N
     assert defaulted(schema, [1]) == [1]
 
 
-def test_too_many_entries_of_a_map_are_told() -> None:
+def test_too_many_entries_of_a_map_are_reported() -> None:
     labels = {str(number): "x" for number in range(3)}
     (message,) = problems(structural(Outer), {"name": "a", "labels": labels}, "it")
     assert message == "it.labels: has 3 entries; use 2 or fewer"
@@ -220,7 +220,7 @@ def _pydantic_takes(spec: Any) -> bool:
 
 
 @given(more=OURS)
-def test_schema_and_pydantic_judge_a_shape_alike(more: dict[str, Any]) -> None:
+def test_schema_and_pydantic_validate_a_shape_alike(more: dict[str, Any]) -> None:
     spec = {"workers": 2, **more}
     assert (not list(problems(spec_schema(), spec, "spec"))) == _pydantic_takes(spec)
 

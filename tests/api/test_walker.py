@@ -39,7 +39,7 @@ def test_of_a_text_the_size_or_the_pattern_is_named():
     assert found == [[("it", each)] for each in (Problem.TOO_SHORT, Problem.TOO_LONG, Problem.PATTERN)] + [[]]
 
 
-def test_a_whole_float_is_an_integer_where_the_caller_says_so():
+def test_a_whole_float_is_an_integer_where_the_caller_sets_it():
     assert faults({"type": "integer"}, 2.0) == [("it", Problem.TYPE)]
     assert faults({"type": "integer"}, 2.0, whole_floats=True) == []
     assert faults({"type": "integer"}, 2.5, whole_floats=True) == [("it", Problem.TYPE)]

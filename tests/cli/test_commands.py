@@ -114,23 +114,25 @@ def test_run_trains_a_job_to_its_end_in_the_folder_it_was_started_in(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     script = "import os; open(f'rank-{os.environ[\"RANK\"]}', 'w').close()"
-    ending, said = run(manifest(tmp_path, script), home)
-    assert ending.exit_code == 0, said
-    assert "job: Complete" in said
-    assert "no incidents" in said
+    result, output = run(manifest(tmp_path, script), home)
+    assert result.exit_code == 0, output
+    assert "job: Complete" in output
+    assert "no incidents" in output
     assert (tmp_path / "rank-0").exists()
     assert (tmp_path / "rank-1").exists()
 
 
-def test_run_of_a_job_that_fails_tells_the_reason_and_the_last_lines(
+def test_run_of_a_job_that_fails_shows_the_reason_and_the_last_lines(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     rules = {"recovery": {"exitCodes": [{"codes": [42], "action": "Fail"}]}}
-    ending, said = run(manifest(tmp_path, "import sys; print('the last words'); sys.exit(42)", **rules), home)
-    assert ending.exit_code == 1, said
-    assert "ExitCodeRule" in said
-    assert "the last words" in said
+    result, output = run(
+        manifest(tmp_path, "import sys; print('the last words'); sys.exit(42)", **rules), home
+    )
+    assert result.exit_code == 1, output
+    assert "ExitCodeRule" in output
+    assert "the last words" in output
 
 
 def test_run_makes_the_namespace_that_a_manifest_names(
@@ -139,8 +141,8 @@ def test_run_makes_the_namespace_that_a_manifest_names(
     monkeypatch.chdir(tmp_path)
     file = manifest(tmp_path, "pass")
     file.write_text(file.read_text().replace("name: job", "name: job\n  namespace: team-a"))
-    ending, said = run(file, home)
-    assert ending.exit_code == 0, said
+    result, output = run(file, home)
+    assert result.exit_code == 0, output
 
 
 def test_ctrl_c_ends_a_run_and_leaves_nothing(tmp_path: Path, home: Path) -> None:
@@ -148,11 +150,11 @@ def test_ctrl_c_ends_a_run_and_leaves_nothing(tmp_path: Path, home: Path) -> Non
     process = ropeteam("run", str(file), "--home", str(home), cwd=tmp_path)
     until("the script starts", (tmp_path / "started").exists)
     process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 130, said
-    assert "Traceback" not in said
-    assert "job: " in said
-    assert f"interrupted; logs of all ranks: {home}/logs/default/job" in said
+    output, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130, output
+    assert "Traceback" not in output
+    assert "job: " in output
+    assert f"interrupted; logs of all ranks: {home}/logs/default/job" in output
 
 
 @pytest.fixture
@@ -175,10 +177,10 @@ def test_up_keeps_its_operator_alive_and_cleans_up_after_ctrl_c(
     os.kill(first, signal.SIGKILL)
     until("another operator", lambda: operators() - {first})
     up.send_signal(signal.SIGINT)
-    said, _ = up.communicate(timeout=PATIENCE)
-    assert up.returncode == 0, said
-    assert f"export KUBECONFIG={home}/kubeconfig" in said
-    assert "signal 9" in said
+    output, _ = up.communicate(timeout=PATIENCE)
+    assert up.returncode == 0, output
+    assert f"export KUBECONFIG={home}/kubeconfig" in output
+    assert "signal 9" in output
 
 
 @pytest.mark.usefixtures("up")
@@ -201,10 +203,10 @@ def test_watch_snapshot_and_explain_of_a_job_on_a_cluster(tmp_path: Path, home: 
         return taken.output
 
     asyncio.run(apply())
-    told = until(
-        "the coordinator tells of its world", lambda: [t for t in [snapshot()] if '"world_size": 2' in t]
+    taken_at_last = until(
+        "the coordinator reports its world", lambda: [t for t in [snapshot()] if '"world_size": 2' in t]
     )
-    (tmp_path / "snapshot.json").write_text(told[0])
+    (tmp_path / "snapshot.json").write_text(taken_at_last[0])
     assert CliRunner().invoke(cli, ["explain", str(tmp_path / "snapshot.json")]).exit_code == 0
     assert command("explain", "job").output.startswith("job: "), "as it is now"
     (folder / "go").touch()
@@ -216,7 +218,7 @@ def test_watch_snapshot_and_explain_of_a_job_on_a_cluster(tmp_path: Path, home: 
 @pytest.mark.usefixtures("up")
 def test_a_second_cluster_in_the_same_home_is_refused_in_one_sentence(tmp_path: Path, home: Path) -> None:
     second = ropeteam("up", "--home", str(home), cwd=tmp_path)
-    said, _ = second.communicate(timeout=PATIENCE)
+    output, _ = second.communicate(timeout=PATIENCE)
     assert second.returncode == 1
-    assert f"another cluster runs in {home}" in said
-    assert "Traceback" not in said
+    assert f"another cluster runs in {home}" in output
+    assert "Traceback" not in output

@@ -32,11 +32,11 @@ def nowhere() -> Iterator[str]:
         yield f"http://127.0.0.1:{taken.getsockname()[1]}"
 
 
-def examined(*words: str, home: Path) -> tuple[int, list[str]]:
+def examined(*arguments: str, home: Path) -> tuple[int, list[str]]:
     """Exit status and lines, of the command as a person starts it who has no cluster."""
     environment = {name: value for name, value in os.environ.items() if name != "KUBECONFIG"}
     environment |= {"HOME": str(home)}
-    command = [sys.executable, "-m", "ropeteam.cli", "doctor", "--home", str(home), *words]
+    command = [sys.executable, "-m", "ropeteam.cli", "doctor", "--home", str(home), *arguments]
     done = subprocess.run(command, env=environment, text=True, capture_output=True)
     assert done.stderr == ""
     return done.returncode, done.stdout.splitlines()
@@ -54,17 +54,17 @@ def test_a_local_cluster_and_a_job_of_it_are_examined(tmp_path: Path, home: Path
     subprocess.run(command, check=True, capture_output=True)
 
     def lines() -> list[str]:
-        _, said = examined("job", home=home)
+        _, findings = examined("job", home=home)
         ready = {
             "ok   operator: of the local cluster, ready",
             "ok   job job: Suspended; ropeteam explain job",
         }
-        return said if ready <= set(said) else []
+        return findings if ready <= set(findings) else []
 
-    said = until("the operator is ready, and has looked at the job", lines)
-    assert f"ok   cluster: of {home}/kubeconfig: answers, Kubernetes v1.32.0+ropeteam" in said
-    assert "ok   definition: TrainingJob v1alpha1, the same as in this client" in said
-    assert said[-2:] == [
+    findings = until("the operator is ready, and has looked at the job", lines)
+    assert f"ok   cluster: of {home}/kubeconfig: answers, Kubernetes v1.32.0+ropeteam" in findings
+    assert "ok   definition: TrainingJob v1alpha1, the same as in this client" in findings
+    assert findings[-2:] == [
         "FAIL claim data: does not exist, and pods that mount it wait; create the PersistentVolumeClaim",
         "warn pull secret registry: does not exist: images that need it are not pulled; create it in the"
         " namespace",
@@ -73,7 +73,7 @@ def test_a_local_cluster_and_a_job_of_it_are_examined(tmp_path: Path, home: Path
     until("without the job all is well", lambda: examined(home=home)[0] == 0)
 
 
-def test_a_kubectl_that_is_found_tells_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kubectl_that_is_found_shows_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kubectl = os.environ.get("KUBECTL") or shutil.which("kubectl")
     if not kubectl:
         pytest.fail("no kubectl: install one, or say where it is in KUBECTL")
@@ -85,19 +85,21 @@ def test_a_kubectl_that_is_found_tells_its_version(tmp_path: Path, monkeypatch: 
 
 
 def test_no_cluster_is_one_failure(tmp_path: Path) -> None:
-    code, said = examined(home=tmp_path)
+    code, findings = examined(home=tmp_path)
     assert code == 1
-    assert [line for line in said if line.startswith("FAIL")] == said[-1:]
-    assert said[-1].startswith("FAIL cluster: no cluster is configured. Start a local cluster with `ropeteam")
+    assert [line for line in findings if line.startswith("FAIL")] == findings[-1:]
+    assert findings[-1].startswith(
+        "FAIL cluster: no cluster is configured. Start a local cluster with `ropeteam"
+    )
 
 
-def test_a_cluster_that_was_killed_is_told_and_is_one_failure(tmp_path: Path, nowhere: str) -> None:
+def test_a_cluster_that_was_killed_is_reported_and_is_one_failure(tmp_path: Path, nowhere: str) -> None:
     (tmp_path / "kubeconfig").write_text(yaml.safe_dump(kubeconfig(nowhere, "token")))
-    code, said = examined(home=tmp_path)
+    code, findings = examined(home=tmp_path)
     assert code == 1
-    assert f"and was not shut down cleanly: {tmp_path}/kubeconfig remain" in "\n".join(said)
-    assert [line for line in said if line.startswith("FAIL")] == said[-1:]
-    assert said[-1].startswith(f"FAIL cluster: of {tmp_path}/kubeconfig: ")
+    assert f"and was not shut down cleanly: {tmp_path}/kubeconfig remain" in "\n".join(findings)
+    assert [line for line in findings if line.startswith("FAIL")] == findings[-1:]
+    assert findings[-1].startswith(f"FAIL cluster: of {tmp_path}/kubeconfig: ")
 
 
 class _Strict(ApiServer):
@@ -111,7 +113,7 @@ class _Strict(ApiServer):
         raise StatusError(self.code, self.reason, f"{request.path} is forbidden")
 
 
-class _Stranger(_Strict):
+class _Unauthenticated(_Strict):
     code, reason = 401, "Unauthorized"
 
 
@@ -124,9 +126,11 @@ async def test_what_rbac_forbids_is_not_known_and_no_failure(
 ) -> None:
     monkeypatch.setattr("ropeteam.local.cluster.ApiServer", _Strict)
     async with LocalCluster(tmp_path / "home") as cluster:
-        said = await lines_of(cluster)
-    assert [line for line in said if line.startswith("FAIL")] == []
-    unknown = [line.partition(": not known: you may not read ")[::2] for line in said if "not known" in line]
+        findings = await lines_of(cluster)
+    assert [line for line in findings if line.startswith("FAIL")] == []
+    unknown = [
+        line.partition(": not known: you may not read ")[::2] for line in findings if "not known" in line
+    ]
     assert unknown == [
         ("warn definition", "CustomResourceDefinitions"),
         ("warn operator", "deployments in all namespaces"),
@@ -141,13 +145,13 @@ async def test_what_rbac_forbids_is_not_known_and_no_failure(
     ]
 
 
-async def test_who_is_not_known_to_a_cluster_is_told_to_log_in(
+async def test_a_user_that_a_cluster_does_not_know_is_sent_to_log_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ropeteam.local.cluster.ApiServer", _Stranger)
+    monkeypatch.setattr("ropeteam.local.cluster.ApiServer", _Unauthenticated)
     async with LocalCluster(tmp_path / "home") as cluster:
-        said = await lines_of(cluster)
-    assert said[-1] == (
+        findings = await lines_of(cluster)
+    assert findings[-1] == (
         f"FAIL cluster: of {cluster.kubeconfig}: access is refused: Unauthorized; log in again, or set"
         " --kubeconfig"
     )

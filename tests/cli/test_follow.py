@@ -34,7 +34,7 @@ class Api:
     Authorization goes no further."""
 
     def __init__(self, port: int, contract: int) -> None:
-        self._port, self.asked = port, list[Any]()
+        self._port, self.requests = port, list[Any]()
         env = [{"name": "ROPETEAM_CONFIG", "value": orjson.dumps({"contract": contract}).decode()}]
         self._pod = an_object("mnist-coordinator-1", 1, containers=[{"env": env}])
         self._pod["metadata"]["labels"] = {"ropeteam.dev/role": "coordinator"}
@@ -46,15 +46,15 @@ class Api:
             return web.json_response({"items": [secret]})
         if not request.path.endswith("/proxy/status"):
             return web.json_response(self._pod)
-        self.asked.append(request.headers)
+        self.requests.append(request.headers)
         passed = {name: text for name, text in request.headers.items() if name.startswith("X-")}
         async with (
             aiohttp.ClientSession(f"http://127.0.0.1:{self._port}") as session,
             session.get("/status", headers=passed) as answer,
         ):
             body = await answer.read() if self.body is None else self.body
-            kept = {name: text for name, text in answer.headers.items() if name.startswith("X-")}
-            return web.Response(status=answer.status, body=body, headers=kept)
+            headers = {name: text for name, text in answer.headers.items() if name.startswith("X-")}
+            return web.Response(status=answer.status, body=body, headers=headers)
 
 
 @asynccontextmanager
@@ -83,8 +83,8 @@ async def test_a_look_is_one_signed_request_after_the_first(served: Served) -> N
             report = await follower.report(JOB)
             assert report is not None
             assert report.observed_generation == 3
-        assert len(api.asked) == 1 + 3
-        assert not any("X-Ropeteam-Bearer" in headers for headers in api.asked)
+        assert len(api.requests) == 1 + 3
+        assert not any("X-Ropeteam-Bearer" in headers for headers in api.requests)
 
 
 async def test_what_somebody_else_answers_is_no_report(served: Served) -> None:
@@ -103,4 +103,4 @@ async def test_a_coordinator_of_an_earlier_release_is_shown_its_bearer(
     api = Api(served.http, OLDEST)
     async with following(api) as follower:
         assert await follower.report(JOB) is not None
-        assert signing.HEADER not in api.asked[0]
+        assert signing.HEADER not in api.requests[0]

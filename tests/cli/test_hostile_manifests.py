@@ -15,13 +15,13 @@ from ropeteam.cli.main import cli
 from ropeteam.cli.manifest import manifestyaml
 
 HEAD = "apiVersion: ropeteam.dev/v1alpha1\nkind: TrainingJob\nmetadata: {name: good}\n"
-GOOD = "workers: 2, command: [python]"
+VALID = "workers: 2, command: [python]"
 TENFOLD = "\n".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 10)}]" for a, b in pairwise("abcdefghi"))
 LAUGHS = f"a: &a [{', '.join('x' * 10)}]\n{TENFOLD}"
 CHAIN = "a0: &a0 [x]\n" + "\n".join(f"a{n + 1}: &a{n + 1} [*a{n}]" for n in range(5000))
 
 
-def said_of(file: Path, text: str) -> tuple[int, str]:
+def output_of(file: Path, text: str) -> tuple[int, str]:
     file.write_text(text)
     result = CliRunner().invoke(cli, ["validate", str(file)])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
@@ -29,7 +29,7 @@ def said_of(file: Path, text: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "expected"),
     [
         (LAUGHS, "line 8: more than 100000 values"),
         (f"{LAUGHS}\nspec: *i", "more than 100000 values"),
@@ -40,7 +40,7 @@ def said_of(file: Path, text: str) -> tuple[int, str]:
         (f"spec: {{workers: {'9' * 6000}}}", "line 4: a number of 6000 digits"),
         (f"spec: {{workers: 0x{'f' * 6000}}}", "a number of 6002 digits"),
         (
-            f"spec: {{{GOOD}, resources: {{limits: {{cpu: {2**64}}}}}}}",
+            f"spec: {{{VALID}, resources: {{limits: {{cpu: {2**64}}}}}}}",
             "line 4: 18446744073709551616 has more than",
         ),
         (f"spec: {{workers: -0x{'f' * 17}}}", "has more than 64 bits"),
@@ -49,42 +49,42 @@ def said_of(file: Path, text: str) -> tuple[int, str]:
         ("spec: {? [a, b] : x}", "a key is a list or a map"),
         ("spec: {workers: 2}\nspec: {}", "line 5: key 'spec' is listed twice"),
         ("spec: {workers: 2, workers: 3}", "key 'workers' is listed twice"),
-        (f'spec: {{{GOOD}, image: "a\\0b"}}', "text with a character that commands"),
-        (f'spec: {{{GOOD}, image: "\\ud800"}}', "text with a character that commands"),
-        (f'spec: {{{GOOD}, image: "\\U00110000"}}', "line 4: \\U and digits that are not a character"),
-        (f'spec: {{{GOOD}, image: "\\U99999999"}}', "line 4: \\U and digits that are not a character"),
-        (f"spec: {{{GOOD}, template: {{x: .inf}}}}", ".inf is not a number of JSON"),
-        (f"spec: {{{GOOD}, template: {{x: 1.0e+999}}}}", "is not a number of JSON"),
-        (f"spec: {{{GOOD}, template: {{x: !!set {{a}}}}}}", "set does not exist in Kubernetes"),
-        (f"spec: {{{GOOD}, template: !!python/object:os.system {{}}}}", "does not exist in Kubernetes"),
+        (f'spec: {{{VALID}, image: "a\\0b"}}', "text with a character that commands"),
+        (f'spec: {{{VALID}, image: "\\ud800"}}', "text with a character that commands"),
+        (f'spec: {{{VALID}, image: "\\U00110000"}}', "line 4: \\U and digits that are not a character"),
+        (f'spec: {{{VALID}, image: "\\U99999999"}}', "line 4: \\U and digits that are not a character"),
+        (f"spec: {{{VALID}, template: {{x: .inf}}}}", ".inf is not a number of JSON"),
+        (f"spec: {{{VALID}, template: {{x: 1.0e+999}}}}", "is not a number of JSON"),
+        (f"spec: {{{VALID}, template: {{x: !!set {{a}}}}}}", "set does not exist in Kubernetes"),
+        (f"spec: {{{VALID}, template: !!python/object:os.system {{}}}}", "does not exist in Kubernetes"),
         (
-            f"spec: {{{GOOD}, sharedMemory: 8Gi, resources: {{limits: {{memory: 1e999999999}}}}}}",
+            f"spec: {{{VALID}, sharedMemory: 8Gi, resources: {{limits: {{memory: 1e999999999}}}}}}",
             "sharedMemory",
         ),
         ("spec: {workers: [" + ", ".join(["{a: b}"] * 30_000) + "]}", 'spec.workers: [{"a": "b"}, '),
-        ("spec: {restartedAt: 2026-13-45, " + GOOD + "}", "spec.restartedAt: '2026-13-45' is not a time"),
+        ("spec: {restartedAt: 2026-13-45, " + VALID + "}", "spec.restartedAt: '2026-13-45' is not a time"),
         ("#" * (3 << 20), "has more than 3145728 bytes"),
     ],
 )
-def test_what_cannot_work_is_told_in_a_sentence(text: str, words: str, tmp_path: Path) -> None:
-    code, said = said_of(tmp_path / "job.yaml", HEAD + text)
+def test_what_cannot_work_is_refused_in_a_sentence(text: str, expected: str, tmp_path: Path) -> None:
+    code, output = output_of(tmp_path / "job.yaml", HEAD + text)
     assert code == 2
-    assert words in said
-    assert len(said) < 1000
+    assert expected in output
+    assert len(output) < 1000
 
 
 @pytest.mark.parametrize("meta", ["labels: [a]", "annotations: {a: 1}", "namespace: 5"])
-def test_metadata_of_another_shape_is_told(meta: str, tmp_path: Path) -> None:
-    text = f"{HEAD}spec: {{{GOOD}}}".replace("name: good", f"name: good, {meta}")
-    code, said = said_of(tmp_path / "job.yaml", text)
+def test_metadata_of_another_shape_is_reported(meta: str, tmp_path: Path) -> None:
+    text = f"{HEAD}spec: {{{VALID}}}".replace("name: good", f"name: good, {meta}")
+    code, output = output_of(tmp_path / "job.yaml", text)
     assert code == 2
-    assert f"metadata.{meta.split(':')[0]} is not" in said
+    assert f"metadata.{meta.split(':')[0]} is not" in output
 
 
 def test_metadata_that_is_null_is_left_out(tmp_path: Path) -> None:
-    text = f"{HEAD}spec: {{{GOOD}, image: train}}"
+    text = f"{HEAD}spec: {{{VALID}, image: train}}"
     text = text.replace("name: good", "name: good, annotations: null, labels: ~")
-    assert said_of(tmp_path / "job.yaml", text)[0] == 0
+    assert output_of(tmp_path / "job.yaml", text)[0] == 0
 
 
 def test_aliases_and_times_are_taken_as_kubectl_takes_them() -> None:
@@ -94,8 +94,10 @@ def test_aliases_and_times_are_taken_as_kubectl_takes_them() -> None:
     assert list(manifestyaml.documents("a: 1.5\n---\n- ~\n- 1_000")) == [{"a": 1.5}, [None, 1000]]
 
 
-WORDS = """a: |&x |*x|<<: |[|]|{|}|, |? |  |- |!!set |!!int |0o|1:2|2026-13-45|'|"|.nan|1e99|true|~|=|---|%"""
-pieces = st.lists(st.sampled_from([*WORDS.split("|"), "|", "\n", "\\0", "9" * 99]), max_size=12).map("".join)
+PIECES = (
+    """a: |&x |*x|<<: |[|]|{|}|, |? |  |- |!!set |!!int |0o|1:2|2026-13-45|'|"|.nan|1e99|true|~|=|---|%"""
+)
+pieces = st.lists(st.sampled_from([*PIECES.split("|"), "|", "\n", "\\0", "9" * 99]), max_size=12).map("".join)
 
 
 def outcome_of(text: str) -> str:
@@ -126,14 +128,14 @@ def test_some_texts_are_read_and_some_are_refused(text: str, outcome: str) -> No
 
 @given(tail=pieces)
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_manifest_is_good_or_told(tail: str, tmp_path: Path) -> None:
-    code, said = said_of(tmp_path / "job.yaml", f"{HEAD}spec:\n  workers: 1\n  template: {tail}")
+def test_any_manifest_is_valid_or_refused(tail: str, tmp_path: Path) -> None:
+    code, output = output_of(tmp_path / "job.yaml", f"{HEAD}spec:\n  workers: 1\n  template: {tail}")
     assert code in (0, 2)
-    assert said.startswith("error: ") or "is valid" in said
+    assert output.startswith("error: ") or "is valid" in output
 
 
 @pytest.mark.parametrize("spec", ['{"workers": ' + "9" * 5000 + "}", '{"a": ' * 3000 + "1" + "}" * 3000])
-def test_a_snapshot_that_python_cannot_hold_is_told(spec: str, tmp_path: Path) -> None:
+def test_a_snapshot_that_python_cannot_hold_is_refused(spec: str, tmp_path: Path) -> None:
     file = tmp_path / "snapshot"
     rest = '{"now": "2026-01-01T00:00:00Z", "metadata": {"name": "a"}, "status": {}, "spec": '
     file.write_text(rest + spec + "}")

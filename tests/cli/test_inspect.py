@@ -57,12 +57,12 @@ async def test_a_snapshot_of_no_job_is_refused(tmp_path: Path) -> None:
             await inspect.snapshot(client, "default", "nothing")
 
 
-def test_explain_of_a_job_that_runs_says_how_it_is_and_what_was_last() -> None:
+def test_explain_of_a_job_that_runs_shows_how_it_is_and_what_was_last() -> None:
     first, last = an_incident(Cause.HANG), an_incident(Cause.SIGNAL, slot=1, n=2, message="SIGKILL\nstep 6")
-    told = reporting(
+    report = reporting(
         incidents=(first, replace(last, recovery_milliseconds=RecoveryTimes(first_step=900), steps_lost=3))
     )
-    seen = a_running_job().after(told, written)
+    seen = a_running_job().after(report, written)
     assert list(inspect.explain(seen.model_dump_json().encode(), "file"))[:5] == [
         "mnist: Running - ready 4/4",
         "  since 2026-11-20 12:00:03 UTC, for 0s: WorldRunning",
@@ -72,28 +72,30 @@ def test_explain_of_a_job_that_runs_says_how_it_is_and_what_was_last() -> None:
     ]
 
 
-def test_explain_says_what_a_person_must_act_on() -> None:
+def test_explain_shows_what_a_person_must_act_on() -> None:
     seen = a_running_job().after(unreachable, written, seconds(600))
     lines = list(inspect.explain(seen.model_dump_json().encode(), "file"))
     assert [line for line in lines if line.startswith("  Stalled: CoordinatorUnreachable: ")]
 
 
 @pytest.mark.parametrize(
-    ("kind", "status", "says"),
+    ("kind", "status", "expected"),
     [
         (ConditionType.ACCEPTED, "False", "  next: correct the manifest as described above"),
         (ConditionType.FAILED, "True", "  next: ropeteam logs mnist -n lab; when that is fixed"),
         (ConditionType.COMPLETE, "True", ""),
     ],
 )
-def test_explain_ends_its_summary_with_what_can_be_done(kind: ConditionType, status: str, says: str) -> None:
+def test_explain_ends_its_summary_with_what_can_be_done(
+    kind: ConditionType, status: str, expected: str
+) -> None:
     seen = a_running_job()
     times: dict[str, Any] = {"last_transition_time": seen.now}
-    told = Condition(type=kind, status=status, reason="Why", message="It is so.", **times)
-    seen = seen.but(status=seen.status.model_copy(update={"conditions": (told,)}))
+    explained = Condition(type=kind, status=status, reason="Why", message="It is so.", **times)
+    seen = seen.but(status=seen.status.model_copy(update={"conditions": (explained,)}))
     lines = list(inspect.explain(seen.model_dump_json().encode(), "file"))
     assert "Why" in lines[1]
     assert [line for line in lines if line.startswith("  next: ")] == [
-        line for line in lines if says and line.startswith(says)
+        line for line in lines if expected and line.startswith(expected)
     ]
-    assert any(says in line for line in lines)
+    assert any(expected in line for line in lines)

@@ -47,11 +47,11 @@ def test_run_prints_what_rank_0_prints_and_keeps_the_logs_of_all(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    said = shown(manifests.read(manifest(tmp_path, GREETS)), home, "0")
-    assert "rank 0 of 2" in said
-    assert not [line for line in said if "rank 1 of 2" in line]
+    output = shown(manifests.read(manifest(tmp_path, GREETS)), home, "0")
+    assert "rank 0 of 2" in output
+    assert not [line for line in output if "rank 1 of 2" in line]
     folder = home / "logs" / "default" / "job"
-    assert f"  logs of all ranks: {folder}" in said
+    assert f"  logs of all ranks: {folder}" in output
     assert "[rank 1] rank 1 of 2" in (folder / "job-1-1.log").read_text().splitlines()
 
 
@@ -62,8 +62,8 @@ def test_a_command_runs_without_a_manifest(
     (tmp_path / "My train_1.py").write_text(GREETS)
     read = manifests.given(("torchrun", "--nproc-per-node", "1", "My train_1.py"), 2)
     assert read.name == "my-train-1"
-    said = shown(read, home, "all")
-    assert {"[rank 0] rank 0 of 2", "[rank 1] rank 1 of 2"} <= set(said)
+    output = shown(read, home, "all")
+    assert {"[rank 0] rank 0 of 2", "[rank 1] rank 1 of 2"} <= set(output)
 
 
 def test_a_script_runs_in_the_environment_that_is_activated(
@@ -79,7 +79,7 @@ def test_a_script_runs_in_the_environment_that_is_activated(
 
 
 @pytest.mark.parametrize(
-    ("words", "workers", "told"),
+    ("arguments", "workers", "expected"),
     [
         (("train.yaml",), None, "train.yaml: no such file. To run a command: ropeteam run -n 2 -- "),
         (("job.yaml", "x.py"), 2, "job.yaml is a manifest, which has its own command; leave out: x.py"),
@@ -87,11 +87,11 @@ def test_a_script_runs_in_the_environment_that_is_activated(
     ],
 )
 def test_what_cannot_be_run_is_refused_with_the_way_to_go_on(
-    words: tuple[str, ...], workers: int | None, told: str
+    arguments: tuple[str, ...], workers: int | None, expected: str
 ) -> None:
     with pytest.raises(errors.BadInput) as error:
-        manifests.given(words, workers)
-    assert told in error.value.message
+        manifests.given(arguments, workers)
+    assert expected in error.value.message
 
 
 def test_lines_of_one_rank_are_shown_as_the_script_printed_them() -> None:
@@ -123,7 +123,7 @@ class Scripted:
         await asyncio.Event().wait()
 
 
-async def test_the_log_of_an_ended_job_is_shown_while_it_comes_and_what_lacks_is_told(
+async def test_the_log_of_an_ended_job_is_shown_while_it_comes_and_what_is_missing_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(logs, "LAST_SECONDS", 0.1)
@@ -179,7 +179,7 @@ def test_logs_of_pods_that_are_gone_are_what_status_keeps(tmp_path: Path, home: 
 
 
 @pytest.mark.usefixtures("up")
-def test_watch_says_that_a_job_was_deleted(tmp_path: Path, home: Path) -> None:
+def test_watch_reports_that_a_job_was_deleted(tmp_path: Path, home: Path) -> None:
     endless = manifest(tmp_path, "import time; time.sleep(1000)")
 
     async def apply_and_delete() -> None:
@@ -191,8 +191,8 @@ def test_watch_says_that_a_job_was_deleted(tmp_path: Path, home: Path) -> None:
             assert watch.stdout is not None
             await asyncio.to_thread(watch.stdout.readline)
             await client.delete(ObjectRef.of(read.job), uid=made["metadata"]["uid"])
-            said, _ = await asyncio.to_thread(watch.communicate, None, PATIENCE)
+            output, _ = await asyncio.to_thread(watch.communicate, None, PATIENCE)
             assert watch.returncode == 1
-            assert "error: the TrainingJob job was deleted" in said
+            assert "error: the TrainingJob job was deleted" in output
 
     asyncio.run(apply_and_delete())

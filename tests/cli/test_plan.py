@@ -182,7 +182,7 @@ def test_shared_parameters_are_counted_once_and_frozen_ones_have_no_gradient() -
 
 @pytest.mark.usefixtures("_forked")
 @pytest.mark.parametrize(
-    ("script", "told"),
+    ("script", "expected"),
     [
         (SCRIPT + "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
          "job.restore(model=model, optimizer=optimizer)\n", "calls job.restore()"),
@@ -196,10 +196,10 @@ def test_shared_parameters_are_counted_once_and_frozen_ones_have_no_gradient() -
         ("print('nothing')\n", "ends"),
     ],
 )  # fmt: skip
-def test_without_wrap_it_says_what_is_unknown(script: str, told: str) -> None:
+def test_without_wrap_it_shows_what_is_unknown(script: str, expected: str) -> None:
     found = rows(planned(script))
     assert found["ranks"] == "4 = 4 workers x 1"
-    assert found["the rest"].startswith(f"unknown: the script {told} without job.wrap()")
+    assert found["the rest"].startswith(f"unknown: the script {expected} without job.wrap()")
 
 
 def test_a_strategy_that_the_script_does_not_apply_is_refused() -> None:
@@ -212,7 +212,7 @@ def test_a_strategy_that_the_script_does_not_apply_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "told"),
+    ("script", "expected"),
     [
         (None, "No such file or directory"),
         ("import nothing_like_this\n", "No module named 'nothing_like_this'"),
@@ -222,17 +222,19 @@ def test_a_strategy_that_the_script_does_not_apply_is_refused() -> None:
         ),
     ],
 )
-def test_a_script_that_cannot_run_here_leaves_what_the_manifest_knows(script: str | None, told: str) -> None:
+def test_a_script_that_cannot_run_here_leaves_what_the_manifest_knows(
+    script: str | None, expected: str
+) -> None:
     result = planned(script, strategy={"parallelism": {"pipeline": 2}, "batch": {"globalSamples": 64}})
     found = rows(result)
-    assert told in result.output
+    assert expected in result.output
     assert found["model"] == "unknown, and so memory and traffic"
     assert found["mesh"] == "pipeline 2 x replicate 2"
     assert found["bubble"].startswith("20.0 %")
     assert found["batch"] == "64 samples a step, in 2 parts of 32, in 4 micro-batches"
 
 
-def test_a_command_that_is_not_here_is_said_so() -> None:
+def test_a_command_that_is_not_here_is_named() -> None:
     result = planned(None, command=["/opt/nowhere/python", "train.py"])
     assert (
         'the script was not run: exec: "/opt/nowhere/python": no such file on this machine' in result.output
@@ -261,7 +263,7 @@ open("pids", "w").write(f"{left.pid} {left.stdout.readline().decode()}")
 
 @pytest.mark.usefixtures("_forked")
 @pytest.mark.parametrize(
-    ("spec", "told"),
+    ("spec", "expected"),
     [
         ({"workers": 3, **ways(tensor=2)}, "use 4 ranks, or numbers whose product is 3"),
         (ways(pipeline=4), "3 layers cannot make 4 stages; use at most 3 ranks"),
@@ -274,10 +276,10 @@ open("pids", "w").write(f"{left.pid} {left.stdout.readline().decode()}")
         ({"image": None, "comand": "x"}, "comand"),
     ],
 )  # fmt: skip
-def test_what_cannot_work_is_refused_with_the_nearest_that_can(spec: dict[str, Any], told: str) -> None:
+def test_what_cannot_work_is_refused_with_the_nearest_that_can(spec: dict[str, Any], expected: str) -> None:
     result = planned(SCRIPT + WRAP, **spec)
     assert result.exit_code == 2, result.output
-    assert told in result.output
+    assert expected in result.output
     assert "spec." in result.output
 
 
@@ -303,8 +305,8 @@ def test_unequal_parts_of_a_layer_are_refused_where_they_are_handed_on() -> None
     assert "the 16 columns of 0 cannot be shared equally by 3 ranks; use a divisor of 16, 2 for" in (
         handed_on.output
     )
-    kept = split("{'0': ColwiseParallel(use_local_output=False), '2': RowwiseParallel()}")
-    assert rows(kept)["mesh"] == "tensor 3"
+    laid_out = split("{'0': ColwiseParallel(use_local_output=False), '2': RowwiseParallel()}")
+    assert rows(laid_out)["mesh"] == "tensor 3"
     gathered = split("{'0': ColwiseParallel(output_layouts=torch.distributed.tensor.Replicate())}")
     assert rows(gathered)["mesh"] == "tensor 3"
 
@@ -324,7 +326,7 @@ def test_a_script_started_once_per_pod_is_not_looked_into() -> None:
     assert "is started by" in found["the rest"]
 
 
-def test_an_optimizer_that_needs_data_is_said_to_be_unknown() -> None:
+def test_an_optimizer_that_needs_data_is_shown_as_unknown() -> None:
     result = planned(
         SCRIPT + WRAP.replace("SGD(model.parameters(), lr=0.1, momentum=0.9)", "LBFGS(model.parameters())")
     )
@@ -332,7 +334,7 @@ def test_an_optimizer_that_needs_data_is_said_to_be_unknown() -> None:
     assert "the state of LBFGS, which does not step without data" in result.output
 
 
-def test_what_depends_on_the_scripts_batch_is_said_to() -> None:
+def test_what_depends_on_the_scripts_batch_is_marked_so() -> None:
     fields = {"workers": 2, "image": "none", "command": ["x"]}
     micro = {"sharding": "Parameters", "batch": {"microSamples": 4}}
     spec = TrainingJobSpec.model_validate({**fields, "strategy": micro})

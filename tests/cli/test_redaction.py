@@ -22,7 +22,7 @@ LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ["--token", CANARY],
         ["--token", "-" + CANARY],
@@ -48,8 +48,8 @@ LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
         [f"https://me:p@{CANARY}@host/"],
     ],
 )
-def test_what_follows_a_secrets_name_is_masked(words: list[str]) -> None:
-    job = a_job(command=["python", *words], template={"spec": {"initContainers": [{"args": words}]}})
+def test_what_follows_a_secrets_name_is_masked(arguments: list[str]) -> None:
+    job = a_job(command=["python", *arguments], template={"spec": {"initContainers": [{"args": arguments}]}})
     seen = masked(job)
     assert CANARY not in seen.model_dump_json()
     again = seen.spec["template"]["spec"]["initContainers"][0]["args"]
@@ -57,7 +57,7 @@ def test_what_follows_a_secrets_name_is_masked(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ["python", "/opt/secrets/train.py", "--path", "a", "--lr=0.1", "-x"],
         ["python", "author.py", "--lr", "0.1"],
@@ -65,8 +65,8 @@ def test_what_follows_a_secrets_name_is_masked(words: list[str]) -> None:
         ["sh", "-c", "cd /work && python train.py"],
     ],
 )
-def test_what_tells_of_the_work_is_not_masked(words: list[str]) -> None:
-    assert masked(a_job(command=words)).spec["command"] == words
+def test_what_describes_the_work_is_not_masked(arguments: list[str]) -> None:
+    assert masked(a_job(command=arguments)).spec["command"] == arguments
 
 
 names = st.sampled_from(["--token", "-H Authorization", "PASS", "GITHUB_PAT", "my-key", "pw", '"api_key"'])
@@ -80,8 +80,8 @@ def test_a_canary_never_appears(before: str, name: str, then: str, filler: str, 
     text = f"{before} {name}{then}{filler}{CANARY}{after}"
     user = re.sub(r"[/\s]", "", filler)
     url = f"{before}https://{user}{CANARY}@{after}"
-    words = [text, "sh", url, "--token", filler + CANARY, "--key=", CANARY]
-    assert CANARY not in masked(a_job(command=words)).model_dump_json()
+    arguments = [text, "sh", url, "--token", filler + CANARY, "--key=", CANARY]
+    assert CANARY not in masked(a_job(command=arguments)).model_dump_json()
 
 
 def test_a_megabyte_of_base64_is_read_to_its_end() -> None:
@@ -108,29 +108,29 @@ def test_values_attributes_and_foreign_annotations_are_masked_and_ours_are_not()
     job = a_job(command=["python"], env=[{"name": "A", "value": CANARY}], template=template)
     job = job.but(metadata=job.metadata.model_copy(update={"annotations": notes}))
     seen = masked(job)
-    told = seen.spec["template"]
+    template = seen.spec["template"]
     assert CANARY not in seen.model_dump_json()
-    assert told["spec"]["tolerations"] == spec["tolerations"]
-    assert [each.get("csi", {}).get("driver") for each in told["spec"]["volumes"]] == ["d", None, None]
-    again = told["spec"]["volumes"][2]["ephemeral"]["volumeClaimTemplate"]["metadata"]["annotations"]
+    assert template["spec"]["tolerations"] == spec["tolerations"]
+    assert [each.get("csi", {}).get("driver") for each in template["spec"]["volumes"]] == ["d", None, None]
+    again = template["spec"]["volumes"][2]["ephemeral"]["volumeClaimTemplate"]["metadata"]["annotations"]
     hidden = {LAST_APPLIED: "***1", "ropeteam.dev/coordinators-ended": "1"}
-    assert seen.metadata.annotations == told["metadata"]["annotations"] == again == hidden
+    assert seen.metadata.annotations == template["metadata"]["annotations"] == again == hidden
 
 
 def replays(true: Scene) -> bool:
-    told, again = (
+    first, again = (
         list(inspect.explain(each.model_dump_json().encode(), "x")) for each in (true, masked(true))
     )
-    return told == again
+    return first == again
 
 
 values = st.sampled_from(["", "a", "b", 1, None])
-words = st.lists(
+arguments = st.lists(
     st.sampled_from(["--token", "a", "b", "TOKEN=a", "TOKEN=b c", "--key=", "-x", "//a@b", 1]), max_size=3
 )
 
 
-@given(rows=st.lists(values, max_size=2), short=words, own=words, note=values)
+@given(rows=st.lists(values, max_size=2), short=arguments, own=arguments, note=values)
 @settings(max_examples=50, deadline=None)
 def test_what_is_masked_replays_as_what_was_seen(rows: Any, short: Any, own: Any, note: Any) -> None:
     env = [{"name": f"A{number}", "value": value} for number, value in enumerate(rows)]

@@ -44,18 +44,18 @@ spec: {accessModes: [ReadWriteMany], resources: {requests: {storage: 1Gi}}}
 """
 
 
-def test_claims_that_nobody_makes_are_made_and_told_with_their_folders(
+def test_claims_that_nobody_makes_are_created_and_listed_with_their_folders(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     file = manifest(tmp_path, "open('/datasets/words.txt')", recovery={"maxFailures": 0}, **WITH_CLAIMS)
     file.write_text(file.read_text() + ONE_CLAIM)
-    ending, said = run(file, home)
-    assert ending.exit_code == 1, said
-    assert f"claim words: folder {home}/claims/default/words\n" in said
-    assert f"claim ckpt: folder {home}/claims/default/ckpt (created here; on a real cluster " in said
-    assert "spec.checkpoint.volume needs a PersistentVolumeClaim)" in said
-    assert f"hint: /datasets exists in pods; on this machine it is {home}/claims/default/words." in said
+    ending, output = run(file, home)
+    assert ending.exit_code == 1, output
+    assert f"claim words: folder {home}/claims/default/words\n" in output
+    assert f"claim ckpt: folder {home}/claims/default/ckpt (created here; on a real cluster " in output
+    assert "spec.checkpoint.volume needs a PersistentVolumeClaim)" in output
+    assert f"hint: /datasets exists in pods; on this machine it is {home}/claims/default/words." in output
 
 
 def test_files_are_missed_where_a_mount_of_the_job_is_and_nowhere_else(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_files_are_missed_where_a_mount_of_the_job_is_and_nowhere_else(tmp_path:
     assert hinted("/datasets2/x", "words.txt", "/etc/nothing") == []
 
 
-def test_the_logs_of_the_run_before_are_kept_beside_the_new_ones(
+def test_the_logs_of_the_run_before_stay_beside_the_new_ones(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -81,33 +81,33 @@ def test_the_logs_of_the_run_before_are_kept_beside_the_new_ones(
     for number in ("first", "second"):
         (logs / "job").mkdir(parents=True, exist_ok=True)
         (logs / "job" / "marked").write_text(number)
-        _, said = run(manifest(tmp_path, "pass", workers=1), home)
-        assert f"logs of the previous run: {logs}/job.previous" in said
+        _, output = run(manifest(tmp_path, "pass", workers=1), home)
+        assert f"logs of the previous run: {logs}/job.previous" in output
         assert (logs / "job.previous" / "marked").read_text() == number
     assert not (logs / "job" / "marked").exists()
     assert {each.name for each in logs.iterdir()} == {"job", "job.previous"}
 
 
-def test_a_job_of_that_name_that_runs_already_is_told(tmp_path: Path, home: Path) -> None:
+def test_a_job_of_that_name_that_runs_already_is_reported(tmp_path: Path, home: Path) -> None:
     file = manifest(tmp_path, "import time; open('started', 'w').close(); time.sleep(3600)")
     first = ropeteam("run", str(file), "--home", str(home), cwd=tmp_path)
     until("the script starts", (tmp_path / "started").exists)
     second = ropeteam("run", str(file), "--home", str(home), cwd=tmp_path)
-    told, _ = second.communicate(timeout=test_commands.PATIENCE)
+    output, _ = second.communicate(timeout=test_commands.PATIENCE)
     first.terminate()
     first.communicate(timeout=test_commands.PATIENCE)
-    assert second.returncode == 1, told
-    assert f"another cluster runs in {home}: " in told
-    assert "  a job job is " in told
-    assert f"in it: ropeteam watch job -n default --home {home}" in told
+    assert second.returncode == 1, output
+    assert f"another cluster runs in {home}: " in output
+    assert "  a job job is " in output
+    assert f"in it: ropeteam watch job -n default --home {home}" in output
 
 
-def test_a_manifest_that_is_no_good_begins_no_cluster_and_leaves_no_process(
+def test_a_manifest_that_is_invalid_begins_no_cluster_and_leaves_no_process(
     tmp_path: Path, home: Path
 ) -> None:
     file = manifest(tmp_path, "pass", workers=0)
     refused = ropeteam("run", str(file), "--home", str(home), cwd=tmp_path)
-    told, _ = refused.communicate(timeout=test_commands.PATIENCE)
-    assert refused.returncode == 2, told
-    assert "spec.workers: 0 is too small; use 1 or more" in told
+    output, _ = refused.communicate(timeout=test_commands.PATIENCE)
+    assert refused.returncode == 2, output
+    assert "spec.workers: 0 is too small; use 1 or more" in output
     assert {log.name: log.read_text() for log in home.iterdir()} == {"cluster.log": "", "operator.log": ""}

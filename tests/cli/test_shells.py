@@ -41,7 +41,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def completed(*words: str) -> list[str]:
+def completed(*arguments: str) -> list[str]:
     """What bash offers when TAB is pressed behind the last word, set up as our guide says."""
     [line] = re.findall(r"^\| bash .*?`(.*?)`", GUIDE.read_text(), re.MULTILINE)
     script = (
@@ -49,7 +49,7 @@ def completed(*words: str) -> list[str]:
         'COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))\n'
         'complete -p "$1" >/dev/null && _ropeteam_completion "$1" && printf "%s\\n" "${COMPREPLY[@]}"'
     )
-    command = ["bash", "-c", script, "bash", "ropeteam", *words]
+    command = ["bash", "-c", script, "bash", "ropeteam", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 
@@ -77,7 +77,7 @@ def test_bash_completes_names_of_jobs(tmp_path: Path, home: Path) -> None:
 
 
 @pytest.mark.usefixtures("programs")
-def test_no_cluster_completes_nothing_and_says_nothing(tmp_path: Path) -> None:
+def test_no_cluster_completes_nothing_and_prints_nothing(tmp_path: Path) -> None:
     assert completed("watch", "--kubeconfig", str(tmp_path / "nowhere"), "") == []
 
 
@@ -86,5 +86,7 @@ def test_kubectl_finds_the_plug_in() -> None:
     kubectl = os.environ.get("KUBECTL") or shutil.which("kubectl")
     if not kubectl:
         pytest.fail("no kubectl: install one, or say where it is in KUBECTL")
-    said = subprocess.run([kubectl, "ropeteam", "--help"], capture_output=True, text=True, check=True).stdout
-    assert said.startswith("Usage: kubectl ropeteam [OPTIONS] COMMAND")
+    output = subprocess.run(
+        [kubectl, "ropeteam", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    assert output.startswith("Usage: kubectl ropeteam [OPTIONS] COMMAND")

@@ -104,7 +104,7 @@ def test_what_the_job_has_already_stays(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "told"),
+    ("spec", "expected"),
     [
         ({"workingDir": "/work"}, "spec.workingDir is /work, but the folder is mounted at /code"),
         ({"workingDir": "/codes"}, "spec.workingDir is /codes"),
@@ -115,8 +115,8 @@ def test_what_the_job_has_already_stays(folder: Path) -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_is_in_the_way_is_named(folder: Path, spec: Any, told: str) -> None:
-    with pytest.raises(BadInput, match=told):
+def test_what_is_in_the_way_is_named(folder: Path, spec: Any, expected: str) -> None:
+    with pytest.raises(BadInput, match=expected):
         bundle.with_code(a_job(**spec), bundle.bundle(folder), "job-code-1")
 
 

@@ -76,7 +76,7 @@ def test_a_report_of_another_term_is_not_looked_at() -> None:
     assert (seen.step, seen.live) == (0, False)
 
 
-def test_a_refused_spec_is_told_and_waited_for_no_longer() -> None:
+def test_a_refused_spec_is_shown_and_waited_for_no_longer() -> None:
     no = Condition(
         type=ConditionType.ACCEPTED,
         status="False",
@@ -88,7 +88,7 @@ def test_a_refused_spec_is_told_and_waited_for_no_longer() -> None:
     assert (seen.refused, seen.reason, seen.why) == (True, "PodRefused", "no")
 
 
-def test_each_incident_is_told_when_it_opens_and_when_it_is_over() -> None:
+def test_each_incident_is_printed_when_it_opens_and_when_it_is_over() -> None:
     news, open_ = (
         NewIncidents(),
         KILLED.model_copy(update={"recovery_milliseconds": RecoveryTimesStatus(), "steps_lost": None}),
@@ -113,7 +113,7 @@ def test_one_step_is_one_step() -> None:
     assert incident_line(KILLED.model_copy(update={"steps_lost": 1})).endswith("1 step lost")
 
 
-def test_the_time_to_the_end_follows_the_pace() -> None:
+def test_the_time_to_the_end_follows_the_rate() -> None:
     eta = Eta()
     steps = [(0, 0.0), (1, 4.0), (1, 5.0), (11, 10.0), (11, 11.0)]
     said = [eta.after(a_picture(step=step, total_steps=101), now) for step, now in steps]
@@ -123,7 +123,7 @@ def test_the_time_to_the_end_follows_the_pace() -> None:
     )
 
 
-def test_a_plain_line_tells_what_there_is() -> None:
+def test_a_plain_line_shows_what_there_is() -> None:
     seen = a_picture(step=5, total_steps=10, loss="1.5", samples_per_second="9.0", world_size=3)
     assert plain_line(seen, "5s") == (
         "gpt: Running - ready 3/3, step 5/10, loss 1.5, samples/s 9.0, ETA 5s, world 3"
@@ -142,7 +142,7 @@ def test_the_same_facts_on_a_terminal_and_elsewhere(terminal: bool) -> None:
     assert terminal or "step 5/10, loss 1.5" in said
 
 
-def test_plain_lines_tell_what_is_being_waited_for() -> None:
+def test_plain_lines_show_what_is_being_waited_for() -> None:
     console = Console(record=True, width=120, file=io.StringIO())
     with PlainScreen(console) as shown:
         for why in ("", "", "no claim", "no claim"):
@@ -180,7 +180,7 @@ def test_the_closing_report_lists_cause_seconds_and_steps_lost() -> None:
     assert checkpoint.endswith("/home/claims/default/c/ckpt/step-400/1.0.3")
 
 
-def test_a_quiet_run_says_so() -> None:
+def test_a_quiet_run_reports_it() -> None:
     assert list(report(a_job(), None)) == ["gpt: Complete after 2m5s", "  no incidents"]
 
 
@@ -195,7 +195,7 @@ def test_the_demo_passes_only_if_both_faults_were_survived_and_the_model_has_lea
         assert words in told
 
 
-def test_what_is_odd_about_a_world_is_told_before_what_it_does() -> None:
+def test_what_is_wrong_with_a_world_is_shown_before_what_it_does() -> None:
     words = "2 default process groups of 2 ranks"
     notice = Problem(FailReason.SPLIT_WORLD, words)
     assert job_view("gpt", a_status(), a_report(notice=notice), NOW).why == words

@@ -14,7 +14,7 @@ from ropeteam.cli.errors import BadInput
 from ropeteam.cli.main import cli
 from ropeteam.cli.manifest import manifests
 
-GOOD = """
+VALID = """
 apiVersion: ropeteam.dev/v1alpha1
 kind: TrainingJob
 metadata: {name: good}
@@ -43,56 +43,58 @@ def test_help_imports_nothing_that_is_slow() -> None:
         "import sys; from ropeteam.cli.main import cli; cli(['--help'], standalone_mode=False);"
         "print(sorted({'aiohttp', 'kopf', 'kubernetes', 'pydantic', 'rich', 'yaml'} & set(sys.modules)))"
     )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert "snapshot" in said
-    assert said.endswith("[]\n")
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "snapshot" in output
+    assert output.endswith("[]\n")
 
 
-def test_a_good_manifest_is_good(file: Path) -> None:
-    file.write_text(GOOD + CLAIM)
+def test_a_valid_manifest_is_valid(file: Path) -> None:
+    file.write_text(VALID + CLAIM)
     result = ropeteam("validate", str(file))
     assert result.exit_code == 0
     assert "TrainingJob good is valid" in result.output
 
 
-def test_a_command_is_judged_as_the_agent_would(file: Path) -> None:
-    file.write_text(GOOD.replace("[python, train.py]", "[torchrun, --nnodes=4, train.py]"))
+def test_a_command_is_validated_as_the_agent_would(file: Path) -> None:
+    file.write_text(VALID.replace("[python, train.py]", "[torchrun, --nnodes=4, train.py]"))
     result = ropeteam("validate", str(file))
     assert result.exit_code == 2
     assert "spec.command: --nnodes 4, but the job has 2 workers: set spec.workers to 4" in result.output
-    file.write_text(GOOD.replace("[python, train.py]", "[./run.sh]"))
+    file.write_text(VALID.replace("[python, train.py]", "[./run.sh]"))
     result = ropeteam("validate", str(file))
     assert result.exit_code == 0
     assert "spec.command: starts once per pod, as it is" in result.output
 
 
-def test_every_fault_is_told(file: Path) -> None:
-    file.write_text(GOOD.replace("workers: 2", "workers: 0, comand: [x]").replace("name: good", "name: Bad_"))
+def test_every_fault_is_reported(file: Path) -> None:
+    file.write_text(
+        VALID.replace("workers: 2", "workers: 0, comand: [x]").replace("name: good", "name: Bad_")
+    )
     result = ropeteam("validate", str(file))
     assert result.exit_code == 2
-    for words in ("metadata.name", "spec.workers", "spec.comand"):
-        assert words in result.output
+    for expected in ("metadata.name", "spec.workers", "spec.comand"):
+        assert expected in result.output
     assert "Traceback" not in result.output
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "expected"),
     [
         ("a: [", "not valid YAML"),
         ("[1, 2]", "without `kind`"),
         ("{kind: TrainingJob}", "without metadata.name"),
         (CLAIM, "0 documents of kind TrainingJob"),
-        (GOOD + "---" + GOOD, "2 documents of kind TrainingJob"),
-        (GOOD + "---\nkind: Gizmo\nmetadata: {name: g}", "kind Gizmo cannot be applied here"),
-        (GOOD.replace("v1alpha1", "v9"), "write ropeteam.dev/v1alpha1"),
-        (GOOD + "workers: 2", "did you mean spec.workers?"),
+        (VALID + "---" + VALID, "2 documents of kind TrainingJob"),
+        (VALID + "---\nkind: Gizmo\nmetadata: {name: g}", "kind Gizmo cannot be applied here"),
+        (VALID.replace("v1alpha1", "v9"), "write ropeteam.dev/v1alpha1"),
+        (VALID + "workers: 2", "did you mean spec.workers?"),
     ],
 )
-def test_what_is_no_manifest_is_refused_with_a_reason(file: Path, text: str, words: str) -> None:
+def test_what_is_no_manifest_is_refused_with_a_reason(file: Path, text: str, expected: str) -> None:
     file.write_text(text)
     result = ropeteam("run", str(file))
     assert result.exit_code == 2
-    assert words in result.output
+    assert expected in result.output
 
 
 def test_a_missing_file_is_named() -> None:
@@ -102,13 +104,13 @@ def test_a_missing_file_is_named() -> None:
 
 
 def test_documents_without_a_namespace_go_to_the_default_one(file: Path) -> None:
-    file.write_text(GOOD + CLAIM)
+    file.write_text(VALID + CLAIM)
     manifest = manifests.read(file)
     assert (manifest.name, manifest.namespace) == ("good", "default")
     assert [each["metadata"]["namespace"] for each in manifest.others] == ["default"]
 
 
-def test_a_cluster_that_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_that_is_not_there_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("KUBECONFIG", raising=False)
     result = ropeteam("watch", "job", "--home", str(tmp_path))
@@ -139,21 +141,21 @@ def test_a_file_that_is_no_text_is_refused(file: Path) -> None:
         manifests.read(file)
 
 
-def test_a_job_of_another_operator_is_told_so(file: Path) -> None:
+def test_a_job_of_another_operator_is_recognized(file: Path) -> None:
     file.write_text("apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nmetadata: {name: mnist}\n")
-    said = ropeteam("validate", str(file))
-    assert said.exit_code == 2
-    assert "kind PyTorchJob belongs to another operator; Ropeteam runs a TrainingJob" in said.output
+    output = ropeteam("validate", str(file))
+    assert output.exit_code == 2
+    assert "kind PyTorchJob belongs to another operator; Ropeteam runs a TrainingJob" in output.output
 
 
 def test_help_shows_the_whole_summary_of_each_command() -> None:
-    said = ropeteam("--help").output
-    assert "  logs " in said
-    assert "..." not in said.partition("Commands:")[2]
+    output = ropeteam("--help").output
+    assert "  logs " in output
+    assert "..." not in output.partition("Commands:")[2]
 
 
 @pytest.mark.parametrize(
-    ("words", "write"),
+    ("expected", "write"),
     [
         ("train.py", "ropeteam run -n 2 -- torchrun train.py"),
         ("-- train.py --lr 1", "ropeteam run -n 1 -- python train.py --lr 1"),
@@ -175,18 +177,18 @@ def test_help_shows_the_whole_summary_of_each_command() -> None:
     ],
 )
 def test_a_slip_of_the_command_line_is_answered_with_what_to_write(
-    words: str, write: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    expected: str, write: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
-    result = ropeteam("run", *shlex.split(words))
+    result = ropeteam("run", *shlex.split(expected))
     assert result.exit_code == 2, result.output
     assert write in result.output
 
 
 def test_what_can_run_is_run(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(file.parent)
-    file.write_text(GOOD)
+    file.write_text(VALID)
     assert manifests.given(("job.yaml",), None).job["spec"]["workers"] == 2
     assert manifests.given(("job.yaml",), 3).job["spec"]["workers"] == 3, "of a manifest, instead"
     file.rename("job")
@@ -197,12 +199,12 @@ def test_what_can_run_is_run(file: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert manifests.given(("true",), 2).job["spec"]["workers"] == 2
 
 
-def test_a_manifest_without_an_image_is_good_on_this_machine_only(file: Path) -> None:
-    file.write_text(GOOD.replace("image: local, ", ""))
+def test_a_manifest_without_an_image_is_valid_on_this_machine_only(file: Path) -> None:
+    file.write_text(VALID.replace("image: local, ", ""))
     result = ropeteam("validate", str(file))
     assert result.exit_code == 2, result.output
     assert "spec.image is missing, and a cluster refuses pods without one" in result.output
     assert manifests.given((str(file),), None).name == "good"
     template = "template: {spec: {containers: [{name: trainer, image: mine}]}}"
-    file.write_text(GOOD.replace("image: local", template))
+    file.write_text(VALID.replace("image: local", template))
     assert ropeteam("validate", str(file)).exit_code == 0

@@ -89,7 +89,7 @@ def test_a_signature_is_for_one_method_and_path() -> None:
 
 
 @given(at=st.integers(0), bit=st.integers(0, 6), which=st.sampled_from(("given", "body", "signature")))
-def test_an_altered_answer_is_not_believed(at: int, bit: int, which: str) -> None:
+def test_an_altered_answer_is_not_accepted(at: int, bit: int, which: str) -> None:
     caller, gate = acquainted()
     signature = caller.sign(PUT, b"", NONCE)
     said = {"given": gate.sign(signature, 200, b"yes", 0.0), "body": "yes", "signature": signature}

@@ -77,13 +77,13 @@ async def test_a_server_that_need_not_prove_itself(tmp_path: Path) -> None:
     assert access.tls.verify_mode is ssl.CERT_NONE
 
 
-async def test_a_certificate_that_is_none_is_told(tmp_path: Path) -> None:
+async def test_a_certificate_that_is_none_is_reported(tmp_path: Path) -> None:
     cluster = {"server": "https://x", "certificate-authority": "nowhere.pem"}
     with pytest.raises(AccessError, match=r"is not usable.*nowhere\.pem"):
         await load(kubeconfig(tmp_path, cluster, {}))
 
 
-async def test_a_plugin_is_asked_for_the_token(tmp_path: Path) -> None:
+async def test_a_plugin_gives_the_token(tmp_path: Path) -> None:
     version = "client.authentication.k8s.io/v1"
     answer = {"apiVersion": version, "kind": "ExecCredential", "status": {"token": "fresh"}}
     plugin = {

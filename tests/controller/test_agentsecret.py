@@ -54,7 +54,7 @@ async def test_it_is_made_once_and_again_when_somebody_deleted_it(
         assert not await gone()
 
 
-async def test_many_jobs_that_start_at_once_ask_for_it_once(api: Scripted, client: ApiClient) -> None:
+async def test_many_jobs_that_start_at_once_request_it_once(api: Scripted, client: ApiClient) -> None:
     agent = AgentSecret(b"content")
     await asyncio.gather(*(agent.ensure(client, space) for space in ["one", "two"] * 10))
     assert sorted(api.requests) == [f"POST /api/v1/namespaces/{space}/secrets" for space in ("one", "two")]

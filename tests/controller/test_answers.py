@@ -122,7 +122,7 @@ async def test_an_answer_without_end_is_read_up_to_a_bound() -> None:
     assert taken[0] < 132 << 20, "what lies in buffers of sockets comes on top"
 
 
-async def test_what_it_says_it_would_send_is_not_waited_for() -> None:
+async def test_what_it_announces_is_not_waited_for() -> None:
     answer = at_once(b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n" + b" " * (2 << 20))
     with pytest.raises(Unreachable, match="its answer has more than"):
         await send_desired(answer)
@@ -147,7 +147,7 @@ async def test_an_answer_that_leads_elsewhere_is_not_followed() -> None:
         assert reached == []
 
 
-async def test_it_is_asked_not_to_compress_and_to_close() -> None:
+async def test_it_is_requested_not_to_compress_and_to_close() -> None:
     async with served(at_once(response(b"{}"))) as (port, requests), Coordinators(port) as coordinators:
         with pytest.raises(Unreachable):
             await coordinators.send_desired("127.0.0.1", BEARER, desired())
@@ -247,7 +247,7 @@ async def test_a_report_that_no_coordinator_of_ours_would_make_names_the_field()
 
 
 @pytest.mark.parametrize("each", [b"[],", b"{},", b'"ab",', b"0.1,", b'[{"a":[]}],'])
-async def test_a_report_of_more_small_things_than_slots_is_not_parsed(each: bytes) -> None:
+async def test_a_report_of_more_small_values_than_slots_is_not_parsed(each: bytes) -> None:
     """Of 17 MB of text as many lists would be half a gigabyte, and as much again for half a character."""
     values = each * ((16 << 20) // len(each))
     answer = at_once(response(b'{"x": "\\ud800", "y": [' + values + b"0]}"))
@@ -265,7 +265,7 @@ async def test_a_report_of_another_term_is_none() -> None:
         await send_desired(at_once(response(codec.encode(other))))
 
 
-async def test_the_largest_job_is_heard() -> None:
+async def test_the_largest_job_is_received() -> None:
     by_slot = {
         str(slot): SlotReport(10**9, "u" * 36, "n" * 253, True, False, 1e5, 10**9) for slot in range(SLOTS)
     }

@@ -39,7 +39,7 @@ def pod(owner: str) -> Object:
 
 
 @pytest.mark.parametrize("status", [429, 500, 503, 504])
-async def test_trouble_that_may_pass_is_waited_for(status: int, api: Scripted, client: ApiClient) -> None:
+async def test_an_error_that_may_pass_is_waited_for(status: int, api: Scripted, client: ApiClient) -> None:
     api.answers += [(status, {"message": "later"})] * 2
     await client.get(POD)
     assert len(api.requests) == 3
@@ -106,22 +106,20 @@ async def test_a_lookup_that_ends_with_its_connection_pool_is_repeated(api: Scri
     assert looked_up == [True, True]
 
 
-async def test_a_refusal_surfaces_at_once_with_the_servers_words(api: Scripted, client: ApiClient) -> None:
+async def test_a_refusal_surfaces_at_once_with_the_servers_message(api: Scripted, client: ApiClient) -> None:
     api.answers.append((422, {"message": "spec.containers: Required value"}))
     with pytest.raises(ApiError, match=r"spec\.containers: Required value"):
         await client.create(pod("job"))
     assert len(api.requests) == 1
 
 
-async def test_a_name_that_is_taken_by_our_own_object_is_a_wish_fulfilled(
-    api: Scripted, client: ApiClient
-) -> None:
+async def test_a_name_that_is_taken_by_our_own_object_is_a_success(api: Scripted, client: ApiClient) -> None:
     api.answers += [(409, {"message": "exists"}), (200, pod("job"))]
     with pytest.raises(OwnedObjectExists):
         await client.create(pod("job"))
 
 
-async def test_a_name_that_is_taken_by_a_stranger_is_a_conflict(api: Scripted, client: ApiClient) -> None:
+async def test_a_name_that_is_taken_by_another_owner_is_a_conflict(api: Scripted, client: ApiClient) -> None:
     api.answers += [(409, {"message": "exists"}), (200, pod("stranger"))]
     with pytest.raises(Conflict):
         await client.create(pod("job"))

@@ -56,7 +56,9 @@ STATUS = st.dictionaries(st.just("conditions"), st.lists(st.dictionaries(KEYS, T
 
 
 @given(st.dictionaries(KEYS, HOSTILE, max_size=3), st.none() | STATUS, st.integers(0, 60), st.booleans())
-def test_a_thing_is_read_without_what_is_too_large(spec: Any, status: Any, most: int, watched: bool) -> None:
+def test_an_object_is_read_without_what_is_too_large(
+    spec: Any, status: Any, most: int, watched: bool
+) -> None:
     meta = {"annotations": {"a": ',"managedFields":['}, "name": "n", "uid": "u"}
     fields = [{"fieldsV1": {"f:spec": {"f:name": {}}, 'k:{"name":"x"}': {}}, "manager": '],"name":"'}]
     object_: dict[str, Any] = {"apiVersion": "v", "kind": "K", "metadata": meta, "spec": spec}
@@ -119,7 +121,7 @@ class Stream:
             yield piece
 
 
-async def test_lines_are_put_together_again() -> None:
+async def test_parts_of_lines_are_joined() -> None:
     stream: Any = Stream(b"one\ntw", b"o", b"\n\nthr", b"ee\nrest")
     assert [line async for line in boundedjson.lines(stream, 10)] == [b"one", b"two", b"three"]
 

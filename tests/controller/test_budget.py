@@ -51,7 +51,7 @@ def text_of(caches: Caches, key: Key) -> bytes:
     return seen.text
 
 
-def test_one_tenant_fills_half_of_the_room_and_others_find_theirs() -> None:
+def test_one_tenant_fills_half_of_the_memory_and_others_find_theirs() -> None:
     caches = caches_of()
     caches.jobs.upsert(stored("tenant", 0, state="Running"))
     for number in range(1, 400):
@@ -81,7 +81,7 @@ def test_all_of_it_is_a_quarter_of_the_operators_memory() -> None:
     assert limit == f"{4 * budget.MOST_BYTES >> 20}Mi"
 
 
-def test_room_that_has_come_back_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_was_freed_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "MOST_BYTES", 10_000)
     caches = caches_of()
     for version in range(1, 50):
@@ -95,7 +95,7 @@ def test_room_that_has_come_back_is_used(monkeypatch: pytest.MonkeyPatch) -> Non
     assert cached_bytes(caches).total() == 0
 
 
-def test_a_change_of_a_job_of_which_nothing_is_kept_rings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_of_a_job_of_which_nothing_is_cached_rings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "MOST_BYTES", 0)
     bells = list[Key]()
     caches = make_caches(cast(Any, None), (), bells.append)
@@ -131,7 +131,7 @@ async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
         yield running
 
 
-async def test_a_job_of_which_nothing_is_kept_runs_is_suspended_and_goes_on(cluster: LocalCluster) -> None:
+async def test_a_job_of_which_nothing_is_cached_runs_is_suspended_and_resumes(cluster: LocalCluster) -> None:
     async with operator_of(cluster) as operator:
 
         async def pods() -> list[str]:
@@ -156,7 +156,7 @@ async def test_a_job_of_which_nothing_is_kept_runs_is_suspended_and_goes_on(clus
         await until(lambda: operator.caches.jobs.known_keys() == ())
 
 
-async def test_what_is_wrong_with_it_is_told_and_not_remembered_at_length(cluster: LocalCluster) -> None:
+async def test_what_is_wrong_with_it_is_reported_and_not_remembered_at_length(cluster: LocalCluster) -> None:
     async with operator_of(cluster) as operator:
         label = {"metadata": {"labels": {"a": "x" * 100_000}}}
         await operator.client.create(job(template=label))
@@ -175,7 +175,7 @@ async def test_what_is_wrong_with_it_is_told_and_not_remembered_at_length(cluste
         assert len(memory.why) <= 4096
 
 
-async def test_one_that_is_gone_already_is_no_trouble(cluster: LocalCluster) -> None:
+async def test_one_that_is_gone_already_is_no_error(cluster: LocalCluster) -> None:
     async with operator_of(cluster, works=False) as operator:
         await operator.client.create(job())
         await operator.caches.jobs.parts[0].list()
@@ -185,7 +185,9 @@ async def test_one_that_is_gone_already_is_no_trouble(cluster: LocalCluster) -> 
         assert await operator.reconciler(DEFAULT) is None
 
 
-async def test_that_its_rounds_fail_is_told(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_that_its_reconciles_fail_is_reported(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(_: object) -> NoReturn:
         raise ValueError("odd")
 
@@ -200,7 +202,7 @@ async def test_that_its_rounds_fail_is_told(cluster: LocalCluster, monkeypatch: 
 
 
 @pytest.mark.parametrize(("text", "is_cached"), [("3", True), ("3" * 65, False), ("", False)])
-def test_of_annotations_only_a_short_one_that_is_read_is_kept(text: str, is_cached: bool) -> None:
+def test_of_annotations_only_a_short_one_that_is_read_is_cached(text: str, is_cached: bool) -> None:
     seen = stored("tenant", 1)
     ended = {"ropeteam.dev/coordinators-ended": text}
     seen["metadata"]["annotations"] = {**ended, "ropeteam.dev/other": "x" * 1000, "example.com/x": "x"}

@@ -87,7 +87,7 @@ async def holder(cluster: LocalCluster) -> str:
         ({"holderIdentity": "other"}, 0, True),
     ],
 )
-def test_a_lease_is_taken_when_its_holder_was_silent_for_as_long_as_it_said(record, waited, may):
+def test_a_lease_is_taken_when_its_holder_was_silent_for_as_long_as_it_declared(record, waited, may):
     assert may_take(ObservedLease(record, 100.0), "me", 100.0 + waited) is may
 
 
@@ -115,7 +115,7 @@ async def test_one_leads_and_the_other_waits_until_it_is_given_back(cluster):
         assert await holder(cluster) == "b"
 
 
-async def test_who_stands_by_sees_how_far_the_clock_of_the_leader_is_ahead(cluster):
+async def test_a_standby_sees_how_far_the_clock_of_the_leader_is_ahead(cluster):
     clock = Clock()
 
     def an_hour_ahead() -> datetime:
@@ -181,7 +181,7 @@ async def test_a_leader_without_an_api_server_stops_before_the_lease_ends(tmp_pa
         assert not a.may_write()
 
 
-async def test_two_that_start_together_do_not_both_lead(cluster):
+async def test_two_that_start_at_once_do_not_both_lead(cluster):
     clock = Clock()
     async with candidate(cluster, "a", clock) as a, candidate(cluster, "b", clock) as b:
         first = [asyncio.create_task(each.acquire()) for each in (a, b)]

@@ -107,7 +107,7 @@ async def test_after_an_hour_pods_that_certainly_do_not_train_go(
     assert await pods(still) == [*workers, "job-coordinator-1"]
 
 
-async def test_what_is_too_odd_to_be_observed_keeps_its_pods(
+async def test_what_is_too_malformed_to_be_observed_keeps_its_pods(
     still: Operator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(failing, "DELETE_IDLE_AFTER_SECONDS", 0.0)
@@ -128,7 +128,7 @@ async def test_failures_for_several_reasons_are_not_one(
 @pytest.mark.parametrize(
     "error", [Conflict(409, "odd"), ApiError(503, "odd"), ApiError(401, "odd"), TimeoutError("odd")]
 )
-async def test_what_passes_by_itself_is_not_told(
+async def test_what_passes_by_itself_is_not_reported(
     still: Operator, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     monkeypatch.setattr(reconciler, "decide", raising(error))
@@ -136,7 +136,7 @@ async def test_what_passes_by_itself_is_not_told(
     assert await events(still) == []
 
 
-async def test_a_status_that_the_server_refuses_is_told_in_an_event(
+async def test_a_status_that_the_server_refuses_is_reported_in_an_event(
     still: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(*_: object, **__: object) -> NoReturn:

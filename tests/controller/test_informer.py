@@ -58,7 +58,7 @@ async def test_watch_events_change_the_store_and_ring(api: Scripted, watched: Wa
     assert watched.informer.of(A) == ({"changed": True},)
 
 
-async def test_what_a_deleted_object_was_in_the_end_is_told(api: Scripted, watched: Watched) -> None:
+async def test_what_a_deleted_object_was_in_the_end_is_reported(api: Scripted, watched: Watched) -> None:
     """Also of one that we have deleted ourselves, and forgotten."""
     watched.informer.remove_object(an_object("a", 3)["metadata"]["uid"])
     watched.bells.clear()
@@ -70,7 +70,7 @@ async def test_what_a_deleted_object_was_in_the_end_is_told(api: Scripted, watch
     assert watched.names == set()
 
 
-async def test_a_change_of_nothing_that_is_kept_rings_no_bell(api: Scripted, watched: Watched) -> None:
+async def test_a_change_of_nothing_that_is_cached_calls_nobody(api: Scripted, watched: Watched) -> None:
     api.send("MODIFIED", an_object("a", 6))
     api.send("ADDED", an_object("c", 7))
     await until(lambda: "c" in watched.names)

@@ -79,7 +79,7 @@ def test_previous_keys_need_no_file_and_each_has_a_line(tmp_path: Path) -> None:
         load_keys(settings)
 
 
-def test_a_pod_tells_by_its_secret_with_which_key_it_was_made() -> None:
+def test_a_pod_shows_by_its_secret_with_which_key_it_was_made() -> None:
     name = secret_name(Metadata(name="a-job", uid="0123456789"), OLD.id)
     volumes: list[Any] = [{"name": "x"}, {"name": "ropeteam-token", "secret": {"secretName": name}}]
     meta = {"name": "a-job-0-1", "uid": "u"}

@@ -62,7 +62,7 @@ def job(name: str, version: int) -> Object:
     return {**an_object(name, version), "apiVersion": "ropeteam.dev/v1alpha1", "kind": "TrainingJob"}
 
 
-async def test_a_job_of_thousands_of_levels_is_no_trouble_for_kopf(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_job_of_thousands_of_levels_is_no_problem_for_kopf(caplog: pytest.LogCaptureFixture) -> None:
     api, changes = ScriptedJobs(), list[Change]()
     deep = {**job("deep", 3), "spec": {"template": "DEEP"}}
     api.listed, api.version = [deep, job("listed", 4)], 5
@@ -104,7 +104,7 @@ async def test_a_large_job_that_changes_is_not_parsed_for_kopf(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("trouble", ["an error in the stream", "credentials that are refused"])
-async def test_the_bell_rings_again_after_what_kills_kopf(
+async def test_the_handler_runs_again_after_what_kills_kopf(
     trouble: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api, changes, kills = ScriptedJobs(), list[Change](), list[int]()

@@ -23,7 +23,7 @@ def seconds(leases: Leases, now: float) -> list[tuple[int, float]]:
     return [(each.term, each.seconds) for each in leases.of(STATUS, now)]
 
 
-def test_what_was_heard_last_is_said_back_to_that_coordinator_only():
+def test_what_was_received_last_is_acknowledged_to_that_coordinator_only():
     leases = Leases(5.0)
     assert leases.with_acknowledgement(DESIRED) == DESIRED
     leases.record(REPORT, 6.0)
@@ -33,7 +33,7 @@ def test_what_was_heard_last_is_said_back_to_that_coordinator_only():
     assert leases.with_acknowledgement(other) == other
 
 
-def test_it_counts_from_its_own_beginning_and_from_what_it_hears():
+def test_it_counts_from_its_own_beginning_and_from_what_it_receives():
     leases = Leases(5.0)
     assert seconds(leases, 9.0) == [(1, 4.0), (2, 4.0)]
     leases.record(REPORT, 7.0)

@@ -43,7 +43,7 @@ async def test_jobs_of_the_named_namespaces_run_and_of_others_do_not(tmp_path: P
         assert len(await client.items(ObjectRef("Pod", "a"))) == 3
 
 
-async def test_without_rights_in_the_cluster_no_node_is_asked_for(tmp_path: Path) -> None:
+async def test_without_rights_in_the_cluster_no_node_is_requested(tmp_path: Path) -> None:
     async with LocalCluster(tmp_path / "home") as cluster:
         async with operator_of(cluster, works=False) as operator:
             assert len(operator.caches.nodes.known_keys()) == 1

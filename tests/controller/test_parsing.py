@@ -21,7 +21,7 @@ def pod(labels: dict[str, str] | None = None, status: Any = None, **spec: Any) -
     return parsing.pod({"metadata": meta, "spec": spec, "status": status})[1]
 
 
-def test_of_a_jobs_labels_and_annotations_those_are_kept_that_ask_for_something() -> None:
+def test_of_a_jobs_labels_and_annotations_those_are_cached_that_request_something() -> None:
     seen = job(
         labels={"team": "a", QUEUE: "q"},
         annotations={"volcano.sh/queue-name": "v" * 10_000, "ropeteam.dev/coordinators-ended": "2", "b": "c"},
@@ -31,11 +31,11 @@ def test_of_a_jobs_labels_and_annotations_those_are_kept_that_ask_for_something(
     assert job()["labels"] == {}
 
 
-def test_a_job_with_many_of_them_takes_no_more_room() -> None:
+def test_a_job_with_many_of_them_takes_no_more_memory() -> None:
     assert len(job(labels={f"volcano.sh/{number}": "a" for number in range(1000)})["labels"]) == 8
 
 
-def test_a_pod_tells_who_is_to_schedule_it_and_whether_anybody_has() -> None:
+def test_a_pod_shows_who_is_to_schedule_it_and_whether_anybody_has() -> None:
     waits = {"conditions": [{"type": "PodScheduled", "status": "False", "message": "0/3"}]}
     seen = pod(
         {"kueue.x-k8s.io/managed": "true"}, waits, schedulerName="volcano", schedulingGates=[{"name": "g"}]

@@ -73,7 +73,7 @@ async def test_where_nothing_may_run_as_root_a_job_runs_as_a_user(
     assert server.dry_runs == [True, False], "once each"
 
 
-async def test_what_insists_on_root_is_refused_with_the_servers_words(
+async def test_what_insists_on_root_is_refused_with_the_servers_message(
     still: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = PodSecurity(monkeypatch, still)

@@ -72,9 +72,7 @@ async def warnings(still: Operator) -> list[str]:
     return [event["message"] for event in events if event["reason"] == "ActionFailed"]
 
 
-async def test_a_job_gets_one_and_is_asked_about_it_once(
-    still: Operator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_job_gets_one_and_is_requested_once(still: Operator, monkeypatch: pytest.MonkeyPatch) -> None:
     created = answered(monkeypatch, still.client)
     assert await rounds(still) == []
     assert len(created) == 1
@@ -92,7 +90,7 @@ async def test_one_that_is_there_is_ours(api: Scripted, client: ApiClient) -> No
     assert api.requests == ["POST /apis/networking.k8s.io/v1/namespaces/default/networkpolicies"]
 
 
-async def test_an_operator_without_the_right_says_so_once_and_starts_the_job(
+async def test_an_operator_without_the_right_reports_it_once_and_starts_the_job(
     still: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     created = answered(monkeypatch, still.client, ApiError(403, FORBIDDEN))
@@ -135,7 +133,7 @@ def test_who_may_reach_jobs_comes_from_a_file(tmp_path: Path, capsys: pytest.Cap
     assert policy.to_json() == PEERS
 
 
-async def test_trouble_that_may_pass_is_no_refusal(still: Operator, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_that_may_pass_is_no_refusal(still: Operator, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that runs would not ask again."""
     created = answered(monkeypatch, still.client, ApiError(503, "etcdserver: request timed out"))
     assert await rounds(still) == ["etcdserver: request timed out"]

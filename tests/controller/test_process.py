@@ -64,7 +64,7 @@ async def uids(client: ApiClient) -> dict[str, str]:
     return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in pods}
 
 
-async def test_without_the_definition_it_says_how_to_install_it(
+async def test_without_the_definition_it_names_how_to_install_it(
     cluster: LocalCluster, client: ApiClient
 ) -> None:
     place = ObjectRef("CustomResourceDefinition", "", "trainingjobs.ropeteam.dev")
@@ -168,7 +168,7 @@ async def test_the_other_operator_acts_when_the_leader_does_not(
             assert await uids(client) == made
 
 
-async def test_an_operator_that_stands_by_ends_when_asked(cluster: LocalCluster, client: ApiClient) -> None:
+async def test_a_standby_operator_ends_on_a_signal(cluster: LocalCluster, client: ApiClient) -> None:
     async with operator(cluster, "--lease", "default/ropeteam"):
         await until_async(lambda: leader(client))
         async with operator(cluster, "--lease", "default/ropeteam") as second:
@@ -196,7 +196,7 @@ async def test_it_serves_its_numbers(cluster: LocalCluster, client: ApiClient) -
             await until_async(counted)
 
 
-async def test_without_a_way_to_a_cluster_it_says_so(tmp_path: Path) -> None:
+async def test_without_a_way_to_a_cluster_it_exits_with_the_reason(tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
         *OPERATOR, "--home", str(tmp_path), "--kubeconfig", "nowhere", stderr=asyncio.subprocess.PIPE
     )

@@ -110,7 +110,7 @@ async def test_a_decision_about_an_old_object_is_forgotten(still: Operator) -> N
     assert await still.reconciler(KEY) == 0
 
 
-async def test_a_job_whose_end_the_watch_has_not_told_is_swept_all_the_same(still: Operator) -> None:
+async def test_a_job_whose_end_the_watch_has_not_reported_is_swept_all_the_same(still: Operator) -> None:
     seen = await with_pods(still)
     for part in still.caches.all:
         await part.list()
@@ -154,7 +154,7 @@ async def test_a_log_line_names_some_actions_and_counts_the_rest(
     assert line.endswith("create Pod job-18-1; and 11 more]")
 
 
-async def test_a_large_job_leaves_room_for_others_and_tells_of_few_failures(
+async def test_a_large_job_leaves_capacity_for_others_and_reports_few_failures(
     still: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create, creates = still.client.create, Counter[str]()
@@ -194,7 +194,7 @@ async def with_pods(still: Operator) -> Observation:
     return seen
 
 
-async def test_each_action_does_what_it_says(still: Operator) -> None:
+async def test_each_action_does_what_it_names(still: Operator) -> None:
     seen = await with_pods(still)
     assert seen.service is not None
     memory = still.reconciler.observer.job_caches.of(KEY, seen.metadata.uid)
@@ -223,7 +223,7 @@ async def is_gone(operator: Operator, place: ObjectRef) -> bool:
     return False
 
 
-async def test_what_cannot_be_done_is_told_to_the_user(still: Operator) -> None:
+async def test_what_cannot_be_done_is_reported_to_the_user(still: Operator) -> None:
     await still.client.create(job())
     await still.caches.jobs.parts[0].list()
     foreign = {
@@ -256,7 +256,7 @@ async def test_a_pod_is_deleted_by_its_uid_only(still: Operator) -> None:
     )
 
 
-async def test_a_pod_whose_name_a_stranger_has_is_not_taken_for_ours(still: Operator) -> None:
+async def test_a_pod_whose_name_another_owner_has_is_not_taken_for_ours(still: Operator) -> None:
     await still.client.create(job())
     await still.caches.jobs.parts[0].list()
     seen = await still.reconciler.observer.observe(KEY)
@@ -298,7 +298,7 @@ async def test_a_quota_that_is_full_keeps_no_job_from_being_decided(
     assert condition(await status(still.client), "Accepted")["status"] == "True"
 
 
-async def test_a_quota_with_no_room_for_all_is_told_by_an_event_and_asked_again(
+async def test_a_quota_with_no_capacity_for_all_is_reported_by_an_event_and_tried_again(
     still: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What docs/install.md says of quotas; the local cluster enforces none."""
@@ -331,7 +331,9 @@ async def test_a_quota_with_no_room_for_all_is_told_by_an_event_and_asked_again(
         await still.reconciler(KEY)
 
 
-async def test_a_pod_that_the_server_refuses_is_told_in_the_servers_words(cluster: LocalCluster) -> None:
+async def test_a_pod_that_the_server_refuses_is_reported_in_the_servers_own_message(
+    cluster: LocalCluster,
+) -> None:
     mounts = [{"name": "nowhere", "mountPath": "/data"}]
     fetch = {"name": "fetch", "image": "i", "volumeMounts": mounts}
     template = {"spec": {"containers": [{"name": "trainer"}], "initContainers": [fetch]}}

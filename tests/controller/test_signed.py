@@ -126,13 +126,13 @@ async def test_a_request_that_is_altered_each_time_is_refused_each_time(served: 
         (b"X-Ropeteam-Sig", b"X-Another-Sig"),
     ],
 )
-async def test_an_altered_answer_is_not_believed(served: Served, old: bytes, new: bytes) -> None:
+async def test_an_altered_answer_is_not_accepted(served: Served, old: bytes, new: bytes) -> None:
     async with between(served, answer=lambda text: text.replace(old, new)) as (_, send_desired):
         with pytest.raises(Unreachable, match="its answer is not signed with this job's token: HTTP"):
             await send_desired(1)
 
 
-async def test_the_answer_to_another_request_is_not_believed(served: Served) -> None:
+async def test_the_answer_to_another_request_is_not_accepted(served: Served) -> None:
     async with between(served) as (path, send_desired):
         await send_desired(1)
         recorded = path.answered[-1]
@@ -142,7 +142,7 @@ async def test_the_answer_to_another_request_is_not_believed(served: Served) -> 
         assert len(path.requests) == 1
 
 
-async def test_who_has_no_token_is_not_asked_twice_and_is_shown_none(served: Served) -> None:
+async def test_a_server_without_the_token_is_requested_once_and_shown_none(served: Served) -> None:
     """Whatever it claims to be: that it takes a bearer, too."""
     no = b"HTTP/1.1 401 No\r\nWWW-Authenticate: Bearer\r\nContent-Length: 19\r\n\r\na bearer is needed\n"
     async with between(served, answer=lambda _: no) as (path, send_desired):
@@ -193,7 +193,7 @@ async def voices_of(pods: tuple[PodSeen, ...], uid: str, more: str = "") -> list
     return auths
 
 
-async def test_of_a_job_that_was_made_with_a_key_which_is_gone_it_is_said_what_to_do() -> None:
+async def test_of_a_job_that_was_made_with_a_key_which_is_gone_it_names_what_to_do() -> None:
     pods = (PodSeen(name="c", uid="c", role=Role.COORDINATOR, key_id="gone"),)
     fix = "give the operator that key as a previous key"
     await voices_of(
@@ -205,7 +205,7 @@ async def test_of_a_job_that_was_made_with_a_key_which_is_gone_it_is_said_what_t
     ("uid", "contract", "kind"),
     [("c", 2, BearerAuth), ("c", VERSION, SignedAuth), ("another", 2, SignedAuth), ("", 2, SignedAuth)],
 )
-async def test_only_the_pod_that_status_names_is_asked_how_it_speaks(
+async def test_only_the_pod_that_status_names_is_read_for_its_contract(
     uid: str, contract: int, kind: type[RequestAuth]
 ) -> None:
     """Not one that somebody else made, and not what answers."""

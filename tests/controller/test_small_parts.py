@@ -107,7 +107,7 @@ def test_an_incident_is_counted_once_when_it_has_settled() -> None:
     assert metrics.REGISTRY.get_sample_value("ropeteam_steps_lost_total", {"cause": "Hang"}) == 3
 
 
-def test_jobs_and_rounds_are_counted_when_asked() -> None:
+def test_jobs_and_reconciles_are_counted_at_a_scrape() -> None:
     jobs = [("Running", False), ("Failed", False), ("Running", True)]
     now = metrics.ScrapeCollector(lambda: jobs, lambda: [2.0, 5.0], lambda: {"Pod": 3.0})
     families = {each.name: each for each in now.collect()}
@@ -162,7 +162,7 @@ async def test_a_round_that_fails_is_counted_and_timed_as_one_that_ends_well_is(
     assert counted() == tuple((each or 0) + 1 for each in before)
 
 
-async def test_probes_tell_ready_healthy_and_numbers() -> None:
+async def test_probes_report_ready_healthy_and_numbers() -> None:
     unready, longest = "still listing", 0.0
     async with (
         probes.served("127.0.0.1:0", lambda: unready, lambda: longest) as address,
@@ -196,7 +196,7 @@ async def send_desired(handler: Any) -> JobReport:
         await runner.cleanup()
 
 
-async def test_a_coordinator_is_told_what_should_be_and_says_how_it_is() -> None:
+async def test_a_coordinator_receives_what_should_be_and_reports_how_it_is() -> None:
     async def answer(request: web.Request) -> web.Response:
         assert request.headers["X-Ropeteam-Bearer"] == "bearer"
         assert codec.decode(Desired, await request.read()) == DESIRED

@@ -65,7 +65,7 @@ async def refusal(client: ApiClient) -> str:
     return await until_async(skipped)
 
 
-async def test_a_service_with_a_wrong_label_is_no_trouble(cluster: LocalCluster) -> None:
+async def test_a_service_with_a_wrong_label_is_no_error(cluster: LocalCluster) -> None:
     async with operator_of(cluster) as operator:
         await operator.client.create(service(term="x"))
         await operator.client.create(job())
@@ -93,7 +93,7 @@ async def test_a_job_that_is_too_large_is_refused_and_takes_little_memory(cluste
         assert len(cached.text) < 8192
 
 
-def test_of_a_jobs_metadata_only_what_is_read_is_kept() -> None:
+def test_of_a_jobs_metadata_only_what_is_read_is_cached() -> None:
     obj = training_job("job", 1)
     obj["metadata"] |= {
         "labels": {f"label-{n}": "x" * 60 for n in range(1000)},
@@ -171,13 +171,13 @@ async def test_a_line_that_is_no_event_leads_to_a_list(api: Scripted, client: Ap
 
 
 @pytest.mark.parametrize("page", [{}, {"items": 5}, {"items": [{}], "metadata": {}}, {"items": []}])
-async def test_a_list_that_is_none_is_asked_for_again(api: Scripted, client: ApiClient, page: Object) -> None:
+async def test_a_list_that_is_none_is_requested_again(api: Scripted, client: ApiClient, page: Object) -> None:
     api.listed, api.answers = [training_job("a", 4)], [(200, page)]
     async with watching(client, "TrainingJob") as (jobs, _):
         assert jobs.known_keys() == (Key("default", "a"),)
 
 
-async def test_pages_that_are_too_large_are_asked_for_in_parts(api: Scripted, client: ApiClient) -> None:
+async def test_pages_that_are_too_large_are_requested_in_parts(api: Scripted, client: ApiClient) -> None:
     large = [training_job(f"large-{n}", n + 1, env="x" * 300_000) for n in range(10)]
     api.listed = [*large, *(training_job(f"small-{n}", n + 20) for n in range(100))]
     async with watching(client, "TrainingJob") as (jobs, _):
@@ -185,7 +185,7 @@ async def test_pages_that_are_too_large_are_asked_for_in_parts(api: Scripted, cl
         assert api.limits == [500, 100, 20, 4, 20, 100]
 
 
-async def test_an_object_that_cannot_be_read_is_passed_over_and_told_once(
+async def test_an_object_that_cannot_be_read_is_passed_over_and_reported_once(
     api: Scripted, client: ApiClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     def read(found: Object) -> int:
@@ -271,7 +271,7 @@ OWNER = {
         [{key: value for key, value in OWNER.items() if key != "controller"}],
     ],
 )
-def test_labels_without_an_owner_are_not_believed(owners: list[Object] | None) -> None:
+def test_labels_without_an_owner_are_not_trusted(owners: list[Object] | None) -> None:
     labelled = an_object("pod", 1)
     labelled["metadata"]["labels"] = {"ropeteam.dev/job": "job", "ropeteam.dev/job-uid": "u"}
     labelled["metadata"]["ownerReferences"] = owners
@@ -284,7 +284,7 @@ TEXTS = st.text("0123456789x-²", max_size=12)
 
 
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys(("role", "slot", "incarnation", "term"), TEXTS)))
-def test_whatever_labels_say_pods_and_services_are_read(labels: dict[str, str]) -> None:
+def test_whatever_labels_contain_pods_and_services_are_read(labels: dict[str, str]) -> None:
     pod = an_object("pod", 1)
     pod["metadata"]["labels"] = {f"ropeteam.dev/{key}": value for key, value in labels.items()}
     assert parsing.pod(pod)[1].name == "pod"
@@ -308,7 +308,7 @@ def test_an_address_that_is_none_is_not_known_yet(given: str, taken: str) -> Non
     assert parsing.service(an_object("service", 1, clusterIP=given))[1].cluster_ip == taken
 
 
-async def test_who_hears_nothing_of_a_kind_is_not_ready(still: Operator) -> None:
+async def test_an_operator_without_data_of_a_kind_is_not_ready(still: Operator) -> None:
     loop, requested = asyncio.get_running_loop(), still.stale_caches()
     assert requested == ""
     assert set(still.cache_ages()) == {"Node", "Pod", "Service", "TrainingJob"}

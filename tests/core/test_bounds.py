@@ -50,11 +50,11 @@ FULL = replace(
 )
 
 
-def test_what_a_coordinator_of_ours_tells_is_taken_as_it_is() -> None:
+def test_what_a_coordinator_of_ours_reports_is_taken_as_it_is() -> None:
     assert bounded(FULL, slots=1) == FULL
 
 
-def test_texts_are_cut() -> None:
+def test_texts_are_truncated() -> None:
     long = replace(FULL, why="w" * 10_000, launcher="l" * 10_000)
     taken = bounded(long, slots=1)
     assert (len(taken.why), len(taken.launcher)) == (LONGEST_TEXT, LONGEST_TEXT)
@@ -143,7 +143,7 @@ def hostile(draw: st.DrawFn, honest: JobReport) -> bytes:
 
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.just(a_running_job()) | plausible_scenes(), st.just(FULL) | reports, st.data())
-def test_whatever_is_told_there_is_an_answer_that_can_be_written(
+def test_whatever_is_reported_there_is_an_answer_that_can_be_written(
     seen: Scene, honest: JobReport, data: st.DataObject
 ) -> None:
     honest = replace(honest, job_uid=UID, term=seen.status.coordinator.term)

@@ -39,7 +39,7 @@ def test_a_drain_has_an_end() -> None:
     assert [type(action) for action in late.actions] == [DeletePod, DeletePod]
 
 
-def test_a_gang_without_room_for_all_gives_its_places_back_and_asks_again() -> None:
+def test_a_gang_without_capacity_for_all_releases_its_pods_and_starts_again() -> None:
     cluster = a_half_placed_job()
     cluster.scene = cluster.scene.after(set_back)
     cluster.round()

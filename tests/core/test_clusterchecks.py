@@ -93,7 +93,7 @@ def test_an_installation_that_is_well_is_ok() -> None:
     ]
 
 
-def test_a_version_is_judged() -> None:
+def test_a_version_is_compared() -> None:
     one("ok   cluster: of config: answers, Kubernetes v1.30.0", version="v1.30.0")
     one("FAIL cluster: of config: Kubernetes v1.29.9-eks is too old; upgrade to 1.30", version="v1.29.9-eks")
     one("warn cluster: of config: answers, but does not report its version", version="")
@@ -109,7 +109,7 @@ def test_a_definition_that_is_not_there_is_a_failure() -> None:
     one("FAIL definition: no version v1alpha1, but v9; ", definition=Read((other,)))
 
 
-def test_a_definition_that_has_drifted_is_told_by_its_fields() -> None:
+def test_a_definition_that_has_drifted_is_reported_by_its_fields() -> None:
     older = "warn definition: older than this client: it does not have"
     one(f"{older} spec.worlds; ", definition=changed("worlds", None))
     more = changed("colour", {"type": "object", "properties": {"red": {"type": "string"}}})
@@ -158,7 +158,7 @@ def test_a_leader_renews_its_lease() -> None:
     one("warn leader sys/ropeteam: not known: you may not read them", leases=FORBIDDEN)
 
 
-def test_an_operator_that_begins_again_and_again_is_told_with_its_reason() -> None:
+def test_an_operator_that_begins_again_and_again_is_reported_with_its_reason() -> None:
     killed = {"restartCount": 7, "lastState": {"terminated": {"reason": "OOMKilled"}}}
     states = [killed, {"restartCount": 4}, {"restartCount": 5}]
     pod = {"metadata": {"name": "p", "namespace": "sys"}, "status": {"containerStatuses": states}}
@@ -183,7 +183,7 @@ def test_claims_need_a_default_class_or_a_name() -> None:
     one("warn storage class: not known: you may not read them", classes=FORBIDDEN)
 
 
-def test_kinds_of_others_are_told() -> None:
+def test_kinds_of_others_are_listed() -> None:
     groups = Read(({"name": "monitoring.coreos.com"}, {"name": "kueue.x-k8s.io"}))
     one("ok   monitoring: kinds of the Prometheus Operator are served", groups=groups)
     one("ok   queues: Kueue is served", groups=groups)

@@ -57,7 +57,7 @@ def test_an_unschedulable_pod_is_explained_by_the_scheduler_and_by_what_the_job_
     assert decide(seen).status.state == "Pending"
 
 
-def test_a_job_that_asks_for_nothing_still_says_how_much() -> None:
+def test_a_job_that_requests_nothing_still_shows_how_much() -> None:
     seen = starting(scheduled_message="0/1 nodes are available.")
     seen = seen.but(spec={"workers": 2, "command": ["true"]})
     seen = seen.but(status=seen.status.model_copy(update={"pod_spec_hash": ""}))
@@ -78,7 +78,7 @@ def test_a_job_that_asks_for_nothing_still_says_how_much() -> None:
         ),
     ],
 )
-def test_a_pod_that_cannot_start_says_why(role: Role, fields: dict[str, str], expected: str) -> None:
+def test_a_pod_that_cannot_start_shows_why(role: Role, fields: dict[str, str], expected: str) -> None:
     waiting = {name: ContainerSeen(waiting_reason=reason) for name, reason in fields.items()}
     seen = starting(role, node="node-0", **waiting)
     running, (reason, expected_message) = condition(seen, ConditionType.RUNNING), expected.split(": ")
@@ -91,7 +91,7 @@ MISSING = 'MountVolume.SetUp failed for volume "ropeteam-signing" : secret "keys
 
 
 @pytest.mark.parametrize("reason", ["ContainerCreating", "PodInitializing"])
-def test_pods_that_wait_are_said_to_want_the_secret_that_the_job_names(reason: str) -> None:
+def test_pods_that_wait_are_shown_to_want_the_secret_that_the_job_names(reason: str) -> None:
     """What a kubelet cannot mount it says in events, not in the pod's status."""
     seen = starting(node="node-0", container=ContainerSeen(waiting_reason=reason), checkpoint=SIGNED)
     running = condition(seen, ConditionType.RUNNING)
@@ -123,7 +123,7 @@ def test_pods_of_other_jobs_just_start(checkpoint: Any) -> None:
     assert condition(seen, ConditionType.RUNNING).message == "Pods are being created and started."
 
 
-def test_the_kubelets_own_words_come_first() -> None:
+def test_the_kubelets_own_message_comes_first() -> None:
     container = ContainerSeen(waiting_reason="ErrImagePull", waiting_message="pull access denied for train:2")
     running = condition(starting(node="node-0", container=container), ConditionType.RUNNING)
     assert "pull access denied for train:2" in running.message
@@ -164,7 +164,7 @@ def test_a_coordinator_of_an_earlier_release_is_named_with_what_to_do() -> None:
     assert decide(later).status == later.status, "said once"
 
 
-def test_a_coordinator_that_does_not_keep_up_is_told() -> None:
+def test_a_coordinator_that_does_not_keep_up_is_reported() -> None:
     seen = a_running_job().after(reporting(lag_seconds=3))
     running = condition(seen, ConditionType.RUNNING)
     assert (running.status, running.reason) == ("True", "CoordinatorOverloaded")
@@ -175,7 +175,7 @@ def test_a_coordinator_that_does_not_keep_up_is_told() -> None:
     assert decide(later).status == later.status, "said once"
 
 
-def test_a_job_whose_ranks_are_done_is_not_said_to_train() -> None:
+def test_a_job_whose_ranks_are_done_is_not_shown_as_training() -> None:
     why = "all ranks are done; waiting for the manifest of step 196 to be written"
     running = condition(
         a_running_job().after(reporting(phase=WorldPhase.COMPLETING, why=why)), ConditionType.RUNNING
@@ -183,7 +183,7 @@ def test_a_job_whose_ranks_are_done_is_not_said_to_train() -> None:
     assert (running.status, running.reason, running.message) == ("True", "WorldCompleting", why)
 
 
-def test_status_never_says_that_training_goes_on_without_knowing_it() -> None:
+def test_status_never_shows_that_training_continues_without_knowing_it() -> None:
     seen = a_running_job().after(unreachable)
     seen = seen.but(status=decide(seen).status)
     message = condition(seen, ConditionType.RUNNING).message
@@ -223,7 +223,7 @@ def test_a_coordinator_that_never_answers_stalls_the_job_with_the_way_to_it() ->
     assert condition(late, ConditionType.RUNNING).message == stalled.message
 
 
-def test_while_a_coordinator_asks_around_the_world_is_as_it_was() -> None:
+def test_while_a_coordinator_collects_reports_the_world_is_as_it_was() -> None:
     decision = decide(a_running_job().after(reporting(phase=WorldPhase.WAITING)))
     assert decision.status.state == "Running"
 
@@ -343,7 +343,7 @@ def test_a_new_coordinator_is_announced() -> None:
     assert [each.reason for each in announcements] == ["CoordinatorReplaced"]
 
 
-def test_an_event_always_has_words() -> None:
+def test_an_event_always_has_a_message() -> None:
     silent = reporting(phase=WorldPhase.FORMING, why="")
     seen = a_running_job(workers=1).after(silent, written, reporting(phase=WorldPhase.RUNNING))
     assert [each.message for each in decide(seen).announcements] == ["All workers train together."]

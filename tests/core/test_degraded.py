@@ -67,7 +67,7 @@ def test_another_notice_is_announced_too() -> None:
 
 
 @pytest.mark.parametrize("quiet", [unreachable, reporting(phase=WorldPhase.WAITING, notice=None)])
-def test_a_coordinator_that_says_nothing_takes_nothing_back(quiet: Change) -> None:
+def test_a_coordinator_that_reports_nothing_takes_nothing_back(quiet: Change) -> None:
     seen = a_running_job().after(noticed(SPLIT), written, quiet, written)
     condition = degraded(seen)
     assert condition is not None
@@ -75,7 +75,7 @@ def test_a_coordinator_that_says_nothing_takes_nothing_back(quiet: Change) -> No
     assert events(seen) == []
 
 
-def test_a_suspended_job_has_no_odd_world() -> None:
+def test_a_suspended_job_has_no_degraded_world() -> None:
     seen = a_running_job().after(noticed(SPLIT), written, edited(suspend=True), written)
     seen = seen.but(pods=(), report=None).after(written)
     condition = degraded(seen)

@@ -48,6 +48,6 @@ def test_a_machine_that_has_all_is_ok() -> None:
         ({"recorded": True, "pods": 2}, "/home/kubeconfig and 2 folders in /home/pods remain"),
     ],
 )
-def test_what_a_machine_lacks_is_told(seen, line: str) -> None:
+def test_what_a_machine_does_not_have_is_reported(seen, line: str) -> None:
     lines = [str(found) for found in of_machine(replace(MACHINE, **seen))]
     assert [each for each in lines if line in each], lines

@@ -70,7 +70,7 @@ def test_a_successor_is_decided_on_at_once_and_made_in_the_next_round() -> None:
     ]
 
 
-def test_the_coordinator_hears_of_the_old_pod_only_until_it_has_saved() -> None:
+def test_the_coordinator_knows_of_the_old_pod_only_until_it_has_saved() -> None:
     old = a_running_job().worker(1)
     for seen in (a_running_job().after(deleted(1)), a_running_job().after(deleted(1), written), handed()):
         assert (
@@ -110,7 +110,7 @@ def test_the_successor_takes_over_when_nothing_can_be_saved_any_more(over: Chang
     assert not decision.status.incidents[0].charged
 
 
-def test_the_incident_says_what_kubernetes_says() -> None:
+def test_the_incident_shows_what_kubernetes_reports() -> None:
     seen = handed().after(the_old_pod(reason="Evicted", container=ContainerSeen(exit_code=143)))
     assert [each.cause for each in decide(seen).status.incidents] == [Cause.EVICTED]
 

@@ -69,7 +69,7 @@ def test_the_operator_looks_again_when_an_incident_settles() -> None:
     assert decide(seen).requeue_after_seconds == 3
 
 
-def test_telling_it_twice_is_telling_it_once() -> None:
+def test_reporting_it_twice_is_reporting_it_once() -> None:
     seen = a_running_job().after(
         reporting_incidents(an_incident()), written, seconds(10), written, seconds(60), written
     )
@@ -129,7 +129,7 @@ def test_a_message_ends_with_the_last_lines_of_the_rank() -> None:
     assert only(seen.status).message.endswith("Traceback ...\nValueError: bad lr")
 
 
-def test_the_recoverys_time_is_told_even_after_settling() -> None:
+def test_the_recoverys_time_is_recorded_even_when_it_is_final() -> None:
     seen = a_running_job().after(reporting_incidents(an_incident()), seconds(10), written)
     stages = RecoveryTimes(stopped=40, planned=90, started=200, first_step=450)
     reported = an_incident(Cause.HANG, recovery_milliseconds=stages, steps_lost=7)
@@ -177,14 +177,14 @@ def test_a_pod_lost_after_the_next_world_was_planned_is_another_incident() -> No
     assert [each.id for each in seen.status.incidents] == ["1.0.1", "pod-2-1"]
 
 
-def test_a_pod_that_was_in_no_world_is_charged_when_the_coordinator_has_had_time_to_tell() -> None:
+def test_a_pod_that_was_in_no_world_is_charged_when_the_coordinator_has_had_time_to_report() -> None:
     seen = a_running_job().after(forming, ended(2), written, seconds(14.9), written)
     assert not only(seen.status).final
     seen = seen.after(seconds(0.1), written)
     assert (only(seen.status).id, seen.status.failures.charged) == ("pod-2-1", 1)
 
 
-def test_the_end_of_a_node_is_told_late_and_still_believed() -> None:
+def test_the_end_of_a_node_is_reported_late_and_still_accepted() -> None:
     """Silent at 0 s, node NotReady at 40 s: the incident has waited."""
     reported = reporting_incidents(an_incident(Cause.AGENT_LOST, slot=2))
     request = reporting(replacement_requests=(a_request(2),))
@@ -203,7 +203,7 @@ def test_our_own_deletion_is_no_evidence() -> None:
     assert only(seen.status).cause == "Signal"
 
 
-def test_only_ten_are_kept_and_none_is_let_off() -> None:
+def test_only_ten_are_stored_and_none_is_let_off() -> None:
     reported = [an_incident(n=n) for n in range(1, 15)]
     seen = a_running_job(recovery={"maxFailures": 100}).after(reporting_incidents(*reported), written)
     assert [each.id for each in seen.status.incidents] == [f"1.0.{n}" for n in range(5, 15)]
@@ -211,13 +211,13 @@ def test_only_ten_are_kept_and_none_is_let_off() -> None:
     assert seen.after(seconds(10), written).status.failures.charged == 14
 
 
-def test_a_coordinator_with_a_broken_clock_is_not_believed() -> None:
+def test_a_coordinator_with_a_broken_clock_is_not_trusted() -> None:
     for unix_ms in (10**30, int((NOON.timestamp() + 999) * 1000)):
         seen = a_running_job().after(reporting(incidents=(an_incident(unix_ms=unix_ms),)))
         assert only(decide(seen).status).time == seen.now
 
 
-def test_an_id_that_cannot_be_read_is_not_believed() -> None:
+def test_an_id_that_cannot_be_read_is_not_trusted() -> None:
     seen = a_running_job().after(reporting_incidents(replace(an_incident(), id="yesterday")), written)
     assert seen.status.incidents == ()
 
@@ -228,7 +228,7 @@ def desired_after(seen: Scene) -> tuple[int, tuple[str, ...]]:
     return desired.allowance, desired.charged_incidents
 
 
-def test_the_allowance_and_the_ids_behind_it_go_together() -> None:
+def test_the_allowance_and_the_ids_behind_it_agree() -> None:
     reported = reporting_incidents(an_incident(n=1), an_incident(Cause.RETRIED_FREE, n=2))
     seen = a_running_job(recovery={"maxFailures": 5}).after(reported, written)
     assert desired_after(seen) == (5, ()), "provisional ones are still the coordinator's to subtract"

@@ -58,7 +58,7 @@ def test_what_is_missing_waits_for_what_is_to_be_written() -> None:
     assert decide(seen.after(written)).actions != ()
 
 
-def test_things_are_made_in_the_order_in_which_they_need_each_other() -> None:
+def test_objects_are_created_in_the_order_in_which_they_need_each_other() -> None:
     cluster = FakeCluster(a_job(workers=2))
     cluster.round()
     assert [type(action) for action in cluster.round().actions] == [
@@ -95,7 +95,7 @@ def test_a_running_job_is_left_alone() -> None:
     assert seen.status.workers.summary == "4/4"
 
 
-def test_the_coordinator_is_asked_often_only_while_it_knows_what_comes_next() -> None:
+def test_the_coordinator_is_polled_often_only_while_it_knows_what_comes_next() -> None:
     seen = a_running_job().after(reporting(phase=WorldPhase.FORMING), written)
     assert decide(seen).requeue_after_seconds == 1, "all pods run: the world may form any moment"
     pods = tuple(
@@ -113,7 +113,7 @@ def test_a_job_that_is_being_deleted_takes_no_more_decisions() -> None:
     assert (decision.status, decision.actions, decision.desired) == (seen.status, (), None)
 
 
-def test_an_invalid_spec_says_what_to_change_and_comes_to_rest() -> None:
+def test_an_invalid_spec_shows_what_to_change_and_comes_to_rest() -> None:
     seen = a_job(workers=0)
     decision = decide(seen)
     assert decision.status.state == "Invalid"
@@ -131,7 +131,7 @@ def test_a_spec_that_was_left_out_is_invalid_for_the_reason_given() -> None:
     assert decision.why == "the spec is not valid: spec: has 900 KiB"
 
 
-def test_a_long_spec_is_judged_and_not_remembered() -> None:
+def test_a_long_spec_is_validated_and_not_remembered() -> None:
     seen = a_job(args=["x" * 5000])
     before = view._validated_cached.cache_info().currsize
     assert decide(seen).status.state != "Invalid"
@@ -152,7 +152,7 @@ def test_a_spec_that_becomes_invalid_stops_nothing() -> None:
     assert len(decision.desired.slots) == 4
 
 
-def test_the_servers_refusal_is_told_in_its_own_words() -> None:
+def test_the_servers_refusal_is_reported_in_its_own_message() -> None:
     decision = decide(a_job().after(refused('persistentvolumes "fast" is forbidden')))
     assert (decision.status.state, decision.status.attempt) == ("Invalid", 0)
     assert 'persistentvolumes "fast" is forbidden' in decision.why
@@ -166,7 +166,7 @@ def accepted(decision: Decision) -> str:
     return condition.reason
 
 
-def test_a_refusal_of_a_running_job_is_only_said() -> None:
+def test_a_refusal_of_a_running_job_is_only_reported() -> None:
     decision = decide(a_running_job().after(refused("no such field")))
     assert (decision.status.state, accepted(decision)) == ("Running", "PodRefused")
 
@@ -216,7 +216,7 @@ def test_the_coordinator_goes_when_all_workers_have_ended() -> None:
     assert isinstance(actions[1], DeleteService)
 
 
-def test_agents_of_a_failed_job_are_told_and_what_has_ended_by_itself_stays() -> None:
+def test_agents_of_a_failed_job_are_informed_and_what_has_ended_by_itself_stays() -> None:
     seen = failed()
     decision = decide(seen)
     assert decision.actions == ()
@@ -230,7 +230,7 @@ def test_agents_of_a_failed_job_are_told_and_what_has_ended_by_itself_stays() ->
     assert over.desired is None
 
 
-def test_a_reason_that_a_newer_operator_has_saved_is_told_as_one_that_we_know() -> None:
+def test_a_reason_that_a_newer_operator_has_saved_is_sent_as_one_that_we_know() -> None:
     seen = failed()
     facts = (each.model_copy(update={"reason": "Newest"}) for each in seen.status.conditions)
     desired = decide(seen.but(status=seen.status.model_copy(update={"conditions": tuple(facts)}))).desired
@@ -239,7 +239,7 @@ def test_a_reason_that_a_newer_operator_has_saved_is_told_as_one_that_we_know() 
     assert desired.failure.reason is FailReason.REPEATED_ERROR
 
 
-def test_pods_that_say_that_the_job_has_failed_are_not_replaced_before_the_coordinator_was_asked() -> None:
+def test_pods_that_report_that_the_job_has_failed_are_not_replaced_before_a_poll_of_the_coordinator() -> None:
     """Their operator was away when they left."""
     seen = a_running_job(workers=2).after(ended(0, 4), ended(1, 4))
     unanswered = seen.but(report=None)
@@ -296,7 +296,7 @@ def test_terminal_is_final() -> None:
     assert decision.status == seen.status.model_copy(update={"observed_generation": 2})
 
 
-def test_a_problem_that_no_restart_mends_fails_the_job_with_its_words() -> None:
+def test_a_problem_that_no_restart_mends_fails_the_job_with_its_message() -> None:
     status = failed().status
     assert (status.state, status.reason) == ("Failed", "CommandNotFound")
     condition = status.condition(ConditionType.FAILED)
@@ -359,7 +359,7 @@ def test_a_pod_that_was_replaced_does_not_complete_the_job() -> None:
     assert decide(holding.after(ended(0, code=0))).status.state == "Complete", "it still holds its slot"
 
 
-def test_a_coordinator_that_waits_for_our_word_is_asked_soon() -> None:
+def test_a_coordinator_that_waits_for_our_acknowledgement_is_polled_soon() -> None:
     seen = a_running_job().after(reporting(phase=WorldPhase.COMPLETING), written)
     assert decide(seen).requeue_after_seconds == 1
 

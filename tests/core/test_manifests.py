@@ -98,7 +98,7 @@ def test_names_labels_and_owner() -> None:
     assert (owner["kind"], owner["uid"], owner["controller"]) == ("TrainingJob", UID, True)
 
 
-def test_the_agent_stands_before_the_users_command() -> None:
+def test_the_agent_comes_before_the_users_command() -> None:
     container = trainer(pod(command=["python", "train.py"], args=["--lr", "1e-3"]))
     agent = ["python3", "-I", "/ropeteam/agent.pyz", "--"]
     assert container["command"] == [*agent, "python", "train.py", "--lr", "1e-3"]
@@ -178,7 +178,7 @@ def test_a_secret_that_the_job_names_is_mounted_and_its_keys_sign() -> None:
     assert "signing" not in str(plain["spec"]["volumes"]) + str(trainer(plain)["volumeMounts"])
 
 
-def test_a_worker_is_told_whom_its_job_trusts_and_whether_its_pod_is_a_world() -> None:
+def test_a_worker_is_configured_with_whom_its_job_trusts_and_whether_its_pod_is_a_world() -> None:
     for given, found in (("One", False), ("PerPod", True)):
         text = env(trainer(pod(resume={"trust": "Any"}, worlds=given)))[config.CONFIG]
         worker = codec.decode(config.WorkerConfig, text)
@@ -244,13 +244,13 @@ def test_volumes_of_the_agent_the_token_the_checkpoints_and_shared_memory() -> N
     assert found["ropeteam-shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "8Gi"}
 
 
-def test_shared_memory_of_the_template_is_kept() -> None:
+def test_shared_memory_of_the_template_is_preserved() -> None:
     manifest = pod(template=mounting("mine", "/dev/shm"))
     assert mounts(trainer(manifest))["/dev/shm"] == "mine"
     assert "ropeteam-shm" not in volumes(manifest)
 
 
-def test_a_cache_of_shards_has_a_folder_and_tells_the_script_of_it() -> None:
+def test_a_cache_of_shards_has_a_folder_and_names_it_to_the_script_of_it() -> None:
     manifest = pod(shardCache="200Gi")
     assert mounts(trainer(manifest))["/shard-cache"] == "ropeteam-shard-cache"
     assert volumes(manifest)["ropeteam-shard-cache"]["emptyDir"] == {"sizeLimit": "200Gi"}
@@ -281,7 +281,7 @@ def test_how_a_worker_pod_lives_and_ends() -> None:
     assert (spec["restartPolicy"], spec["terminationGracePeriodSeconds"]) == ("Never", 100)
 
 
-def test_defaults_lean_to_restricted_and_what_the_user_says_is_kept() -> None:
+def test_defaults_lean_to_restricted_and_what_the_user_sets_is_preserved() -> None:
     manifest = pod()
     assert manifest["spec"]["securityContext"] == {"seccompProfile": {"type": "RuntimeDefault"}}
     assert manifest["spec"]["automountServiceAccountToken"] is False
@@ -307,12 +307,12 @@ def test_pods_of_an_attempt_that_began_under_an_earlier_release_keep_their_capab
 
 
 @pytest.mark.parametrize("given", [{"add": ["IPC_LOCK"]}, {"drop": ["NET_RAW"]}, {"drop": []}])
-def test_whoever_speaks_of_capabilities_has_the_last_word(given: dict[str, Any]) -> None:
+def test_capabilities_of_the_template_win(given: dict[str, Any]) -> None:
     made = trainer(pod(template=in_template(securityContext={"capabilities": given})))
     assert made["securityContext"]["capabilities"] == given
 
 
-def test_beside_privileged_stands_nothing_that_kubernetes_would_refuse() -> None:
+def test_beside_privileged_is_nothing_that_kubernetes_would_refuse() -> None:
     made = trainer(pod(template=in_template(securityContext={"privileged": True})))
     assert made["securityContext"] == {"privileged": True}
 
@@ -367,7 +367,7 @@ def test_the_service_leads_to_the_coordinator_of_this_term_only() -> None:
     assert [port["port"] for port in made["spec"]["ports"]] == [29401, 29402]
 
 
-def test_actions_say_what_they_do() -> None:
+def test_actions_name_what_they_do() -> None:
     manifest = {"metadata": {"name": "mnist"}}
     selector = {"ropeteam.dev/term": "3"}
     lines = [
@@ -395,5 +395,5 @@ def test_actions_say_what_they_do() -> None:
     ]
 
 
-def test_a_finished_job_says_that_it_is_deleted() -> None:
+def test_a_finished_job_reports_that_it_is_deleted() -> None:
     assert str(DeleteJob("mnist", UID)) == "delete TrainingJob mnist"

@@ -39,7 +39,7 @@ def test_an_empty_namespace_is_ok() -> None:
         ("privileged", "ok   namespace team: exists, Pod Security level privileged"),
     ],
 )
-def test_a_level_says_what_is_refused(level: str, line: str) -> None:
+def test_a_level_names_what_is_refused(level: str, line: str) -> None:
     labels = {"pod-security.kubernetes.io/enforce": level}
     assert namespace_findings(itself=Read(({"metadata": {"labels": labels}},)))[0].startswith(line)
 
@@ -62,7 +62,7 @@ def test_a_server_without_quotas_has_none_of_the_rest() -> None:
     assert len(namespace_findings(quotas=Read(served=False))) == 1
 
 
-def test_a_quota_that_is_used_up_is_told_by_its_resource() -> None:
+def test_a_quota_that_is_used_up_is_reported_by_its_resource() -> None:
     hard = {"pods": "10", "requests.memory": "1Gi", "requests.nvidia.com/gpu": "8"}
     used = {"pods": "3", "requests.memory": "1024Mi"}
     full = namespace_findings(quotas=named("small", status={"hard": hard, "used": used}))
@@ -74,7 +74,7 @@ def test_a_quota_that_is_used_up_is_told_by_its_resource() -> None:
     assert namespace_findings(quotas=named("new"))[1] == "ok   quota new: capacity is left for everything"
 
 
-def test_a_limit_range_that_gives_limits_is_told() -> None:
+def test_a_limit_range_that_gives_limits_is_reported() -> None:
     rows = [{"type": "Pod"}, {"type": "Container"}, {"type": "Container", "default": {"memory": "512Mi"}}]
     given = namespace_findings(limits=named("small", spec={"limits": rows}))
     assert given[2].startswith("warn limit range small: containers without limits get memory 512Mi; set")
@@ -98,7 +98,7 @@ def policy_finding(read: Read, guards: bool | None = True) -> str:
     return namespace_findings(policies=read, guards_jobs=guards)[-1]
 
 
-def test_egress_that_is_denied_cuts_workers_off() -> None:
+def test_egress_that_is_denied_isolates_workers() -> None:
     line = policy_finding(policies({"policyTypes": ["Egress"]}))
     assert line == (
         "warn network policies: pods of jobs cannot reach their coordinator (egress, port 29401), each other"
@@ -131,7 +131,7 @@ DNS: Object = {"ports": [{"port": 53, "protocol": "UDP"}]}
         ),
     ],
 )
-def test_what_egress_opens_is_not_cut(rules: list[Object], missing: str) -> None:
+def test_what_egress_opens_is_not_blocked(rules: list[Object], missing: str) -> None:
     line = policy_finding(policies({"policyTypes": ["Egress"], "egress": rules}))
     assert (f"cannot reach {missing}" in line) if missing else line.startswith("ok "), line
 
@@ -152,7 +152,7 @@ def test_ingress_is_opened_by_the_policies_that_the_operator_makes() -> None:
     )
 
 
-def test_policies_of_jobs_and_those_of_other_pods_cut_nothing() -> None:
+def test_policies_of_jobs_and_those_of_other_pods_block_nothing() -> None:
     job = {"metadata": {"name": "j", "labels": OURS["matchLabels"]}, "spec": {"policyTypes": ["Egress"]}}
     database = {"podSelector": {"matchLabels": {"app": "db"}}, "policyTypes": ["Egress"]}
     assert policy_finding(Read((job, *policies(database).items))).startswith("ok ")
@@ -171,7 +171,7 @@ def job_findings(read: Read, namespace: str = "default", **seen: Any) -> list[st
     return [str(found) for found in of_job(Job("mnist", namespace, read, **seen))]
 
 
-def test_a_job_is_told_by_its_state_or_what_is_wrong() -> None:
+def test_a_job_is_shown_by_its_state_or_what_is_wrong() -> None:
     well = a_job("Complete", condition("Accepted", "True"), condition("Failed", "False"))
     assert job_findings(well) == ["ok   job mnist: Complete; ropeteam explain mnist"]
     bad = a_job("Invalid", condition("Accepted", "False"), condition("Degraded", "True"))

@@ -66,7 +66,7 @@ def test_it_has_a_home_that_it_can_write_and_a_name() -> None:
     )
 
 
-def test_what_the_template_says_of_users_homes_and_names_is_kept() -> None:
+def test_what_the_template_sets_of_users_homes_and_names_is_preserved() -> None:
     mine = [{"name": "mine", "mountPath": path} for path in ("/etc/passwd", "/ropeteam-home")]
     security = {"runAsUser": 5, "runAsGroup": 6, "fsGroup": 7, "runAsNonRoot": False}
     template = in_template(security, volumeMounts=mine, env=[{"name": "HOME", "value": "/mine"}])
@@ -94,7 +94,7 @@ def test_it_is_the_templates_user_if_that_names_one(template: dict[str, Any], us
     assert nonroot.user_of(dry_run_pod(seen, build_view(seen).spec)) == user
 
 
-def test_a_job_that_is_taken_as_such_a_user_starts_and_says_so() -> None:
+def test_a_job_that_is_taken_as_such_a_user_starts_and_reports_it() -> None:
     decision = decide(a_job().but(refusal=AS_USER))
     assert (decision.status.attempt, decision.status.run_as_user) == (1, 1000)
     condition = decision.status.condition(ConditionType.ACCEPTED)
@@ -113,7 +113,7 @@ def test_a_job_runs_as_such_a_user_to_its_end() -> None:
     assert accepted(cluster.observe()).reason == "RunsAsNonRoot"
 
 
-def test_all_pods_of_an_attempt_run_as_one_user_whatever_the_server_says_meanwhile() -> None:
+def test_all_pods_of_an_attempt_run_as_one_user_whatever_the_server_answers_meanwhile() -> None:
     """Not asked again yet after the operator has restarted, or the namespace's level was lowered."""
     running = a_running_job(2).after(force_deleted(0))
     status = running.status.model_copy(update={"run_as_user": 1234})
@@ -123,7 +123,7 @@ def test_all_pods_of_an_attempt_run_as_one_user_whatever_the_server_says_meanwhi
     assert accepted(scene).reason == "RunsAsNonRoot"
 
 
-def test_a_job_that_runs_as_written_goes_on_and_says_how_to_go_on_as_a_user() -> None:
+def test_a_job_that_runs_as_written_continues_and_shows_how_to_continue_as_a_user() -> None:
     scene = a_running_job(2).but(refusal=AS_USER).after(force_deleted(0), written)
     (pod,) = [action.manifest for action in decide(scene).actions if isinstance(action, CreatePod)]
     assert "runAsUser" not in pod["spec"]["containers"][0]["securityContext"]
@@ -133,7 +133,7 @@ def test_a_job_that_runs_as_written_goes_on_and_says_how_to_go_on_as_a_user() ->
     assert "To continue as user 1000, set spec.suspend to true and then to false" in condition.message
 
 
-def test_the_next_attempt_runs_as_the_server_says_then() -> None:
+def test_the_next_attempt_runs_as_the_server_answers_then() -> None:
     running = a_running_job(2).but(refusal=AS_USER, pods=(), report=None)
     stopped = running.after(edited(suspend=True), written)
     assert stopped.status.state == "Suspended"
@@ -144,7 +144,7 @@ def test_the_next_attempt_runs_as_the_server_says_then() -> None:
     assert decide(stopped.but(refusal=None).after(edited(suspend=False))).status.run_as_user is None
 
 
-def test_what_is_refused_as_a_user_too_is_told_in_the_servers_first_words() -> None:
+def test_what_is_refused_as_a_user_too_is_reported_in_the_servers_first_message() -> None:
     decision = decide(a_job().after(refused(REFUSAL)))
     assert (decision.status.state, decision.status.attempt) == ("Invalid", 0)
     assert f"{REFUSAL}. It is refused as a non-root user too: change spec.template" in decision.why

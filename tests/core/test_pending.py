@@ -15,7 +15,7 @@ def named(claim: str) -> dict[str, Any]:
     return {"persistentVolumeClaim": {"claimName": claim}}
 
 
-def test_a_missing_claim_is_told_with_the_field_that_wants_it() -> None:
+def test_a_missing_claim_is_named_with_the_field_that_wants_it() -> None:
     seen = starting(
         scheduled_message='persistentvolumeclaim "ckpt" not found', checkpoint={"volume": named("ckpt")}
     )
@@ -30,7 +30,7 @@ def test_a_missing_claim_is_told_with_the_field_that_wants_it() -> None:
     assert "spec.template.spec.volumes[1] requires it: create the claim datasets" in message
 
 
-def test_a_claim_without_a_volume_is_told_with_all_that_the_job_names() -> None:
+def test_a_claim_without_a_volume_is_named_with_all_that_the_job_names() -> None:
     text = "pod has unbound immediate PersistentVolumeClaims"
     seen = starting(scheduled_message=text, checkpoint={"volume": named("ckpt")})
     message = condition(seen, ConditionType.STALLED).message

@@ -38,7 +38,7 @@ def test_nothing_is_added_but_that_proxies_stay_out() -> None:
         assert not {"tolerations", "imagePullSecrets", "nodeSelector", "priorityClassName"} & set(pod["spec"])
 
 
-def test_our_containers_are_pulled_as_the_installation_says() -> None:
+def test_our_containers_are_pulled_as_the_installation_sets() -> None:
     (container,) = coordinator(JobDefaults())["spec"]["containers"]
     assert container["imagePullPolicy"] == "Never"
 
@@ -68,7 +68,7 @@ def test_environment_and_priority_are_the_workers() -> None:
     assert "priorityClassName" not in coordinator(defaults)["spec"]
 
 
-def test_the_jobs_own_word_wins() -> None:
+def test_the_jobs_own_setting_wins() -> None:
     defaults = JobDefaults(
         env=({"name": "NCCL_DEBUG", "value": "WARN"},),
         tolerations=(GPU_TAINT,),

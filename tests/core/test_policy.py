@@ -96,7 +96,7 @@ def test_it_is_named_after_what_is_in_it_so_another_content_comes_beside_it() ->
     assert policy.missing_policy_actions(build_view(other.but(policy=known))) == (CreatePolicy(made(other)),)
 
 
-def test_it_is_made_with_the_first_things_and_no_worker_before_it() -> None:
+def test_it_is_made_with_the_first_objects_and_no_worker_before_it() -> None:
     cluster = FakeCluster(guarded(a_job(workers=2)))
     cluster.round()
     assert CreatePolicy in [type(action) for action in cluster.round().actions]
@@ -116,7 +116,7 @@ def waiting(refusal: str) -> Scene:
     return cluster.scene.but(policy=PolicySeen(refusal=policy.refusal_message(refusal)))
 
 
-def test_a_gang_whose_policy_is_refused_is_not_started_and_says_what_to_do() -> None:
+def test_a_gang_whose_policy_is_refused_is_not_started_and_shows_what_to_do() -> None:
     seen = waiting(QUOTA)
     decision = decide(seen)
     stalled = decision.status.condition(ConditionType.STALLED)
@@ -134,7 +134,7 @@ def test_a_gang_whose_policy_is_refused_is_not_started_and_says_what_to_do() -> 
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_job_that_ran_gets_its_lost_pods_back_whatever_a_quota_says(workers: int) -> None:
+def test_a_job_that_ran_gets_its_lost_pods_back_whatever_a_quota_allows(workers: int) -> None:
     """One worker, or all of them at once: none of its pods is known any more."""
     lost = [force_deleted(slot) for slot in range(workers)]
     seen = guarded(a_running_job(workers)).but(policy=PolicySeen(refusal=policy.refusal_message(QUOTA)))

@@ -54,7 +54,7 @@ def gone(seen: Scene) -> bool:
     return decide(seen).status.slots[1].previous_pod_fenced
 
 
-def test_a_coordinator_without_a_proof_of_its_end_is_remembered_and_status_says_what_is_awaited() -> None:
+def test_a_coordinator_without_a_proof_of_its_end_is_remembered_and_status_shows_what_is_awaited() -> None:
     seen = an_island()
     (left,) = seen.status.coordinator.previous
     assert (left.term, left.node) == (1, NODE)
@@ -129,7 +129,7 @@ def with_proof(
     return seen
 
 
-def test_a_former_pod_that_was_seen_to_end_writes_no_more() -> None:
+def test_a_previous_pod_that_was_seen_to_end_writes_no_more() -> None:
     seen = an_island()
     assert not gone(seen)
     assert gone(seen.but(ended_pods=(seen.status.slots[1].previous_pod_uid,)))
@@ -159,7 +159,7 @@ def test_a_lease_that_has_run_out_needs_no_proof(lease: int) -> None:
     assert not gone(without_contact(seen, over)), "the fence is counted from there"
 
 
-def test_who_waits_for_a_lease_needs_no_person_and_status_says_so() -> None:
+def test_a_job_that_waits_for_a_lease_needs_no_person_and_status_shows_it() -> None:
     seen = leased(an_island())
     running, stalled = (
         decide(seen).status.condition(kind) for kind in (ConditionType.RUNNING, ConditionType.STALLED)
@@ -194,7 +194,7 @@ def test_after_the_proof_the_fence_is_counted_from_there() -> None:
     assert gone(seen.but(held_slots=()).after(seconds(130)))
 
 
-def test_who_is_heard_by_the_present_coordinator_is_not_with_a_former_one() -> None:
+def test_an_agent_of_the_present_coordinator_is_not_with_a_previous_one() -> None:
     seen = a_running_job(workers=2)
     seen = seen.after(without_coordinator_pod, written)
     assert previous_terms(seen) == (1,)

@@ -54,14 +54,14 @@ def test_progress_goes_along_with_any_other_change() -> None:
     assert progress.step == 10
 
 
-def test_an_end_that_is_too_far_away_for_a_number_is_not_told() -> None:
+def test_an_end_that_is_too_far_away_for_a_number_is_not_shown() -> None:
     seen = a_running_job().after(at(1, total=2**63 - 1), written, seconds(3600), at(2, total=2**63 - 1))
     progress = decide(seen).status.progress
     assert progress is not None
     assert (progress.total_steps, progress.eta_seconds, progress.eta) == (2**63 - 1, None, "")
 
 
-def test_progress_that_stands_still_is_not_written_again() -> None:
+def test_progress_that_has_stopped_is_not_written_again() -> None:
     seen = a_running_job().after(at(1), written, seconds(30), at(31), written, seconds(300))
     assert decide(seen).status == seen.status
 
@@ -73,7 +73,7 @@ def test_a_clock_that_is_set_back_does_not_hold_progress_up() -> None:
     assert progress.step == 500
 
 
-def test_the_time_left_follows_the_pace() -> None:
+def test_the_time_left_follows_the_rate() -> None:
     seen = a_running_job().after(at(100), written, seconds(30), at(400), written)
     assert seen.status.progress is not None
     assert (seen.status.progress.eta_seconds, seen.status.progress.eta) == (60, "1m")
@@ -105,7 +105,7 @@ def starting() -> Scene:
     return a_running_job().after(forming, silent(3), silent(2), written)
 
 
-def test_counts_and_words_about_a_start_are_written_every_5_seconds() -> None:
+def test_counts_and_messages_about_a_start_are_written_every_5_seconds() -> None:
     seen = starting().after(reporting(why="waits for one agent, of slot 3"))
     assert decide(seen).status != seen.status, "nobody knows when the last write was"
     held = decide(seen.after(wrote(4.5)))
@@ -127,7 +127,7 @@ def lineage(*steps: int, run: str = "uid-1") -> Change:
     return reporting(lineage=refs)
 
 
-def test_a_checkpoint_is_saved_at_once_and_told_to_every_coordinator() -> None:
+def test_a_checkpoint_is_saved_at_once_and_sent_to_every_coordinator() -> None:
     seen = a_running_job(checkpoint=CHECKPOINT).after(lineage(20, 10), reporting(checkpoint_unix_ms=1))
     decision = decide(seen)
     checkpoint = decision.status.checkpoint
@@ -138,7 +138,7 @@ def test_a_checkpoint_is_saved_at_once_and_told_to_every_coordinator() -> None:
     assert [ref.step for ref in desired.lineage] == [20, 10]
 
 
-def test_a_checkpoint_that_an_earlier_release_has_filed_is_told_where_it_lies() -> None:
+def test_a_checkpoint_that_an_earlier_release_has_filed_is_shown_where_it_lies() -> None:
     checkpoint = decide(a_running_job(checkpoint=CHECKPOINT).after(lineage(20, run=""))).status.checkpoint
     assert checkpoint is not None
     assert checkpoint.location == "/checkpoints/run/1/step-20/1.0.1"
@@ -160,7 +160,7 @@ def test_a_lineage_is_never_forgotten_because_a_coordinator_has_just_booted() ->
 seen_waiting = reporting(phase=WorldPhase.WAITING, lineage=(CheckpointRef(10, Epoch(1, 0, 1)),))
 
 
-def test_a_saved_checkpoint_that_cannot_be_read_is_not_told() -> None:
+def test_a_saved_checkpoint_that_cannot_be_read_is_not_sent() -> None:
     seen = a_running_job().after(lineage(20, 10), written)
     assert seen.status.checkpoint is not None
     first, second = seen.status.checkpoint.lineage

@@ -88,7 +88,7 @@ def test_a_leaving_pod_is_replaced_when_nothing_can_be_saved_any_more(over: Chan
     assert slot(decide(a_running_job().after(deleted(1), over)), 1).incarnation == 2
 
 
-def test_a_node_that_is_not_ready_is_no_loss_while_its_agent_is_heard() -> None:
+def test_a_node_that_is_not_ready_is_no_loss_while_its_agent_reports() -> None:
     seen = a_running_job()
     lost = tuple(pod.model_copy(update={"node_lost": pod.slot == 1}) for pod in seen.pods)
     assert slot(decide(seen.but(pods=lost)), 1).incarnation == 1
@@ -115,7 +115,7 @@ def test_a_node_that_died_with_the_coordinator_and_all_workers_is_a_loss_once_ag
     assert {each.cause for each in late.status.incidents} == {Cause.NODE_LOST}
 
 
-def test_the_coordinators_wish_replaces_a_silent_pod_once() -> None:
+def test_the_coordinators_request_replaces_a_silent_pod_once() -> None:
     seen = a_running_job().after(reporting(replacement_requests=(a_request(3),)), forming, silent(3))
     decision = decide(seen)
     assert slot(decision, 3).incarnation == 2
@@ -123,7 +123,7 @@ def test_the_coordinators_wish_replaces_a_silent_pod_once() -> None:
     assert slot(decide(seen.after(written)), 3).incarnation == 2, "a stale wish"
 
 
-def test_a_wish_may_come_again_for_the_successor() -> None:
+def test_a_request_may_come_again_for_the_successor() -> None:
     seen = a_running_job(workers=1).after(evicted(0), written)
     successor = seen.pods[-1].model_copy(update={"name": "mnist-0-2", "uid": "u2", "incarnation": 2})
     fresh = successor.model_copy(update={"phase": "Running", "container": ContainerSeen(running=True)})
@@ -133,7 +133,7 @@ def test_a_wish_may_come_again_for_the_successor() -> None:
     assert slot(decide(seen), 0).incarnation == 3
 
 
-def test_a_wish_may_ask_to_avoid_the_node() -> None:
+def test_a_request_may_name_to_avoid_the_node() -> None:
     seen = a_running_job().after(
         reporting(replacement_requests=(a_request(3, cause=Cause.ERROR, avoid_node=True),))
     )
@@ -188,7 +188,7 @@ def test_the_proof_may_come_later() -> None:
     assert slot(decide(seen.after(ended(2))), 2).previous_pod_fenced
 
 
-def test_of_two_old_pods_only_time_tells() -> None:
+def test_of_two_old_pods_only_time_is_proof() -> None:
     seen = a_running_job().after(force_deleted(2), written)
     second = PodSeen(
         name="mnist-2-2",
@@ -242,7 +242,7 @@ def coordinator_with(seen: Scene, **fields: object) -> Scene:
     return seen.but(pods=tuple(pods))
 
 
-def test_a_coordinator_that_answers_from_a_sick_node_or_restarts_is_kept() -> None:
+def test_a_coordinator_that_answers_from_a_sick_node_or_restarts_stays() -> None:
     seen = a_running_job()
     crashed = ContainerSeen(exit_code=1, restarts=3)
     assert decide(coordinator_with(seen, node_lost=True)).status.coordinator.term == 1
@@ -255,7 +255,7 @@ def test_an_answer_of_another_term_or_job_is_no_answer() -> None:
         assert decide(seen.after(stale)).status.attempt == 1
 
 
-def test_a_coordinator_that_its_kubelet_starts_anew_in_vain_gets_another_pod() -> None:
+def test_a_coordinator_that_its_kubelet_restarts_without_effect_gets_another_pod() -> None:
     seen = a_running_job().after(unreachable, written, seconds(130))
     for restarts, term in ((0, 1), (1, 1), (2, 2), (9, 2)):
         tried = coordinator_with(seen, container=ContainerSeen(running=True, restarts=restarts))
@@ -334,7 +334,7 @@ def test_two_starts_of_the_gang_without_a_step_open_a_new_attempt() -> None:
     assert decision.actions == ()
 
 
-def test_a_replacement_is_told_what_the_script_uses_and_a_new_attempt_begins_without() -> None:
+def test_a_replacement_is_configured_with_what_the_script_uses_and_a_new_attempt_begins_without() -> None:
     seen = a_running_job(workers=2).after(reporting(feature_level=2), written, evicted(1), written)
     (pod,) = [action.manifest for action in decide(seen).actions if isinstance(action, CreatePod)]
     env = pod["spec"]["containers"][0]["env"]

@@ -50,7 +50,7 @@ def test_it_waits_for_the_rest_until_start_seconds() -> None:
     assert cluster.round().status.backoff_end_time is None
 
 
-def test_then_all_its_pods_go_uncharged_and_a_new_attempt_asks_again() -> None:
+def test_then_all_its_pods_go_uncharged_and_a_new_attempt_requests_them_again() -> None:
     cluster = a_half_placed_job()
     cluster.pass_time(151)
     released = cluster.round().status

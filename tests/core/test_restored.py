@@ -16,7 +16,7 @@ from ropeteam.core.seen.observation import PodSeen, Role
 
 
 @pytest.mark.parametrize(("seen_too", "incarnation"), [(True, 3), (False, 4)])
-def test_it_catches_up_with_the_pods_that_the_coordinator_hears(seen_too: bool, incarnation: int) -> None:
+def test_it_catches_up_with_the_pods_that_the_coordinator_knows(seen_too: bool, incarnation: int) -> None:
     """Which would take no older word, and the job would run on unseen."""
     seen = a_running_job(workers=2)
     assert seen.report
@@ -41,7 +41,7 @@ def test_it_knows_again_a_pod_that_only_the_coordinator_remembers() -> None:
     assert decide(forgotten).status.slots == seen.status.slots, "it is seen"
 
 
-def test_a_coordinator_that_has_heard_a_later_wish_gets_a_successor() -> None:
+def test_a_coordinator_that_has_received_a_later_desired_state_gets_a_successor() -> None:
     """Which hears the one of now; it itself takes no older one."""
     seen = a_running_job(workers=2)
     later = seen.after(reporting(observed_generation=seen.metadata.generation + 1))

@@ -27,7 +27,7 @@ def test_a_missing_secret_is_made() -> None:
     assert names(decide(a_running_job().but(secret_exists=False))) == MADE
 
 
-def test_a_job_that_makes_no_pod_does_not_ask_for_it_again() -> None:
+def test_a_job_that_makes_no_pod_does_not_request_it_again() -> None:
     assert decide(a_running_job().but(secret_age=1e6)).actions == ()
 
 

@@ -54,7 +54,7 @@ def test_servers_have_the_slots_after_those_of_the_workers() -> None:
     assert trainer(made[4])["command"] == trainer(made[0])["command"]
 
 
-def test_both_sides_are_told_how_many_there_are() -> None:
+def test_both_sides_are_configured_with_how_many_there_are() -> None:
     parsed = settings(pods(processesPerWorker=2)[4])
     assert (parsed.workers, parsed.servers, parsed.processes) == (3, 2, 2)
     assert (parsed.slots, parsed.processes_of(2), parsed.processes_of(3)) == (5, 2, 1)
@@ -66,7 +66,7 @@ def test_without_servers_nothing_changes() -> None:
     assert settings(made[0]).servers == 0
 
 
-def test_a_server_asks_for_no_device() -> None:
+def test_a_server_requests_no_device() -> None:
     made = pods(gpusPerWorker=2, resources=GPU)
     assert trainer(made[0])["resources"]["limits"]["nvidia.com/gpu"] == "2"
     assert trainer(made[3])["resources"] == {"limits": {"cpu": "4"}, "requests": {"memory": "1Gi"}}
@@ -105,7 +105,7 @@ def test_all_pods_are_waited_for_and_counted() -> None:
     assert build_view(seen).workers.keys() == {0, 1, 2, 3, 4}
 
 
-def test_a_strategy_is_judged_by_the_ranks_of_the_workers() -> None:
+def test_a_strategy_is_validated_by_the_ranks_of_the_workers() -> None:
     fits = a_job(workers=2, strategy=served(backupWorkers=1))
     assert decide(fits).status.state != "Invalid"
     bad = a_job(workers=2, strategy=served(backupWorkers=2))

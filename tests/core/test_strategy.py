@@ -13,7 +13,7 @@ from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.strategy import Parallelism, Sharding, Strategy
 
 
-def test_ranks_are_told_the_strategy_of_the_manifest() -> None:
+def test_ranks_receive_the_strategy_of_the_manifest() -> None:
     seen = a_running_job(strategy={"parallelism": {"shard": 2}, "sharding": "Gradients"})
     spec = TrainingJobSpec.model_validate(seen.spec)
     container = worker_pod(seen, spec, seen.status.slots[0])["spec"]["containers"][0]

@@ -39,12 +39,12 @@ def deleted_by(scene: Scene) -> list[str]:
     return [action.name for action in decide(scene).actions if isinstance(action, DeletePod)]
 
 
-def test_a_job_that_is_born_suspended_makes_nothing() -> None:
+def test_a_job_that_is_created_suspended_makes_nothing() -> None:
     seen = a_job(suspend=True).after(written)
     assert (seen.status.state, seen.status.attempt, decide(seen).actions) == ("Suspended", 0, ())
 
 
-def test_the_wish_to_drain_is_saved_before_it_is_told() -> None:
+def test_the_request_to_drain_is_saved_before_it_is_sent() -> None:
     seen = a_running_job().after(edited(suspend=True))
     decision = decide(seen)
     assert (decision.status.state, decision.status.drain_start_time) == ("Suspending", seen.now)
@@ -67,7 +67,7 @@ def test_patience_has_an_end() -> None:
     assert deleted_by(seen.after(seconds(70), written)) == ["mnist-0-1", "mnist-1-1"]
 
 
-def test_a_pod_that_no_node_has_taken_is_not_told_to_the_coordinator() -> None:
+def test_a_pod_that_no_node_has_taken_is_not_named_to_the_coordinator() -> None:
     """It would wait for what lives there to end."""
     seen = a_running_job(workers=2)
     waiting = tuple(pod.model_copy(update={"node": ""}) if pod.slot == 1 else pod for pod in seen.pods)
@@ -89,7 +89,7 @@ def test_a_pod_on_a_lost_node_holds_nothing_up() -> None:
     assert seen.but(pods=pods).after(written).status.state == "Suspended"
 
 
-def test_a_suspended_job_has_no_pods_and_says_what_to_do() -> None:
+def test_a_suspended_job_has_no_pods_and_shows_what_to_do() -> None:
     cluster = suspended()
     cluster.kubelets()
     assert cluster.observe().pods == ()
@@ -144,7 +144,7 @@ def test_restarted_at_drains_and_makes_all_pods_anew_once() -> None:
     assert cluster.settle().status.attempt == 2
 
 
-def test_that_all_ranks_have_ended_says_nothing_of_a_former_pod_that_may_still_write() -> None:
+def test_that_all_ranks_have_ended_proves_nothing_of_a_previous_pod_that_may_still_write() -> None:
     """A coordinator that waits for its proof has no world, and is drained at once."""
     seen = a_running_job(workers=2).after(edited(restartedAt="2026-11-20T12:00:00Z"), written)
     slots = tuple(
@@ -155,7 +155,7 @@ def test_that_all_ranks_have_ended_says_nothing_of_a_former_pod_that_may_still_w
     assert [slot.previous_pod_fenced for slot in seen.status.slots] == [False, True]
 
 
-def test_a_former_pod_that_may_still_write_is_waited_for_although_its_slot_is_gone() -> None:
+def test_a_previous_pod_that_may_still_write_is_waited_for_although_its_slot_is_gone() -> None:
     cluster = suspended(workers=2)
     slots = tuple(
         slot.model_copy(update={"previous_pod_fenced": slot.slot != 1}) for slot in cluster.scene.status.slots
@@ -165,7 +165,7 @@ def test_a_former_pod_that_may_still_write_is_waited_for_although_its_slot_is_go
     assert [(slot.slot, slot.previous_pod_fenced) for slot in seen.status.slots] == [(0, False)]
 
 
-def test_restarted_at_asks_nothing_of_a_job_that_was_not_started() -> None:
+def test_restarted_at_requests_nothing_of_a_job_that_was_not_started() -> None:
     seen = a_job(restartedAt="2026-11-20T12:00:00Z").after(written)
     assert (seen.status.attempt, seen.status.drain_start_time) == (1, None)
 

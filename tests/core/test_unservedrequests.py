@@ -61,7 +61,7 @@ def template(**parts: Any) -> dict[str, Any]:
     return {"template": parts}
 
 
-def test_a_queue_that_the_job_names_is_said_to_have_no_effect_before_any_pod_is_made() -> None:
+def test_a_queue_that_the_job_names_is_shown_to_have_no_effect_before_any_pod_is_made() -> None:
     seen = a_job().after(labelled(**{QUEUE: "team-a"}))
     reason, message = degraded_of(seen)
     assert reason == "QueueNameIgnored"
@@ -70,7 +70,7 @@ def test_a_queue_that_the_job_names_is_said_to_have_no_effect_before_any_pod_is_
     assert degraded_of(a_job()) == ("", "")
 
 
-def test_a_suspended_job_says_how_to_go_on_and_that_no_queue_does_it() -> None:
+def test_a_suspended_job_shows_how_to_resume_and_that_no_queue_does_it() -> None:
     seen = a_job(suspend=True)
     command = """kubectl patch tj mnist -n lab --type merge -p '{"spec":{"suspend":false}}'"""
     assert condition(seen, ConditionType.SUSPENDED).message.endswith(f"to resume: {command}")
@@ -102,7 +102,7 @@ def test_a_queue_for_pods_is_served_where_kueue_has_taken_them() -> None:
     ],
 )
 @pytest.mark.parametrize("part", ["labels", "annotations"])
-def test_words_for_another_scheduler_are_named_where_pods_are_for_the_default_one(
+def test_labels_for_another_scheduler_are_named_where_pods_are_for_the_default_one(
     part: str, key: str, reader: str
 ) -> None:
     seen = a_running_job(**template(metadata={part: {key: "a"}}))
@@ -115,7 +115,7 @@ def test_words_for_another_scheduler_are_named_where_pods_are_for_the_default_on
     assert degraded_of(a_running_job().after(labelled(**{key: "a"})))[1] == message
 
 
-def test_other_labels_ask_for_nothing() -> None:
+def test_other_labels_request_nothing() -> None:
     texts = {"labels": {"team": "a", "kueue.x-k8s.io/priority-class": "p"}, "annotations": ["no map"]}
     assert degraded_of(a_running_job(**template(metadata=texts))) == ("", "")
 

@@ -70,7 +70,7 @@ def test_promtool_finds_no_fault_with_the_names(exporter: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_dashboards_are_those_of_the_code_and_every_panel_says_why() -> None:
+def test_the_dashboards_are_those_of_the_code_and_every_panel_explains_itself() -> None:
     assert {path.name: path.read_text() for path in files()} == {p.name: t for p, t in files().items()}
     panels = [panel for dashboard in DASHBOARDS for panel in dashboard.panels]
     assert all(panel.why and panel.queries for panel in panels)

@@ -27,7 +27,7 @@ def test_the_alerts_are_rules() -> None:
     assert f"SUCCESS: {len(rules())} rules found" in promtool("check", "rules", "--lint-fatal", str(ALERTS))
 
 
-def test_each_alert_fires_and_ends_as_its_tests_say() -> None:
+def test_each_alert_fires_and_ends_as_its_tests_expect() -> None:
     promtool("test", "rules", str(TESTS))
     asked = [each for test in yaml.safe_load(TESTS.read_text())["tests"] for each in test["alert_rule_test"]]
     for rule in rules():
@@ -37,7 +37,7 @@ def test_each_alert_fires_and_ends_as_its_tests_say() -> None:
         assert False in fires[fires.index(True) :]
 
 
-def test_each_alert_says_what_how_bad_and_what_to_do() -> None:
+def test_each_alert_states_what_how_bad_and_what_to_do() -> None:
     for rule in rules():
         assert set(rule["annotations"]) == {"summary", "description", "runbook"}
         assert rule["labels"]["severity"] in ("warning", "critical")

@@ -62,7 +62,7 @@ def weak(decode: Decode, records: list[tuple[int, ...]]) -> Iterator[Beat]:
     [(BEATS, False), (BEATS[:2], True), ((BEATS[0], BEATS[0]), True)],
     ids=["three beats", "two beats on an empty page", "the same beat twice"],
 )
-def test_no_order_of_stores_gives_a_torn_beat(beats: tuple[Beat, ...], empty: bool) -> None:
+def test_no_order_of_stores_gives_a_torn_heartbeat(beats: tuple[Beat, ...], empty: bool) -> None:
     records = [(0,) * WORDS] * empty + written(beats)
     assert set(weak(decode_beat, records)) == set(beats)
     assert set(weak(old_decode, records)) - set(beats), "this model does not see what was wrong"

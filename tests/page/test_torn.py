@@ -8,13 +8,13 @@ import pytest
 from tools import torn
 
 
-def test_the_shipped_reader_never_takes_a_torn_beat(tmp_path: Path) -> None:
+def test_the_shipped_reader_never_takes_a_torn_heartbeat(tmp_path: Path) -> None:
     found = torn.ours(tmp_path, 100_000)
     assert found.wrong == 0
     assert found.heartbeats > 99_000
 
 
-def test_a_twin_in_c_never_takes_a_torn_beat(tmp_path: Path) -> None:
+def test_a_twin_in_c_never_takes_a_torn_heartbeat(tmp_path: Path) -> None:
     program = torn.build(tmp_path)
     if program is None:
         pytest.skip("NOT TESTED: the twin of the heartbeat page needs a C compiler (cc)")
