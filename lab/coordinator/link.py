@@ -1,4 +1,4 @@
-"""The agent's end of the wire for tests: real sockets and frames, and an agent that obeys."""
+"""The agent's end of the wire: real sockets and frames, and an agent that applies its orders."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Link:
 
 
 class FakeAgent:
-    """An agent without processes: it obeys at once, renews its lease, and reconnects for ever."""
+    """An agent without processes: it applies orders at once, renews its lease, and reconnects for ever."""
 
     def __init__(self, report: AgentReport, port: int, feature_level: int = 1) -> None:
         self.report, self.port, self._feature_level = report, port, feature_level
@@ -114,7 +114,7 @@ class FakeAgent:
     def change(self, **changes: Any) -> None:
         """Something happened to its ranks."""
         self.report = replace(self.report, **changes)
-        self._tell()
+        self._send_report()
 
     async def stop(self) -> None:
         self._task.cancel()
@@ -127,41 +127,41 @@ class FakeAgent:
             try:
                 self.link = await Link().connect(self.port)
                 self.report = replace(self.report, applied_orders=0)
-                self._tell()
-                await self._obey(self.link)
+                self._send_report()
+                await self._apply(self.link)
             except (ConnectionError, asyncio.IncompleteReadError):
                 pass
             if self.link:
                 await self.link.close()
             await asyncio.sleep(0.05)
 
-    async def _obey(self, link: Link) -> None:
-        beat = asyncio.create_task(self._beat())
+    async def _apply(self, link: Link) -> None:
+        reporting = asyncio.create_task(self._report_again())
         try:
             while await link.take():
                 if link.orders and (not self.seen or link.orders != self.seen[-1]):
                     self.seen.append(link.orders)
                     after = obeyed(self.report, link.orders, self._feature_level)
                     self.report = replace(after, applied_orders=link.orders.number)
-                    self._tell()
+                    self._send_report()
         finally:
-            beat.cancel()
+            reporting.cancel()
 
-    async def _beat(self) -> None:
+    async def _report_again(self) -> None:
         while True:
             await asyncio.sleep(0.3)
-            self._tell()
+            self._send_report()
 
-    def _tell(self) -> None:
+    def _send_report(self) -> None:
         if self.link and not self.link.writer.is_closing():
             self.link.send(self.report)
 
 
 class Crowd:
-    """Strangers of another address that say so much, stay as long as they may, and come again."""
+    """Unauthenticated clients of another address: each sends `sent`, stays until closed, and reconnects."""
 
-    def __init__(self, port: int, count: int, said: bytes = b"", address: str = "127.0.0.2") -> None:
-        self._port, self._said, self._address = port, said, address
+    def __init__(self, port: int, count: int, sent: bytes = b"", address: str = "127.0.0.2") -> None:
+        self._port, self._sent, self._address = port, sent, address
         self._came, self.ended = [False] * count, 0
         self._tasks = [asyncio.create_task(self._stay(number)) for number in range(count)]
 
@@ -180,7 +180,7 @@ class Crowd:
             )
             try:
                 with suppress(ConnectionError):
-                    writer.write(self._said)
+                    writer.write(self._sent)
                     await writer.drain()
                     self._came[number] = True
                     while await reader.read(1 << 16):
@@ -193,8 +193,8 @@ class Crowd:
 
 
 def come_at_once(port: int) -> None:
-    """500 strangers, and one more, while the loop stands still. The kernel drops who finds the queue full and
-    lets it try again a second later, and later each time: OSError."""
+    """500 unauthenticated clients, and one more, while the loop is blocked. The kernel drops a client that
+    finds the queue full, which tries again a second later, and later each time: OSError."""
     with ExitStack() as ends:
         for address in ("127.0.0.2",) * 500 + ("127.0.0.1",):
             ends.enter_context(socket.create_connection(("127.0.0.1", port), 30, (address, 0)))
@@ -231,7 +231,7 @@ def request(method: str, path: str, body: bytes = b"", **headers: str) -> bytes:
 
 
 class Operator:
-    """It signs, believes only what is signed, and counts its requests."""
+    """Signed requests of an operator, counted; an answer must be signed."""
 
     def __init__(self, port: int, token: bytes = TOKEN, term: int = 1) -> None:
         self.port, self.caller, self.requests = port, signing.Client(signing.Keys(token, JOB_UID, term)), 0

@@ -39,7 +39,7 @@ def agent(slot: int, incarnation: int = 1, **changes: Any) -> AgentReport:
 
 
 def obeyed(report: AgentReport, orders: Orders, feature_level: int = 1) -> AgentReport:
-    """What an agent tells once it has carried out its orders. Its ranks start, or are dead, in no time."""
+    """Report of an agent that has applied its orders. Ranks start, or are dead, at once."""
     changes: dict[str, Any] = {"store": None}
     if orders.host_store:
         changes["store"] = StoreOffer(orders.host_store, report.address, 29500 + orders.host_store.n)
@@ -59,8 +59,8 @@ def obeyed(report: AgentReport, orders: Orders, feature_level: int = 1) -> Agent
     if orders.grant:
         changes["granted"] = orders.grant.ref
         changes["committed"] = replace(orders.grant.ref, digest=f"digest-{orders.grant.ref.step}")
-    kept = tuple(shard for shard in report.shards if not _known(shard, orders))
-    return replace(report, shards=kept, **changes)
+    unknown = tuple(shard for shard in report.shards if not _known(shard, orders))
+    return replace(report, shards=unknown, **changes)
 
 
 def _dead(rank: RankReport) -> RankReport:
