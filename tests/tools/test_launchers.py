@@ -24,8 +24,8 @@ def test_an_option_that_differs_is_reported(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     row = launchers.recorded()["uv"]
-    monkeypatch.setattr(launchers, "ask", lambda _: {"uv": row | {"version": "uv 99"}})
+    monkeypatch.setattr(launchers, "options_of", lambda _: {"uv": row | {"version": "uv 99"}})
     assert launchers.main(["--check"]) == 1
     assert "options.py differs from uv 99" in capsys.readouterr().out
-    monkeypatch.setattr(launchers, "ask", lambda _: {"uv": row})
+    monkeypatch.setattr(launchers, "options_of", lambda _: {"uv": row})
     assert launchers.main(["--check"]) == 0

@@ -87,7 +87,7 @@ def test_an_sbom_names_what_the_image_installs_and_its_base(image: release.Image
     ("version", "base", "steps", "part"),
     [
         ("", BASE, ("wheel",), "VERSION is missing"),
-        ("9.9.9", BASE, ("wheel",), "pyproject.toml says"),
+        ("9.9.9", BASE, ("wheel",), "pyproject.toml has"),
         (VERSION, "docker.io/library/python:3.11", ("sboms",), "by its digest"),
         (VERSION, "docker.io/library/python@sha256:123", ("images",), "by its digest"),
         (VERSION, "", ("images",), "(none)"),
