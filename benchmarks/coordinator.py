@@ -70,7 +70,7 @@ class Stage:
     operator: Operator
 
     async def report(self) -> JobReport:
-        answer = self.operator.ask("PUT /desired", codec.encode(self.desired))
+        answer = self.operator.request("PUT /desired", codec.encode(self.desired))
         status, body = await asyncio.wait_for(answer, PATIENCE)
         assert status == 200, body
         return codec.decode(JobReport, body)

@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
-from lab.coordinator.reports import JOB_UID, obeyed
+from lab.coordinator.reports import JOB_UID, after_orders
 from ropeteam_trainer.contract import codec, grantchunks, signing, wire
 from ropeteam_trainer.contract.desired import Desired, JobReport
 from ropeteam_trainer.contract.messages import AgentReport, Orders, as_answer
@@ -141,7 +141,7 @@ class FakeAgent:
             while await link.take():
                 if link.orders and (not self.seen or link.orders != self.seen[-1]):
                     self.seen.append(link.orders)
-                    after = obeyed(self.report, link.orders, self._feature_level)
+                    after = after_orders(self.report, link.orders, self._feature_level)
                     self.report = replace(after, applied_orders=link.orders.number)
                     self._send_report()
         finally:
@@ -242,7 +242,7 @@ class Operator:
         method, path = what.split(" ")
         return request(method, path, body, X_Ropeteam_Signature=signature), signature
 
-    async def ask(self, what: str, body: bytes = b"") -> tuple[int, str]:
+    async def request(self, what: str, body: bytes = b"") -> tuple[int, str]:
         """Once more if the challenge has passed. Fails if the answer is not genuine."""
         status, text = 401, ""
         for _ in range(2):
@@ -256,13 +256,13 @@ class Operator:
 
 
 async def put_desired(port: int, desired: Desired, token: bytes = TOKEN) -> JobReport:
-    status, body = await Operator(port, token, desired.term).ask("PUT /desired", codec.encode(desired))
+    status, body = await Operator(port, token, desired.term).request("PUT /desired", codec.encode(desired))
     assert status == 200, body
     return codec.decode(JobReport, body)
 
 
 async def get_status(port: int) -> JobReport:
-    status, body = await Operator(port).ask("GET /status")
+    status, body = await Operator(port).request("GET /status")
     assert status == 200, body
     return codec.decode(JobReport, json.dumps(json.loads(body)))
 

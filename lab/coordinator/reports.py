@@ -38,7 +38,7 @@ def agent(slot: int, incarnation: int = 1, **changes: Any) -> AgentReport:
     return replace(report, **changes)
 
 
-def obeyed(report: AgentReport, orders: Orders, feature_level: int = 1) -> AgentReport:
+def after_orders(report: AgentReport, orders: Orders, feature_level: int = 1) -> AgentReport:
     """Report of an agent that has applied its orders. Ranks start, or are dead, at once."""
     changes: dict[str, Any] = {"store": None}
     if orders.host_store:

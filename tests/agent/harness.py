@@ -46,7 +46,7 @@ class Coordinator:
         self.connections = 0
         self.silent = False
         """Hears, and says nothing."""
-        self.cuts = False
+        self.dropped_links = False
         """Ends each connection at its first report."""
         self.older = False
         """Of a release that takes no nonce of the agent's."""
@@ -54,10 +54,10 @@ class Coordinator:
         """For an empty frame before the first report; False: of the release before."""
         self.shown = 0
         """How often one came."""
-        self.said = b""
+        self.sent = b""
         """All bytes that the newest connection was sent."""
         self.explain: Callable[[], str] = str
-        """What else to say when a wait is in vain."""
+        """What else to say when a wait is without effect."""
         self.port = 0
         self._orders: Orders | None = None
         self._number = 0
@@ -66,7 +66,7 @@ class Coordinator:
         self._server: asyncio.Server | None = None
         self._place = socket.socket()
         """Bound and never listening: the port is nobody else's while the coordinator is away."""
-        self._news = asyncio.Condition()
+        self._changed = asyncio.Condition()
 
     async def start(self, port: int = 0) -> None:
         if not self.port:
@@ -82,14 +82,14 @@ class Coordinator:
         """As if it had died: connections are cut, nobody listens."""
         assert self._server is not None
         self._server.close()
-        await self.cut()
+        await self.drop_link()
         await asyncio.sleep(0)  # connections see their end before the loop closes
 
     def give_back(self) -> None:
         """The port. It never comes again."""
         self._place.close()
 
-    async def cut(self) -> None:
+    async def drop_link(self) -> None:
         """The connection is lost; the agent may come again."""
         if self._writer is not None:
             self._writer.transport.abort()
@@ -102,10 +102,10 @@ class Coordinator:
 
     async def wait_for(self, holds: Callable[[AgentReport], object]) -> AgentReport:
         """The newest report, as soon as `holds` is true of it."""
-        async with self._news:
+        async with self._changed:
             try:
                 await asyncio.wait_for(
-                    self._news.wait_for(lambda: self.report is not None and holds(self.report)),
+                    self._changed.wait_for(lambda: self.report is not None and holds(self.report)),
                     DEADLINE_SECONDS,
                 )
             except TimeoutError:
@@ -124,16 +124,16 @@ class Coordinator:
         assert self._sealer
         answers = self.report.number if self.report else 0
         frame = self._sealer.seal(codec.encode(replace(orders, answers=answers)))
-        self.said += frame
+        self.sent += frame
         self._writer.write(frame)
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> wire.Opener:
         chance = os.urandom(wire.NONCE_SIZE)
-        self.said = wire.HELLO + chance if self.older else wire.greeting(chance)
+        self.sent = wire.HELLO + chance if self.older else wire.greeting(chance)
         if not self.looks:
-            self.said = self.said.replace(wire.EXPECTS_EMPTY_FRAME, wire.ACCEPTS_ANSWER + chance[:2])
-        nonce, key = self.said[len(wire.HELLO) :], TOKEN
-        writer.write(self.said)
+            self.sent = self.sent.replace(wire.EXPECTS_EMPTY_FRAME, wire.ACCEPTS_ANSWER + chance[:2])
+        nonce, key = self.sent[len(wire.HELLO) :], TOKEN
+        writer.write(self.sent)
         if not self.older:
             answer = await reader.readexactly(len(wire.ANSWER) + wire.NONCE_SIZE)
             key, _ = wire.answered(TOKEN, answer) or (b"", b"")
@@ -163,16 +163,16 @@ class Coordinator:
 
     async def _take(self, report: AgentReport) -> None:
         self.report = report
-        if self.cuts:
-            await self.cut()
+        if self.dropped_links:
+            await self.drop_link()
             return
         if report.applied_orders == 0:  # else it has not read the newest yet
             self._send()
         elif self._orders and self._writer and not self.silent:
             self._write(Orders(self._orders.term, self._orders.boot, self._number, same=True))
-        async with self._news:
+        async with self._changed:
             self.history.append(report)
-            self._news.notify_all()
+            self._changed.notify_all()
 
 
 class Pod:

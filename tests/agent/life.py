@@ -38,14 +38,14 @@ def a_plan(n: int = 1, *, processes: int = 2, slot: int = 0, **changes: Any) -> 
     """Slots 0 and 1; `slot` is the agent's own."""
     members = tuple(Member(number, 1, f"pod-{number}", f"10.0.0.{number}", processes) for number in (0, 1))
     assert slot in (0, 1)
-    words: dict[str, Any] = {"attempt": 1, "members": members, "store_host": "s", "store_port": 1}
-    return Plan(**{"epoch": epoch(n)} | words | changes)
+    fields: dict[str, Any] = {"attempt": 1, "members": members, "store_host": "s", "store_port": 1}
+    return Plan(**{"epoch": epoch(n)} | fields | changes)
 
 
-def a_served_plan(n: int = 1, born: int | None = None, **changes: Any) -> Plan:
+def a_served_plan(n: int = 1, started_in: int | None = None, **changes: Any) -> Plan:
     """Slot 0: a worker with one rank; slot 1: a server. `born`: earlier world that started slot 0's ranks."""
     plan = a_plan(n, processes=1, **changes)
-    first = replace(plan.members[0], started_in=epoch(born) if born else None)
+    first = replace(plan.members[0], started_in=epoch(started_in) if started_in else None)
     return replace(plan, members=(first, *plan.members[1:]), origin=epoch(1) if n > 1 else None)
 
 
@@ -82,7 +82,7 @@ class Life:
         self.all: list[Effect] = []
         self._orders = Orders(term=1, boot=0, number=0)
 
-    def sees(self, *events: Event) -> Life:
+    def receives(self, *events: Event) -> Life:
         for event in events:
             self.state, self.did = machine.step(self.state, event, self.now)
             self.all += self.did
@@ -95,48 +95,50 @@ class Life:
     def claimed(self, plan: Plan, *restore: CheckpointRef) -> Life:
         """The disk answers: the run is ours from this plan's epoch on."""
         held = Held(Claim(plan.epoch, self.state.identity.pod_uid), frozenset())
-        return self.sees(RunClaimed(plan.epoch, held, restore or plan.restore))
+        return self.receives(RunClaimed(plan.epoch, held, restore or plan.restore))
 
     def wait(self, seconds: float) -> Life:
         """On a link that is up, the coordinator answers meanwhile."""
         self.now += seconds
         did = self.answered(self.now).did if self.state.linked else ()
-        self.sees(Tick())
+        self.receives(Tick())
         self.did = did + self.did
         return self
 
     def unanswered(self, seconds: float) -> Life:
         self.now += seconds
-        return self.sees(Tick())
+        return self.receives(Tick())
 
-    def answered(self, asked_at: float) -> Life:
+    def answered(self, requested_at: float) -> Life:
         """Nothing new, in answer to a report that was sent then."""
         state = self.state
-        return self.sees(OrdersReceived(Orders(state.term, state.boot, 0, same=True), self.now - asked_at))
+        return self.receives(
+            OrdersReceived(Orders(state.term, state.boot, 0, same=True), self.now - requested_at)
+        )
 
     def ordered(self, **changes: Any) -> Life:
         """Orders as before, but for `changes`."""
         self._orders = replace(self._orders, number=self._orders.number + 1, **changes)
-        return self.sees(OrdersReceived(self._orders))
+        return self.receives(OrdersReceived(self._orders))
 
     def running(self, n: int = 1, **changes: Any) -> Life:
         """Linked, in world n with its ranks started."""
         plan = a_plan(n, **changes)
-        return self.sees(LinkUp()).ordered(plan=plan).sees(RanksStarted(plan.epoch))
+        return self.receives(LinkUp()).ordered(plan=plan).receives(RanksStarted(plan.epoch))
 
-    def said(self, rank: int, n: int = 1, **words: Any) -> Life:
-        return self.sees(RankMessage(epoch(n), rank, FromRank(**words)))
+    def rank_sends(self, rank: int, n: int = 1, **fields: Any) -> Life:
+        return self.receives(RankMessage(epoch(n), rank, FromRank(**fields)))
 
-    def beats(self, rank: int, step: int, n: int = 1, **changes: Any) -> Life:
+    def heartbeats(self, rank: int, step: int, n: int = 1, **changes: Any) -> Life:
         values: dict[str, Any] = {
             "steps_here": step,
             "monotonic_ns": int(self.now * 1e9),
             "phase": "train",
         } | changes
-        return self.sees(HeartbeatsRead(epoch(n), {rank: Beat(step=step, **values)}))
+        return self.receives(HeartbeatsRead(epoch(n), {rank: Beat(step=step, **values)}))
 
     def died(self, *ranks: int, n: int = 1, exit: ProcessExit | None = None) -> Life:
-        return self.sees(*(RankExited(epoch(n), rank, exit or killed()) for rank in ranks))
+        return self.receives(*(RankExited(epoch(n), rank, exit or killed()) for rank in ranks))
 
     def did_a(self, kind: type[E]) -> E:
         """The one effect of this kind among those of the last event."""

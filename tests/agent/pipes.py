@@ -43,7 +43,7 @@ class Pipe:
             pass
         return self.text
 
-    async def says(self, text: str, why: Callable[[], str] = str) -> None:
+    async def writes(self, text: str, why: Callable[[], str] = str) -> None:
         await until(lambda: text in self.read(), lambda: f"{text!r} is not in:\n{self.text[-4000:]}{why()}")
 
     def close(self) -> None:

@@ -14,9 +14,9 @@ class Process:
     """What a process hears of its own faults."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.output: list[str] = []
         self.ended: list[BaseException] = []
-        end_loudly(self.said.append, self.ended.append)
+        end_loudly(self.output.append, self.ended.append)
 
 
 async def fails(error: Exception) -> None:
@@ -29,14 +29,14 @@ async def test_a_fault_in_work_that_nobody_awaits_ends_the_process():
     background(fails(KeyError("x")))
     await until(lambda: process.ended, lambda: "nobody heard of it")
     assert isinstance(process.ended[0], KeyError)
-    assert "KeyError: 'x'" in process.said[0]
+    assert "KeyError: 'x'" in process.output[0]
 
 
-async def test_trouble_with_a_file_is_said_and_ends_nothing():
+async def test_an_error_of_a_file_is_logged_and_ends_nothing():
     process = Process()
     background(fails(OSError(24, "Too many open files")))
-    await until(lambda: process.said, lambda: "nobody heard of it")
-    assert "Too many open files" in process.said[0]
+    await until(lambda: process.output, lambda: "nobody heard of it")
+    assert "Too many open files" in process.output[0]
     assert process.ended == []
 
 
@@ -56,7 +56,7 @@ async def test_a_fault_over_one_connection_ends_that_alone():
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
     assert await reader.read() == b""
-    await until(lambda: process.said, lambda: "nobody heard of it")
+    await until(lambda: process.output, lambda: "nobody heard of it")
     assert process.ended == []
     writer.close()
     server.close()
@@ -82,4 +82,4 @@ async def test_what_was_cancelled_is_no_fault():
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     await asyncio.sleep(0)
-    assert (process.said, process.ended) == ([], [])
+    assert (process.output, process.ended) == ([], [])

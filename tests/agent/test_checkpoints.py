@@ -96,7 +96,7 @@ def test_what_a_library_older_than_folders_of_runs_saves_is_committed_and_found_
     assert [ref_text(ref) for ref in again.restore] == [ref_text(first)], "as such a library reads it"
 
 
-def test_of_the_directory_itself_only_what_the_journal_tells_is_pruned(tmp_path):
+def test_of_the_directory_itself_only_entries_of_the_journal_are_pruned(tmp_path):
     saved_by_an_old_library(tmp_path, 5, 10, 20, 30)
     held, settings = claimed(tmp_path).held, settings_in(tmp_path)
     refs = [write_manifest(settings, held, Grant(run_ref(step), 4, FILES, None)) for step in (10, 20, 30)]
@@ -203,14 +203,14 @@ def test_what_descends_from_a_named_checkpoint_is_restored_newest_first_also_whe
     assert again.restore[0].run == "uid"
 
 
-def test_a_claim_tells_what_each_descends_from(tmp_path):
+def test_a_claim_has_the_ancestors_of_each(tmp_path):
     """Status names two: 20 was left for 10, from which all since descends. 99 is in no journal."""
     line = committed(tmp_path, 10, 20)
     later = committed(tmp_path, 15, 30, 40, parent=line[1], n=2)
     away = a_ref(99, 7, "another-job")
     found = claimed(tmp_path, 3, *line, away)
-    pasts = zip(found.restore, found.ancestors, strict=True)
-    steps = {ref.step: [each.step for each in past] for ref, past in pasts}
+    ancestors = zip(found.restore, found.ancestors, strict=True)
+    steps = {ref.step: [each.step for each in past] for ref, past in ancestors}
     assert steps == {40: [30, 15, 10], 30: [15, 10], 15: [10], 20: [10], 10: [], 99: []}
     assert later[0] == found.restore[0]
 

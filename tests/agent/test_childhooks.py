@@ -1,4 +1,4 @@
-"""What any Python process below a rank tells the agent, and that it changes nothing else."""
+"""What any Python process below a rank reports to the agent, and that it changes nothing else."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Site:
         return process.returncode, out, err
 
     @property
-    def told(self) -> list[FromRank]:
+    def received(self) -> list[FromRank]:
         """By all that have ended: connections are read one after the other, so ours is the last."""
         self._all_read.clear()
         with socket.socket(socket.AF_UNIX) as ours:
@@ -92,15 +92,15 @@ def site(tmp_path: Path) -> Iterator[Site]:
     site.close()
 
 
-def test_an_exception_is_told_and_printed_as_ever(site: Site) -> None:
+def test_an_exception_is_reported_and_printed_as_ever(site: Site) -> None:
     (site.folder / "x.py").write_text("def f():\n    raise ValueError('bad lr')\nf()\n")
     code, _, err = site.run("x.py", RANK="3")
     assert code == 1
     assert err.splitlines()[0] == "Traceback (most recent call last):"
     assert "sitecustomize" not in err
-    (said,) = site.told
-    assert (said.message, said.rank, said.child) == ("ValueError: bad lr (x.py:2)", 3, True)
-    assert said.error_class == "builtins.ValueError"
+    (received,) = site.received
+    assert (received.message, received.rank, received.child) == ("ValueError: bad lr (x.py:2)", 3, True)
+    assert received.error_class == "builtins.ValueError"
 
 
 def test_a_process_pays_for_no_torch_and_sees_its_own_path(site: Site) -> None:
@@ -108,7 +108,7 @@ def test_a_process_pays_for_no_torch_and_sees_its_own_path(site: Site) -> None:
     _, ours, _ = site.run("-c", probe)
     plain = subprocess.run([sys.executable, "-c", probe], cwd=site.folder, text=True, capture_output=True)
     assert ours == plain.stdout
-    assert site.told == []
+    assert site.received == []
 
 
 def test_the_users_own_sitecustomize_runs(site: Site) -> None:
@@ -117,10 +117,10 @@ def test_the_users_own_sitecustomize_runs(site: Site) -> None:
     probe = "import sys, sitecustomize; print(sys.mine, sitecustomize.__file__); raise KeyError(1)"
     _, out, _ = site.run("-c", probe, PYTHONPATH=str(site.folder / "theirs"))
     assert out.split() == ["theirs", "1", str(site.folder / "theirs" / "sitecustomize.py")]
-    assert site.told[0].message == "KeyError: 1 (<string>:1)"
+    assert site.received[0].message == "KeyError: 1 (<string>:1)"
 
 
-def test_members_of_one_group_tell_the_same_name_and_others_another(site: Site) -> None:
+def test_members_of_one_group_report_the_same_name_and_others_another(site: Site) -> None:
     def group(store: str, size: int) -> list[subprocess.Popen[str]]:
         where = f"init_method='file://{site.folder}/{store}'"
         return [
@@ -131,16 +131,18 @@ def test_members_of_one_group_tell_the_same_name_and_others_another(site: Site) 
     for process in [*group("one", 2), *group("two", 1)]:
         _, err = process.communicate(timeout=300)
         assert process.returncode == 0, err
-    groups = [said.group for said in site.told if said.group]
+    groups = [received.group for received in site.received if received.group]
     assert sorted((each.size, each.rank) for each in groups) == [(1, 0), (2, 0), (2, 1)]
     assert len({each.id for each in groups}) == 2
     assert "" not in {each.id for each in groups}
     assert {each.who for each in groups} == {"-c"}
-    assert [said.joins for said in site.told if not said.group] == [True] * 3, "each before it waited"
+    assert [received.joins for received in site.received if not received.group] == [True] * 3, (
+        "each before it waited"
+    )
 
 
 @pytest.mark.parametrize("how", ["", "init_method='tcp://127.0.0.1:{}', rank=0, world_size=1"])
-def test_a_script_that_says_where_its_processes_meet_hosts_the_store_there(site: Site, how: str) -> None:
+def test_a_script_that_names_its_rendezvous_hosts_the_store_there(site: Site, how: str) -> None:
     """TORCHELASTIC_USE_AGENT_STORE made it wait for a store that nobody hosts."""
     with socket.socket() as place:  # bound and never listening: the port is nobody else's
         place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -152,7 +154,7 @@ def test_a_script_that_says_where_its_processes_meet_hosts_the_store_there(site:
             **{"TORCHELASTIC_USE_AGENT_STORE": "True", config.STORE_ADDRESS: "10.0.0.1:1234"},
         )
     assert code == 0, err
-    assert [said.group.size for said in site.told if said.group] == [1]
+    assert [received.group.size for received in site.received if received.group] == [1]
 
 
 AGAIN = """
@@ -173,7 +175,7 @@ def test_a_group_of_all_ranks_can_be_formed_again_and_again(site: Site) -> None:
     ranks = [site.start("-c", AGAIN, RANK=str(rank), **where) for rank in range(2)]
     errors = [process.communicate(timeout=300)[1] for process in ranks]
     assert [process.returncode for process in ranks] == [0, 0], errors
-    assert len({said.group.id for said in site.told if said.group}) == 3
+    assert len({received.group.id for received in site.received if received.group}) == 3
 
 
 KILL = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
@@ -199,17 +201,17 @@ if __name__ == "__main__":
     ],
     ids=["subprocess", "killed", "code"],
 )
-def test_a_process_that_started_another_tells_how_that_one_ended(
+def test_a_process_that_started_another_reports_how_that_one_ended(
     site: Site, script: str, expected: tuple[int | None, int | None, str]
 ) -> None:
     (site.folder / "x.py").write_text(script)
     site.run("x.py")
-    said = site.told[-1]
-    assert said.launcher
-    assert (said.rank, said.signal) == expected[:2]
-    assert said.message.startswith(expected[2])
-    assert bool(said.message) == bool(expected[2])
-    assert said.code == (3 if "sys.exit(3)" in script else None)
+    received = site.received[-1]
+    assert received.launcher
+    assert (received.rank, received.signal) == expected[:2]
+    assert received.message.startswith(expected[2])
+    assert bool(received.message) == bool(expected[2])
+    assert received.code == (3 if "sys.exit(3)" in script else None)
 
 
 BOTH_GONE = """
@@ -251,9 +253,9 @@ def test_of_processes_of_mp_spawn_the_one_that_went_first_is_known(
 def cause_of(site: Site) -> FromRank:
     """Of all that was told of errors, what the agent takes."""
     known: FromRank | None = None
-    for said in site.told:
-        if said.error_type is not None:
-            known = said if childreports.better(known, said) else known
+    for received in site.received:
+        if received.error_type is not None:
+            known = received if childreports.better(known, received) else known
     assert known
     return known
 
@@ -271,18 +273,20 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_a_process_of_multiprocessing_tells_why_it_ends(site: Site, method: str) -> None:
+def test_a_process_of_multiprocessing_reports_why_it_ends(site: Site, method: str) -> None:
     (site.folder / "x.py").write_text(CHILD.format(method))
     _, out, err = site.run("x.py", RANK="1")
-    (said,) = site.told
-    assert (said.message, said.rank, said.child) == ("ValueError: bad (x.py:4)", 1, True)
+    (received,) = site.received
+    assert (received.message, received.rank, received.child) == ("ValueError: bad (x.py:4)", 1, True)
     assert (out, "ValueError: bad" in err) == ("1\n", True), "and it ends as ever"
 
 
-def test_torchrun_tells_the_first_that_failed(site: Site) -> None:
+def test_torchrun_reports_the_first_that_failed(site: Site) -> None:
     (site.folder / "x.py").write_text(f"import os\nif os.environ['RANK'] == '1':\n    {KILL}\n")
     site.run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "x.py")
-    assert [(said.rank, said.signal, said.launcher) for said in site.told] == [(1, 9, True)]
+    assert [(received.rank, received.signal, received.launcher) for received in site.received] == [
+        (1, 9, True)
+    ]
 
 
 SECOND_GOES_FIRST = """
@@ -308,21 +312,21 @@ def test_of_those_that_torchrun_finds_ended_at_once_the_one_that_missed_no_peer_
     assert (cause.rank, cause.signal, cause.code) == (1, signal, code)
 
 
-def test_a_member_of_a_group_that_ends_is_told_of(site: Site) -> None:
+def test_a_member_of_a_group_that_ends_is_reported(site: Site) -> None:
     where = f"dict(init_method='file://{site.folder}/one', rank=0, world_size=1)"
     site.run("-c", JOIN.format(where), RANK="5")
-    assert [(said.ended, said.rank) for said in site.told if said.ended] == [(True, 5)]
+    assert [(received.ended, received.rank) for received in site.received if received.ended] == [(True, 5)]
 
 
-def test_a_group_that_is_formed_twice_is_told_with_the_line_of_the_script(site: Site) -> None:
+def test_a_group_that_is_formed_twice_is_reported_with_the_line_of_the_script(site: Site) -> None:
     """Not with that of our hook around init_process_group."""
     form = "dist.init_process_group('gloo', init_method='file://{}', rank=0, world_size=1)\n".format
     twice = (form(site.folder / name) for name in ("one", "two"))
     (site.folder / "train.py").write_text("import torch.distributed as dist\n" + "".join(twice))
     assert site.run("train.py")[0] == 1
-    (said,) = [said for said in site.told if said.error_type]
-    assert said.message.endswith("twice! (train.py:3)")
-    assert said.fingerprint == "ValueError at train.py:3"
+    (received,) = [received for received in site.received if received.error_type]
+    assert received.message.endswith("twice! (train.py:3)")
+    assert received.fingerprint == "ValueError at train.py:3"
 
 
 def test_who_does_not_reach_the_agent_goes_on(site: Site) -> None:

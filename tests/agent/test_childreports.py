@@ -16,13 +16,13 @@ def launcher(rank: int | None, code: int | None = 1, signal: int | None = None) 
     )
 
 
-def test_a_launcher_knows_no_more_of_a_process_that_has_told_for_itself():
+def test_a_launcher_knows_no_more_of_a_process_that_has_reported_itself():
     assert not childreports.better(PEER, launcher(1))
     assert not childreports.better(PEER, launcher(None))
     assert not childreports.better(CHILD, launcher(1))
 
 
-def test_a_launcher_knows_more_of_a_process_that_could_not_tell():
+def test_a_launcher_knows_more_of_a_process_that_could_not_report():
     assert childreports.better(PEER, launcher(0, code=4))
     assert childreports.better(PEER, launcher(1, code=None, signal=9))
     assert childreports.better(None, launcher(1))

@@ -17,13 +17,13 @@ from ropeteam_trainer.contract.world import CheckpointRef, Epoch
 AT = Epoch(0, 0, 1)
 THREE, FIVE, NAMED = (CheckpointRef(step, AT, letter * 64) for step, letter in ((3, "3"), (5, "5"), (9, "9")))
 
-pytestmark = pytest.mark.timeout(120)  # they would go on for ever
+pytestmark = pytest.mark.timeout(120)  # they would continue for ever
 
 
 def found(
     directory: Path, entries: dict[CheckpointRef, JournalEntry], *named: CheckpointRef
 ) -> checkpoints.Claimed:
-    """What a world goes on from whose job's status names these."""
+    """What a world continues from whose job's status names these."""
     config = WorkerConfig(
         "j", "n", "u", 1, 2, 2, "c:1", Timeouts(), checkpoint=CheckpointConfig(str(directory))
     )
@@ -44,7 +44,7 @@ def test_two_entries_that_are_each_others_parents_lead_nowhere(tmp_path: Path):
     assert claimed.restore == (NAMED,)
 
 
-def test_an_entry_that_says_that_it_is_another_is_none(tmp_path: Path):
+def test_an_entry_that_names_another_is_ignored(tmp_path: Path):
     later = CheckpointRef(9, AT, "5" * 64)
     claimed = found(tmp_path, {FIVE: JournalEntry(later, FIVE), THREE: JournalEntry(THREE, None)})
     assert claimed.restore == (THREE,)

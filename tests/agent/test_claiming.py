@@ -26,7 +26,7 @@ def a_life(slot: int = 0, **settings: Any) -> Life:
     """Linked, on a disk that answers when a test says so."""
     life = Life(slot, **settings)
     life.disk_answers = False
-    return life.sees(LinkUp())
+    return life.receives(LinkUp())
 
 
 def test_ranks_start_when_the_run_is_claimed_and_restore_what_was_found_then():
@@ -42,7 +42,7 @@ def test_only_who_writes_manifests_claims():
         assert life.ordered(plan=plan).did_a(StartRanks).restore == (a_ref(10),)
 
 
-def test_a_disk_that_hangs_is_told_after_a_minute():
+def test_a_disk_that_hangs_is_reported_after_a_minute():
     life = a_life().ordered(plan=a_plan())
     assert life.wait(DISK_SECONDS - 1).report.pending_disk_request == ""
     assert life.wait(1).report.pending_disk_request == "the claim of world 1.0.1"
@@ -50,21 +50,21 @@ def test_a_disk_that_hangs_is_told_after_a_minute():
     assert life.report.pending_disk_request == ""
     assert life.did_a(WriteManifest)
     assert life.wait(DISK_SECONDS).report.pending_disk_request == "the manifest of step 10"
-    assert life.sees(ManifestWritten(a_ref(10))).report.pending_disk_request == ""
+    assert life.receives(ManifestWritten(a_ref(10))).report.pending_disk_request == ""
 
 
 def test_a_claim_that_fails_is_tried_again():
-    life = a_life().ordered(plan=a_plan()).sees(ClaimFailed(epoch(1)))
+    life = a_life().ordered(plan=a_plan()).receives(ClaimFailed(epoch(1)))
     assert life.did == ()
     assert life.wait(1.1).did_a(ClaimRun)
 
 
 @pytest.mark.parametrize("fails", [True, False], ids=["fails", "hangs"])
-def test_a_folder_that_cannot_be_claimed_for_long_asks_for_another_pod(fails: bool):
+def test_a_folder_that_cannot_be_claimed_for_long_requests_another_pod(fails: bool):
     """Before startSeconds end the ranks that wait for this one."""
     life = a_life(timeouts=Timeouts(start=60)).ordered(plan=a_plan())
     for _ in range(30):
-        life.sees(*[ClaimFailed(epoch(1))] * fails).wait(1)
+        life.receives(*[ClaimFailed(epoch(1))] * fails).wait(1)
     assert life.report.problem is None
     life.wait(0.1)
     problem = life.report.problem
@@ -96,7 +96,7 @@ def test_a_claim_for_a_plan_that_was_withdrawn_starts_nothing():
 
 
 def test_a_world_that_is_superseded_ends_with_that_reason_and_touches_no_checkpoint():
-    life = Life().running().sees(RunSuperseded(Epoch(2, 0, 1)))
+    life = Life().running().receives(RunSuperseded(Epoch(2, 0, 1)))
     assert life.did_a(KillRanks).ranks == (0, 1)
     life.died(0, 1)
     exits = {(rank.exit.fingerprint, rank.exit.message) for rank in life.report.ranks if rank.exit}
@@ -110,13 +110,13 @@ def test_a_world_that_is_superseded_ends_with_that_reason_and_touches_no_checkpo
 
 
 def test_a_coordinator_of_a_still_newer_term_may_begin_again():
-    life = Life().running().sees(RunSuperseded(Epoch(2, 0, 1))).died(0, 1)
+    life = Life().running().receives(RunSuperseded(Epoch(2, 0, 1))).died(0, 1)
     life._orders = replace(life._orders, term=3)
     assert life.ordered(plan=a_plan(epoch=Epoch(3, 0, 1))).did_a(StartRanks).plan.epoch == Epoch(3, 0, 1)
     assert life.report.superseded is None
 
 
-def test_a_world_that_meets_the_claim_of_its_own_successor_is_not_superseded():
+def test_a_world_that_finds_the_claim_of_its_own_successor_is_not_superseded():
     life = a_life().ordered(plan=a_plan()).claimed(a_plan())
-    life.sees(RunSuperseded(epoch(1)))
+    life.receives(RunSuperseded(epoch(1)))
     assert life.state.superseded is None

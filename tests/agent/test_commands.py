@@ -24,7 +24,7 @@ async def test_a_simple_line_of_a_shell_starts_once_per_rank_in_its_folder(make_
         await pod.printed(f"[rank {rank}] sees {pod.folder}/deep b c {rank} ['-c', 'd']")
 
 
-async def test_a_script_in_the_command_tells_its_error(pod, coordinator):
+async def test_a_script_in_the_command_reports_its_error(pod, coordinator):
     report = await ended(pod, coordinator, "sh", "-c", "python3 - <<'END'\nraise KeyError(1)\nEND\n")
     assert exit_of(report).fingerprint == "KeyError at <stdin>:1"
 
@@ -48,11 +48,11 @@ async def test_a_wrapper_that_fails_is_a_problem_at_once(pod, coordinator):
     assert "conda run -n ml fails: no environment ml" in problem.message
 
 
-async def test_a_launcher_of_a_pod_is_told_where_the_others_are(make_pod, coordinator):
+async def test_a_launcher_of_a_pod_receives_the_addresses_of_the_others(make_pod, coordinator):
     pod = make_pod(workers=2)
     (pod.folder / "composer").write_text('#!/bin/sh\necho store $TORCHELASTIC_USE_AGENT_STORE: "$@"\n')
     (pod.folder / "composer").chmod(0o755)
     report = await ended(pod, coordinator, "composer", "-v", "x.py", PATH=f"{pod.folder}:/usr/bin:/bin")
     assert report.launcher == "PerPod (composer, flags added)"
-    words = "--nproc 1 --world_size 2 --node_rank 0 --master_addr 127.0.0.1 --master_port 2"
-    await pod.printed(f"store : {words}")  # the port is the job's own on a loopback
+    fields = "--nproc 1 --world_size 2 --node_rank 0 --master_addr 127.0.0.1 --master_port 2"
+    await pod.printed(f"store : {fields}")  # the port is the job's own on a loopback

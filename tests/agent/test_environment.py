@@ -52,7 +52,7 @@ def test_the_users_own_values_win_where_they_may():
     assert found["OMP_NUM_THREADS"] == "8"
 
 
-def test_the_rank_plan_says_where_to_go_on_from():
+def test_the_rank_plan_names_where_to_resume():
     first = rank_environment({}, SETTINGS, a_plan(), an_identity(), 0)[config.RANK_PLAN]
     assert codec.decode(RankPlan, first) == RankPlan(
         "1.0.1", (), False, SETTINGS.checkpoint, Resume.LATEST, None, "j", "uid"
@@ -62,7 +62,7 @@ def test_the_rank_plan_says_where_to_go_on_from():
     assert codec.decode(RankPlan, later).lineage_known
 
 
-def test_a_rank_is_told_where_the_keys_of_checkpoints_are_and_whom_to_trust():
+def test_a_rank_receives_the_file_of_checkpoint_keys_and_the_trust_policy():
     """The keys themselves would be inherited by all that it starts."""
     identity = replace(an_identity(), keys_file="/keys", keys=(b"key",))
     found = rank_environment({}, replace(SETTINGS, trust=Trust.ANY), a_plan(), identity, 0)[config.RANK_PLAN]
@@ -83,7 +83,7 @@ def test_a_command_that_runs_once_per_pod_finds_pytorchjobs_names_and_torchruns(
     )
 
 
-def test_a_pod_that_is_a_world_of_its_own_meets_nobody():
+def test_a_pod_that_is_a_world_of_its_own_has_no_rendezvous():
     settings = replace(SETTINGS, worlds_per_pod=True)
     first, second = (
         launcher_environment({}, settings, a_plan(processes=4), an_identity(slot)) for slot in (0, 1)
@@ -102,7 +102,7 @@ def test_a_single_process_of_a_pod_is_the_rank_also_when_a_shell_starts_it():
     assert "TORCHELASTIC_USE_AGENT_STORE" not in found
 
 
-def test_jobs_meet_at_ports_of_their_own():
+def test_jobs_have_rendezvous_ports_of_their_own():
     ports = {launcher_port(str(number)) for number in range(100)}
     assert len(ports) > 90
     assert all(20_000 <= port < 29_000 for port in ports)

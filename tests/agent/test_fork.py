@@ -29,7 +29,7 @@ dist.destroy_process_group()
 def listening():
     """Addresses of this machine's listening TCP sockets, as the kernel writes them."""
     sockets = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
-    return [words[1] for words in sockets if words[3] == "0A"]
+    return [fields[1] for fields in sockets if fields[3] == "0A"]
 
 
 async def a_world(coordinator, n, processes=1):
@@ -68,7 +68,7 @@ async def zygote_is_warm(pod):
 
 
 @pytest.mark.parametrize(("start", "how"), [(Start.EXEC, "exec'ed"), (Start.FORK, "forked")])
-async def test_ranks_meet_in_the_agents_store_whether_execed_or_forked(make_pod, coordinator, start, how):
+async def test_ranks_join_in_the_agents_store_whether_execed_or_forked(make_pod, coordinator, start, how):
     pod = make_pod(processes=2, start=start)
     (pod.folder / "x.py").write_text(REDUCE)
     pod.start("python3", "x.py", ROPETEAM_STORE="", OMP_NUM_THREADS="2")
@@ -114,13 +114,13 @@ time.sleep(1000)
 """
 
 
-async def test_faults_of_forked_ranks_are_told_as_those_of_any_other(make_pod, coordinator):
+async def test_faults_of_forked_ranks_are_reported_as_those_of_any_other(make_pod, coordinator):
     pod = make_pod(start=Start.FORK)
     (pod.folder / "x.py").write_text(FAULTS)
     pod.start("python3", "x.py", ROPETEAM_STORE="")
     await zygote_is_warm(pod)
-    told = [exit_of(await ended(coordinator, await a_world(coordinator, n))) for n in (1, 2, 3)]
-    assert [exit.fingerprint for exit in told] == ["ValueError at x.py:4", "SIGSEGV", "exit 9"]
+    reported = [exit_of(await ended(coordinator, await a_world(coordinator, n))) for n in (1, 2, 3)]
+    assert [exit.fingerprint for exit in reported] == ["ValueError at x.py:4", "SIGSEGV", "exit 9"]
     await a_world(coordinator, 4)
     await until(lambda: pod.text().count("] pid") == 2, pod.text)
     pids = {int(line.split()[-1]) for line in pod.text().splitlines() if "] pid" in line}
@@ -214,7 +214,7 @@ if any(word.endswith("zygote.py") for word in sys.orig_argv):
 """As on a busy machine: a child of the zygote is the agent's already, which does not know its number yet."""
 
 
-async def test_a_rank_that_is_buried_while_a_store_starts_takes_it_not_along(make_pod, coordinator):
+async def test_a_rank_that_is_reaped_while_a_store_starts_does_not_take_it_along(make_pod, coordinator):
     pod = make_pod()
     (pod.folder / "sitecustomize.py").write_text(SLOW_FORKS)
     (pod.folder / "x.py").write_text("import time\ntime.sleep(1000)")

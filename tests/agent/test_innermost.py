@@ -26,10 +26,10 @@ FAILED = ProcessExit(1, None)
 
 
 @pytest.mark.parametrize("order", tuple(itertools.permutations(BEST_FIRST)))
-def test_the_innermost_cause_counts_in_whatever_order_it_is_told(order: tuple[FromRank, ...]):
+def test_the_innermost_cause_counts_in_any_order_of_reports(order: tuple[FromRank, ...]):
     known: FromRank | None = None
-    for said in order:
-        known = said if childreports.better(known, said) else known
+    for reports in order:
+        known = reports if childreports.better(known, reports) else known
     assert known is OWN
 
 
@@ -37,16 +37,16 @@ def test_of_two_alike_the_first_counts():
     assert not childreports.better(CHILD, error("another", child=True))
 
 
-def test_what_a_child_died_of_says_nothing_of_another_end():
+def test_the_cause_of_a_childs_end_explains_no_other_end():
     assert childreports.explains(CHILD, FAILED, 30)
     assert not childreports.explains(CHILD, FAILED, 61), "too long ago"
     assert not childreports.explains(CHILD, ProcessExit(None, 9), 1)
     assert childreports.explains(OWN, ProcessExit(None, 9), 900)
 
 
-def test_an_end_is_told_by_its_cause():
-    told = childreports.caused(FAILED, CHILD, 2)
-    assert (told.code, told.rank, told.message, told.error_class) == (1, 3, CHILD.message, "m.E")
+def test_an_end_is_reported_by_its_cause():
+    report = childreports.caused(FAILED, CHILD, 2)
+    assert (report.code, report.rank, report.message, report.error_class) == (1, 3, CHILD.message, "m.E")
     assert childreports.caused(FAILED, OWN, 0).rank is None
     killed = childreports.caused(FAILED, LAUNCHER, 0)
     assert (killed.code, killed.signal, killed.rank, killed.fingerprint) == (None, 9, 1, "SIGKILL")
@@ -58,14 +58,14 @@ def test_an_end_is_told_by_its_cause():
 
 def test_a_tool_of_the_script_is_no_rank():
     make = error("CalledProcessError: make ended with 2 (x.py:3)", launcher=True, code=2)
-    told = childreports.caused(FAILED, make, 0)
-    assert (told.code, told.message) == (1, make.message)
+    report = childreports.caused(FAILED, make, 0)
+    assert (report.code, report.message) == (1, make.message)
     assert childreports.caused(FAILED, replace(make, child=True), 0).code == 2
 
 
 def test_a_rank_that_had_ended_went_first():
-    told = childreports.caused(FAILED, BLAMES, 0, ended=1)
-    assert (told.rank, told.message) == (1, f"rank 1 had ended, then rank 2: {BLAMES.message}")
+    report = childreports.caused(FAILED, BLAMES, 0, ended=1)
+    assert (report.rank, report.message) == (1, f"rank 1 had ended, then rank 2: {BLAMES.message}")
     own = error("RuntimeError: Connection reset by peer", child=True)
     assert childreports.caused(FAILED, own, 0, ended=1).message.startswith(
         "rank 1 had ended, then rank 0: Runtime"
@@ -73,7 +73,7 @@ def test_a_rank_that_had_ended_went_first():
     assert childreports.caused(FAILED, CHILD, 0, ended=1).rank == 3, "an error of its own"
 
 
-def test_a_shell_says_which_signal_ended_its_command():
+def test_a_shell_reports_which_signal_ended_its_command():
     assert (
         childreports.of_a_shell(ProcessExit(137, None)).message
         == "a process that it started was killed by SIGKILL"
@@ -82,7 +82,7 @@ def test_a_shell_says_which_signal_ended_its_command():
     assert childreports.of_a_shell(ProcessExit(None, 9)) == ProcessExit(None, 9)
 
 
-def test_processes_of_one_group_are_brought_together():
+def test_processes_of_one_group_are_merged():
     groups: tuple[GroupReport, ...] = ()
     for number, rank, size, id in ((0, 0, 2, "a"), (1, 1, 2, "a"), (0, 0, 1, "b"), (0, 0, 4, "c")):
         groups = childreports.with_group(groups, number, GroupFormed(size, rank, id, "train.py"))

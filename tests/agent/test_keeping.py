@@ -22,12 +22,12 @@ def a_life(slot: int = 0) -> Life:
     """One worker, one server; world 1 runs."""
     life = Life(slot, workers=1, processes=1, servers=1)
     plan = a_served_plan(1)
-    return life.ordered(plan=plan).sees(RanksStarted(plan.epoch))
+    return life.ordered(plan=plan).receives(RanksStarted(plan.epoch))
 
 
 def test_ranks_live_on_in_the_next_world():
-    life = a_life().said(0, hello_pid=1, feature_level=3).beats(0, step=7)
-    plan = a_served_plan(2, born=1)
+    life = a_life().rank_sends(0, hello_pid=1, feature_level=3).heartbeats(0, step=7)
+    plan = a_served_plan(2, started_in=1)
     life.ordered(plan=plan)
     assert life.did_no(KillRanks)
     assert life.did_no(StartRanks)
@@ -37,44 +37,44 @@ def test_ranks_live_on_in_the_next_world():
 
 
 def test_the_same_orders_again_change_nothing():
-    life = a_life().ordered(plan=a_served_plan(2, born=1))
+    life = a_life().ordered(plan=a_served_plan(2, started_in=1))
     before = life.state.world
     life.ordered().ordered()
     assert (life.state.world, life.did) == (before, ())
 
 
 def test_a_plan_between_may_have_been_missed():
-    life = a_life().ordered(plan=a_served_plan(4, born=1))
+    life = a_life().ordered(plan=a_served_plan(4, started_in=1))
     assert life.report.plan.epoch == epoch(4)
     assert not life.report.stopped
 
 
-def test_what_ranks_tell_under_their_own_epoch_counts():
-    life = a_life().said(0, hello_pid=1).ordered(plan=a_served_plan(2, born=1))
-    assert life.beats(0, step=9).report.ranks[0].step == 9
-    life.said(0, shard_step=9, shard_files=(ShardFile("rank-0.pt", 1, "0"),))
+def test_reports_of_ranks_under_their_own_epoch_count():
+    life = a_life().rank_sends(0, hello_pid=1).ordered(plan=a_served_plan(2, started_in=1))
+    assert life.heartbeats(0, step=9).report.ranks[0].step == 9
+    life.rank_sends(0, shard_step=9, shard_files=(ShardFile("rank-0.pt", 1, "0"),))
     assert [shard.epoch for shard in life.report.shards] == [epoch(1)]
     life.died(0)
     assert life.report.stopped
     assert life.report.ranks[0].exit == replace(killed(), fingerprint="SIGKILL")
 
 
-def test_a_kept_rank_is_ended_under_its_own_epoch():
-    life = a_life().ordered(plan=a_served_plan(2, born=1)).ordered(plan=None)
+def test_a_preserved_rank_is_ended_under_its_own_epoch():
+    life = a_life().ordered(plan=a_served_plan(2, started_in=1)).ordered(plan=None)
     assert life.did_a(KillRanks) == KillRanks(epoch(1), (0,))
     life.died(0).ordered(plan=a_served_plan(3))
     assert life.did_a(StartRanks).plan.epoch == epoch(3)
 
 
-def test_a_rank_that_died_meanwhile_is_told_of_in_the_new_world():
-    life = a_life().died(0).ordered(plan=a_served_plan(2, born=1))
+def test_a_rank_that_died_meanwhile_is_reported_in_the_new_world():
+    life = a_life().died(0).ordered(plan=a_served_plan(2, started_in=1))
     assert life.did_no(StartRanks)
     assert life.report.plan.epoch == epoch(2)
     assert life.report.ranks[0].phase is RankPhase.EXITED
 
 
 def test_a_rank_that_is_being_killed_is_not_spared():
-    life = a_life().ordered(plan=None).ordered(plan=a_served_plan(2, born=1))
+    life = a_life().ordered(plan=None).ordered(plan=a_served_plan(2, started_in=1))
     assert not life.report.stopped
     life.died(0)
     assert life.report.plan.epoch == epoch(2)
@@ -82,7 +82,7 @@ def test_a_rank_that_is_being_killed_is_not_spared():
 
 
 def test_ranks_of_another_epoch_end_and_are_missing():
-    life = a_life().ordered(plan=a_served_plan(3, born=2))
+    life = a_life().ordered(plan=a_served_plan(3, started_in=2))
     assert life.did_a(KillRanks) == KillRanks(epoch(1), (0,))
     life.died(0)
     assert life.did_no(StartRanks), "what it should keep is not here"
@@ -91,12 +91,12 @@ def test_ranks_of_another_epoch_end_and_are_missing():
     assert "is no longer in this pod" in life.report.ranks[0].exit.message
 
 
-def test_kept_ranks_are_told_where_the_servers_are():
-    life = a_life().said(0, hello_pid=1, feature_level=3)
+def test_preserved_ranks_receive_the_addresses_of_servers():
+    life = a_life().rank_sends(0, hello_pid=1, feature_level=3)
     assert life.did_no(SendToRank), "its own plan holds"
-    life.ordered(plan=a_served_plan(2, born=1))
-    told = life.did_a(SendToRank)
-    assert (told.epoch, told.message.servers) == (epoch(1), (f"10.0.0.1:{config.PARAMETER_SERVER_PORT}",))
+    life.ordered(plan=a_served_plan(2, started_in=1))
+    sent = life.did_a(SendToRank)
+    assert (sent.epoch, sent.message.servers) == (epoch(1), (f"10.0.0.1:{config.PARAMETER_SERVER_PORT}",))
 
 
 def ended(
@@ -105,11 +105,11 @@ def ended(
     """How the rank of this slot exited with 0."""
     life = Life(slot, workers=2 - servers, processes=1, servers=servers)
     plan = a_served_plan()
-    life.ordered(plan=plan).sees(RanksStarted(plan.epoch))
+    life.ordered(plan=plan).receives(RanksStarted(plan.epoch))
     if hello_pid:
-        life.said(slot, hello_pid=hello_pid)
+        life.rank_sends(slot, hello_pid=hello_pid)
     if left:
-        life.said(slot, left=True)
+        life.rank_sends(slot, left=True)
     exit = life.died(slot, exit=ProcessExit(0, None, **how)).report.ranks[0].exit
     assert exit
     return exit
@@ -133,16 +133,16 @@ def test_a_server_that_ends_while_workers_need_it_has_not_ended_well():
 
 
 def test_while_a_server_is_missing_only_who_does_not_wait_for_it_is_called_hung():
-    waits = a_life().said(0, hello_pid=1, feature_level=3).beats(0, step=7)
+    waits = a_life().rank_sends(0, hello_pid=1, feature_level=3).heartbeats(0, step=7)
     for _ in range(30):
-        waits.beats(0, step=7, phase="serve").wait(1)
+        waits.heartbeats(0, step=7, phase="serve").wait(1)
         assert waits.did_no(KillRanks)
-    hangs = a_life().said(0, hello_pid=1, feature_level=3).beats(0, step=7)
+    hangs = a_life().rank_sends(0, hello_pid=1, feature_level=3).heartbeats(0, step=7)
     assert hangs.wait(6).did_a(KillRanks).ranks == (0,)
 
 
 def test_a_first_step_is_waited_for_no_longer_than_ever():
-    life = a_life().said(0, hello_pid=1, feature_level=3).wait(601)
+    life = a_life().rank_sends(0, hello_pid=1, feature_level=3).wait(601)
     assert life.did_a(KillRanks).ranks == (0,)
 
 
@@ -151,10 +151,10 @@ def test_a_first_step_is_waited_for_no_longer_than_ever():
 
 def a_chief() -> Life:
     """Of slot 1; kept from world 1 for world 2."""
-    life = a_life(slot=1).said(1, hello_pid=1, feature_level=3)
+    life = a_life(slot=1).rank_sends(1, hello_pid=1, feature_level=3)
     plan = a_served_plan(2, slot=1)
-    kept = replace(plan.members[1], started_in=epoch(1))
-    return life.ordered(plan=replace(plan, members=(plan.members[0], kept)))
+    preserved = replace(plan.members[1], started_in=epoch(1))
+    return life.ordered(plan=replace(plan, members=(plan.members[0], preserved)))
 
 
 def test_the_chiefs_agent_writes_under_the_epoch_that_started_it():
@@ -165,7 +165,7 @@ def test_the_chiefs_agent_writes_under_the_epoch_that_started_it():
 
 
 def test_the_chiefs_agent_prunes_and_knows_what_is_committed():
-    life = a_chief().said(1, shard_step=5, shard_files=(ShardFile("x", 1, "0"),))
+    life = a_chief().rank_sends(1, shard_step=5, shard_files=(ShardFile("x", 1, "0"),))
     life.ordered(lineage=(a_ref(5, 1),))
     assert life.did_a(Prune).keep == (a_ref(5, 1),)
     assert life.report.shards == ()
@@ -180,15 +180,15 @@ def test_the_chiefs_agent_prunes_and_knows_what_is_committed():
     ("rank", "slot", "role"), [(0, 0, ("worker", "0", "1")), (1, 1, ("server", "0", "1"))]
 )
 def test_roles_are_counted_apart(rank: int, slot: int, role: tuple[str, str, str]):
-    settings, plan = a_life(slot).state.config, a_served_plan(2, born=1)
+    settings, plan = a_life(slot).state.config, a_served_plan(2, started_in=1)
     found = rank_environment({}, settings, plan, an_identity(slot), rank)
     assert (found["ROLE_NAME"], found["ROLE_RANK"], found["ROLE_WORLD_SIZE"]) == role
     assert (found["RANK"], found["WORLD_SIZE"]) == (str(rank), "2")
-    told = codec.decode(RankPlan, found[config.RANK_PLAN])
-    assert (told.servers, told.line) == (("10.0.0.1:29404",), "1.0.1")
-    assert len(told.secret) == 64
+    sent = codec.decode(RankPlan, found[config.RANK_PLAN])
+    assert (sent.servers, sent.line) == (("10.0.0.1:29404",), "1.0.1")
+    assert len(sent.secret) == 64
     other = rank_environment({}, settings, plan, replace(an_identity(slot), token=b"u"), rank)
-    assert codec.decode(RankPlan, other[config.RANK_PLAN]).secret != told.secret
+    assert codec.decode(RankPlan, other[config.RANK_PLAN]).secret != sent.secret
 
 
 def test_memory_is_a_folder_of_its_own_and_can_be_emptied(tmp_path):

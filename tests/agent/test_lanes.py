@@ -82,7 +82,7 @@ async def run(tmp_path: Any) -> AsyncIterator[Run]:
     await asyncio.gather(found.task, return_exceptions=True)
 
 
-async def test_a_manifest_is_written_while_old_checkpoints_are_deleted_and_the_newest_wish_wins(
+async def test_a_manifest_is_written_while_old_checkpoints_are_deleted_and_the_newest_request_wins(
     run: Run, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ):
     pruned: list[tuple[CheckpointRef, ...]] = []

@@ -46,8 +46,8 @@ def living(folder: Path) -> list[int]:
     for each in Path("/proc").iterdir():
         if each.name.isdigit():
             try:
-                words = (each / "cmdline").read_bytes()
-                if str(folder).encode() in words and (b"rank.py" in words or b"zygote.py" in words):
+                fields = (each / "cmdline").read_bytes()
+                if str(folder).encode() in fields and (b"rank.py" in fields or b"zygote.py" in fields):
                     found.append(int(each.name))
             except OSError:
                 continue

@@ -93,7 +93,7 @@ async def test_a_rank_that_hangs_shows_all_its_stacks_and_those_of_its_processes
     assert " in listen\n" in pod.text(), "another thread"
 
 
-async def test_a_rank_that_does_not_catch_the_signal_is_not_asked(make_pod, coordinator):
+async def test_a_rank_that_does_not_catch_the_signal_is_not_sent_it(make_pod, coordinator):
     pod = make_pod(timeouts=Timeouts(lost=2, hang=2))
     script = f"import signal\nsignal.signal({STACKS_SIGNAL}, signal.SIG_DFL)\nbeat(1)\ntime.sleep(1000)\n"
     await started(pod, coordinator, script)

@@ -20,7 +20,7 @@ async def running(pod, coordinator):
     await coordinator.wait_for(lambda r: r.plan and r.ranks[0].phase is RankPhase.RUNNING)
 
 
-async def test_a_returning_coordinator_hears_the_whole_truth_and_the_world_goes_on(pod, coordinator):
+async def test_a_returning_coordinator_receives_the_whole_state_and_the_world_continues(pod, coordinator):
     await running(pod, coordinator)
     ranks, port = set(pod.living()), coordinator.port
     await coordinator.stop()
@@ -32,7 +32,7 @@ async def test_a_returning_coordinator_hears_the_whole_truth_and_the_world_goes_
     assert set(pod.living()) == ranks
 
 
-async def test_a_lease_is_kept_without_news(pod, coordinator):
+async def test_a_lease_is_renewed_without_changes(pod, coordinator):
     await running(pod, coordinator)
     seen = len(coordinator.history)
     await coordinator.wait_for(lambda _: len(coordinator.history) >= seen + 3)
@@ -40,7 +40,7 @@ async def test_a_lease_is_kept_without_news(pod, coordinator):
     assert all(report.applied_orders for report in coordinator.history[-2:])
 
 
-async def test_orders_with_a_wrong_mac_are_not_obeyed(pod, coordinator, monkeypatch):
+async def test_orders_with_a_wrong_mac_are_not_applied(pod, coordinator, monkeypatch):
     (pod.folder / "x.py").write_text(SLEEP)
     pod.start("python3", "x.py")
     await coordinator.wait_for(lambda _: True)
@@ -78,7 +78,7 @@ async def test_a_peer_that_is_no_coordinator_is_left(make_pod, coordinator):
     server.close()
 
 
-async def test_a_coordinator_that_falls_silent_is_asked_and_then_left(make_pod, coordinator):
+async def test_a_coordinator_that_falls_silent_is_probed_and_then_left(make_pod, coordinator):
     pod = make_pod(timeouts=Timeouts(lost=1))
     await running(pod, coordinator)
     coordinator.silent = True
@@ -115,7 +115,7 @@ async def test_the_token_is_shown_before_the_report_to_who_looks_for_it(pod, coo
     assert coordinator.shown == 1, "a coordinator of the release before takes a report only"
 
 
-async def test_a_coordinator_of_the_release_before_is_obeyed_unless_it_may_be_a_recording(pod, coordinator):
+async def test_orders_of_the_previous_release_are_applied_unless_they_may_be_replayed(pod, coordinator):
     coordinator.older = True
     await running(pod, coordinator)
     coordinator.older = False

@@ -1,5 +1,5 @@
 """Whatever somebody else puts into the folder of checkpoints: an agent touches nothing outside of it, waits
-for nobody, and goes on with what it can read."""
+for nobody, and continues with what it can read."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_the_folder_of_checkpoints_itself_may_be_behind_a_link(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), os.mkdir])
-def test_an_entry_that_is_no_file_says_nothing(make: Callable[[Path], None], tmp_path: Path) -> None:
+def test_an_entry_that_is_no_file_is_ignored(make: Callable[[Path], None], tmp_path: Path) -> None:
     committed(tmp_path, 10, 20)
     entry = tmp_path / "run-uid" / "journal" / "step-20.1.0.1.commit"
     entry.unlink()

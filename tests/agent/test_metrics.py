@@ -1,4 +1,4 @@
-"""What an agent tells Prometheus: about its ranks, to anyone, and never at the cost of training."""
+"""Metrics of an agent: about its ranks, to anyone, and never at the cost of training."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def samples(text: str) -> Samples:
     return found
 
 
-def told(life: Life, counts: metrics.Counts) -> Samples:
+def scraped(life: Life, counts: metrics.Counts) -> Samples:
     return samples(metrics.render(life.state, counts, unix_minus_monotonic=1e9))
 
 
 def test_without_a_world_only_the_agent_is_described():
-    assert set(told(Life(), {})) == {
+    assert set(scraped(Life(), {})) == {
         ("ropeteam_agent_incarnation", ""),
         ("ropeteam_agent_connected", ""),
         ("ropeteam_agent_terminating", ""),
@@ -51,7 +51,7 @@ def test_steps_and_their_time_grow_over_worlds():
 
     def look(step: int, n: int) -> None:
         nonlocal counts
-        life.beats(0, step, n)
+        life.heartbeats(0, step, n)
         counts = dict(metrics.count(counts, life.state))
 
     look(3, n=1)  # the first look at a world says nothing of how long its steps took
@@ -63,7 +63,7 @@ def test_steps_and_their_time_grow_over_worlds():
     life.wait(1)
     look(6, n=2)
     look(6, n=2)
-    seen = told(life, counts)
+    seen = scraped(life, counts)
     assert seen["ropeteam_rank_step_seconds_count", "0"] == 4
     assert seen["ropeteam_rank_step_seconds_sum", "0"] == 5.0
     assert seen["ropeteam_rank_starts_total", "0"] == seen["ropeteam_rank_starts_total", "1"] == 2
@@ -75,32 +75,32 @@ def test_steps_and_their_time_grow_over_worlds():
 
 def test_a_rank_that_was_never_started_has_no_start():
     life = Life().ordered(plan=Life().running().state.orders.plan)
-    assert told(life, metrics.count({}, life.state))["ropeteam_rank_starts_total", "0"] == 0
+    assert scraped(life, metrics.count({}, life.state))["ropeteam_rank_starts_total", "0"] == 0
 
 
 def test_the_number_of_series_is_bounded_by_the_ranks_of_the_pod():
     life = Life(processes=8).running(processes=8)
     for rank in range(8):
-        life.beats(rank, 2)
+        life.heartbeats(rank, 2)
     text = metrics.render(life.state, metrics.count({}, life.state), 0.0)
     series = [line for line in text.splitlines() if not line.startswith("#")]
     assert len(series) == 3 + 8 * (len(RankPhase) + 5)
 
 
 def test_what_a_parameter_server_has_done_with_gradients():
-    life = Life().running().said(1, served=Served(applied=7, staleness=9))
-    seen = told(life, {})
+    life = Life().running().rank_sends(1, served=Served(applied=7, staleness=9))
+    seen = scraped(life, {})
     assert seen["ropeteam_rank_gradient_staleness_count", "1"] == 7
     assert seen["ropeteam_rank_gradient_staleness_sum", "1"] == 9
     assert not [name for name, _ in seen if "dropped" in name], "the first server alone knows"
-    life.said(1, served=Served(applied=8, staleness=9, dropped=3))
-    assert told(life, {})["ropeteam_rank_gradients_dropped_total", "1"] == 3
+    life.rank_sends(1, served=Served(applied=8, staleness=9, dropped=3))
+    assert scraped(life, {})["ropeteam_rank_gradients_dropped_total", "1"] == 3
 
 
 # ---- the server
 
 
-async def ask(port: int, raw: bytes, address: str = "127.0.0.1") -> tuple[str, str]:
+async def get(port: int, raw: bytes, address: str = "127.0.0.1") -> tuple[str, str]:
     reader, writer = await asyncio.open_connection(address, port)
     writer.write(raw)
     answer = ""
@@ -125,42 +125,42 @@ async def served(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 async def test_only_get_metrics_is_answered(served: Any):
     _, port = served
-    assert await ask(port, GET) == ("200 OK", "a 0\n")
-    assert await ask(port, GET.replace(b" /metrics", b" /metrics?x=y")) == ("200 OK", "a 0\n")
-    assert (await ask(port, GET.replace(b"GET", b"PUT")))[0] == "405 Method Not Allowed"
-    assert (await ask(port, GET.replace(b"/metrics", b"/status")))[0] == "404 Not Found"
-    assert (await ask(port, b"\r\n\r\n"))[0] == "404 Not Found"
-    assert await ask(port, b"GET /" + b"x" * (9 << 10) + b"\r\n\r\n") == ("", "")
+    assert await get(port, GET) == ("200 OK", "a 0\n")
+    assert await get(port, GET.replace(b" /metrics", b" /metrics?x=y")) == ("200 OK", "a 0\n")
+    assert (await get(port, GET.replace(b"GET", b"PUT")))[0] == "405 Method Not Allowed"
+    assert (await get(port, GET.replace(b"/metrics", b"/status")))[0] == "404 Not Found"
+    assert (await get(port, b"\r\n\r\n"))[0] == "404 Not Found"
+    assert await get(port, b"GET /" + b"x" * (9 << 10) + b"\r\n\r\n") == ("", "")
 
 
 async def test_a_text_is_made_at_most_once_in_a_while(served: Any, monkeypatch: pytest.MonkeyPatch):
     _, port = served
-    assert {await ask(port, GET) for _ in range(5)} == {("200 OK", "a 0\n")}
+    assert {await get(port, GET) for _ in range(5)} == {("200 OK", "a 0\n")}
     monkeypatch.setattr(http, "FRESH_SECONDS", 0.0)
-    assert await ask(port, GET) == ("200 OK", "a 1\n")
+    assert await get(port, GET) == ("200 OK", "a 1\n")
 
 
-async def test_a_peer_that_says_nothing_is_left(served: Any, monkeypatch: pytest.MonkeyPatch):
+async def test_a_peer_that_sends_nothing_is_left(served: Any, monkeypatch: pytest.MonkeyPatch):
     _, port = served
     monkeypatch.setattr(http, "HEAD_SECONDS", 0.05)
-    assert await ask(port, b"GET /met") == ("", "")
+    assert await get(port, b"GET /met") == ("", "")
 
 
 async def test_silent_peers_do_not_keep_prometheus_out(served: Any):
     _, port = served
     crowd = Crowd(port, 40)
     await crowd.has_come()
-    assert await ask(port, GET) == ("200 OK", "a 0\n")
+    assert await get(port, GET) == ("200 OK", "a 0\n")
     await crowd.go()
 
 
 async def test_prometheus_waits_in_the_queue_behind_who_comes_while_the_agent_is_busy(served: Any):
     _, port = served
     come_at_once(port)
-    assert await ask(port, GET) == ("200 OK", "a 0\n")
+    assert await get(port, GET) == ("200 OK", "a 0\n")
 
 
-async def test_a_port_that_is_taken_is_replaced_and_none_at_all_is_no_trouble(
+async def test_a_port_that_is_taken_is_replaced_and_none_at_all_is_no_error(
     served: Any, capfd: pytest.CaptureFixture[str]
 ):
     _, taken = served
@@ -191,8 +191,8 @@ async def test_a_real_agent_is_scraped_while_its_ranks_come_and_go(pod: Pod, coo
         plan = a_plan(number)
         coordinator.order(plan=plan)
         await coordinator.wait_for(runs)
-        seen = samples((await ask(port, GET, address))[1])
+        seen = samples((await get(port, GET, address))[1])
         assert seen["ropeteam_agent_connected", ""] == 1
         await asyncio.sleep(http.FRESH_SECONDS)
-    seen = samples((await ask(port, GET, address))[1])
+    seen = samples((await get(port, GET, address))[1])
     assert (seen["Running", "0"], seen["ropeteam_rank_starts_total", "0"]) == (1, 2)

@@ -44,7 +44,7 @@ def many(source: str, count: int, sink: Lines) -> None:
 async def test_all_lines_go_out_in_order_to_one_who_reads(pipe: Pipe):
     sink = Lines(pipe.w)
     many("rank 0", 500, sink)
-    await pipe.says("rank 0 499 ")
+    await pipe.writes("rank 0 499 ")
     assert [line.split()[2] for line in pipe.text.splitlines() if line] == [str(n) for n in range(500)]
 
 
@@ -57,7 +57,7 @@ async def printed(pipe: Pipe, pieces: list[bytes], last: str) -> list[str]:
         await asyncio.sleep(0.02)
     os.close(write_end)
     output.close()
-    await pipe.says(last)
+    await pipe.writes(last)
     return [line.removeprefix("[rank 0] ") for line in pipe.text.splitlines()]
 
 
@@ -82,12 +82,12 @@ async def test_lines_that_end_with_a_carriage_return_too_are_lines(pipe: Pipe):
     ]
 
 
-async def test_what_nobody_reads_is_dropped_by_whole_lines_and_told_when_it_flows_again(pipe: Pipe):
+async def test_unread_output_is_dropped_by_whole_lines_and_counted_when_it_flows_again(pipe: Pipe):
     sink = Lines(pipe.w)
     many("rank 0", 3000, sink)
     sink.add("the agent", [b"one", b"two"])
     assert not sink.flush(0.1)
-    await pipe.says("this container's output was not read")
+    await pipe.writes("this container's output was not read")
     await until(lambda: sink.flush(0) and pipe.read(), lambda: "it does not flow")
     got = pipe.read().splitlines()
     whole = [line for line in got if line.startswith("rank 0 ") and line.endswith(" " + "x" * 1000)]
@@ -99,7 +99,7 @@ async def test_what_nobody_reads_is_dropped_by_whole_lines_and_told_when_it_flow
     ]
     assert len(whole) * 1000 <= MOST_BYTES + 3000
     many("rank 0", 1, sink)
-    await pipe.says("this container's output was not read\nrank 0 0 ")
+    await pipe.writes("this container's output was not read\nrank 0 0 ")
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ async def test_what_nobody_reads_is_dropped_by_whole_lines_and_told_when_it_flow
         ([b"x" * 5000, b"y" * 4000], 2, "... (1 more line in the pod's log)"),
     ],
 )
-async def test_lines_that_are_missing_among_the_last_are_said_to_be(
+async def test_lines_that_are_missing_among_the_last_are_counted(
     pipe: Pipe, written: list[bytes], count: int, first: str
 ):
     read_end, write_end = os.pipe()
@@ -128,7 +128,7 @@ async def test_a_pipe_that_somebody_made_nonblocking_loses_nothing(pipe: Pipe):
     os.set_blocking(pipe.w, False)
     sink = Lines(pipe.w)
     many("rank 0", 100, sink)
-    await pipe.says("rank 0 99 ")
+    await pipe.writes("rank 0 99 ")
     assert pipe.text.count("\n") == 100
 
 
@@ -144,22 +144,22 @@ async def test_a_rank_waits_for_a_slow_reader_and_not_for_one_who_is_gone(pipe: 
     monkeypatch.setattr(lines, "PATIENCE_SECONDS", 1000.0)
     ranks = Pipe()
     output = Output(os.dup(ranks.r), "rank 3", Lines(pipe.w))
-    say = os.fdopen(os.dup(ranks.w), "w")
+    slow_output = os.fdopen(os.dup(ranks.w), "w")
 
     def print_much() -> None:
         for number in range(6000):
-            print("line", number, "y" * 1000, file=say, flush=True)
+            print("line", number, "y" * 1000, file=slow_output, flush=True)
 
     printing = asyncio.ensure_future(asyncio.to_thread(print_much))
     await until(lambda: ranks.is_full and pipe.is_full, lambda: "the rank does not wait")
-    await pipe.says("line 2500 ")
+    await pipe.writes("line 2500 ")
     assert "were dropped" not in pipe.text
     monkeypatch.setattr(lines, "PATIENCE_SECONDS", 0.0)
     await asyncio.wait_for(printing, 300)
-    say.close()
+    slow_output.close()
     output.close()
     assert output.last_lines()[-1].startswith("line 5999 y")
-    await pipe.says("lines of rank 3 were dropped: this container's output was not read")
+    await pipe.writes("lines of rank 3 were dropped: this container's output was not read")
     ranks.close()
 
 
@@ -171,8 +171,8 @@ async def test_an_agent_whose_output_is_full_reports_and_fences(make_pod: Any, c
     pod.start("python3", "x.py", str(steps))
     coordinator.order(plan=a_plan())
     await until(lambda: Path(steps).exists() and pipe.is_full, lambda: "the rank waits for its output")
-    heard = len(coordinator.history)
-    await coordinator.wait_for(lambda _: len(coordinator.history) > heard + 2)
+    received = len(coordinator.history)
+    await coordinator.wait_for(lambda _: len(coordinator.history) > received + 2)
     port = coordinator.port
     await coordinator.stop()
     await until(lambda: set(pod.living()) == {pod.pid}, lambda: f"still alive: {pod.living()}")
@@ -181,10 +181,10 @@ async def test_an_agent_whose_output_is_full_reports_and_fences(make_pod: Any, c
     exit = exit_of(await coordinator.wait_for(lambda r: r.ranks and r.stopped))
     assert exit.fingerprint == "fenced"
     assert exit.last_lines[-1].startswith("line 3999 ")
-    await pipe.says("lines of rank 0 were dropped: this container's output was not read")
+    await pipe.writes("lines of rank 0 were dropped: this container's output was not read")
 
 
-async def test_an_agent_that_nobody_reads_ends_when_it_is_told_to(pod: Any, coordinator: Any, pipe: Pipe):
+async def test_an_agent_that_nobody_reads_ends_on_sigterm(pod: Any, coordinator: Any, pipe: Pipe):
     pipe.fill()
     pod.sink = pipe.w
     pod.start("sh", "-c", "echo much; exec sleep 1000")

@@ -19,8 +19,8 @@ PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 def interpreter(version: str) -> str | None:
     """One that runs, by its usual name or as pyenv keeps it."""
     named = shutil.which(f"python{version}")
-    kept = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python3"))
-    for candidate in [*([named] if named else []), *map(str, kept)]:
+    preserved = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python3"))
+    for candidate in [*([named] if named else []), *map(str, preserved)]:
         if subprocess.run([candidate, "-c", ""], capture_output=True, check=False).returncode == 0:
             return candidate
     return None
@@ -79,7 +79,7 @@ async def test_it_runs_a_rank_on(version, pyz, make_pod, coordinator):
     assert "Warning" not in pod.text()
 
 
-def test_an_environment_that_is_not_a_pods_is_said_in_one_line(pyz):
+def test_an_environment_that_is_not_a_pods_is_an_error_of_one_line(pyz):
     done = subprocess.run(
         [sys.executable, "-I", str(pyz), "--", "true"], env={}, capture_output=True, text=True, check=False
     )

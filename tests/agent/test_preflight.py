@@ -77,7 +77,7 @@ def test_a_volume_that_stays_away_may_be_the_nodes_fault(
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.EPERM], ids=errno.errorcode.get)
-def test_a_folder_that_is_not_ours_is_told_at_once(
+def test_a_folder_that_is_not_ours_is_reported_at_once(
     number: int, monkeypatch: pytest.MonkeyPatch, pauses: list[float], tmp_path: Path
 ) -> None:
     fault = Faulty(monkeypatch, number, tries=-1)
@@ -89,7 +89,7 @@ def test_a_folder_that_is_not_ours_is_told_at_once(
 
 
 @pytest.mark.parametrize("path", ["link", "link/job"])
-def test_a_link_in_the_volume_is_told_at_once_and_makes_no_folder(
+def test_a_link_in_the_volume_is_reported_at_once_and_makes_no_folder(
     path: str, pauses: list[float], tmp_path: Path
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
@@ -103,7 +103,7 @@ def test_a_link_in_the_volume_is_told_at_once_and_makes_no_folder(
     assert (pauses, [*(tmp_path / "elsewhere").iterdir()]) == ([], [])
 
 
-def test_root_without_capabilities_is_told_how_to_get_them(
+def test_root_without_capabilities_is_reported_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 0)
@@ -148,7 +148,7 @@ def test_an_interpreter_that_stays_slow_may_be_the_nodes_fault(
     assert len(slow.patience) == 2
 
 
-def test_an_interpreter_without_torch_is_told_at_once(tmp_path: Path) -> None:
+def test_an_interpreter_without_torch_is_reported_at_once(tmp_path: Path) -> None:
     bare = tmp_path / "python"
     bare.write_text("#!/bin/sh\nexit 1\n")
     bare.chmod(0o755)
@@ -157,7 +157,7 @@ def test_an_interpreter_without_torch_is_told_at_once(tmp_path: Path) -> None:
     assert (problem.reason, problem.transient) == (FailReason.INTERPRETER_WITHOUT_TORCH, False)
 
 
-def test_an_interpreter_that_is_not_there_is_told_at_once(
+def test_an_interpreter_that_is_not_there_is_reported_at_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     gone = Slow(monkeypatch, tries=-1, error=FileNotFoundError(errno.ENOENT, "No such file or directory"))

@@ -41,20 +41,20 @@ class AgentDay(RuleBasedStateMachine):
                     assert not self.living, "an exit leaves nobody behind"
                     assert (code == 0) <= self.released, "exit 0 only on release"
 
-    @rule(n=integers(2, 4), born=integers(1, 3))
-    def orders_that_keep_ranks(self, n, born):
+    @rule(n=integers(2, 4), started_in=integers(1, 3))
+    def orders_that_keep_ranks(self, n, started_in):
         """They live on if they are those that the plan means, else they end."""
         before, plan = self.life.state, a_plan(n)
-        kept = replace(plan.members[0], started_in=Epoch(1, 0, born))
-        plan = replace(plan, members=(kept, *plan.members[1:]))
-        if (before.term, before.boot) > (1, 0) or born >= n:
+        preserved = replace(plan.members[0], started_in=Epoch(1, 0, started_in))
+        plan = replace(plan, members=(preserved, *plan.members[1:]))
+        if (before.term, before.boot) > (1, 0) or started_in >= n:
             return
-        self.life.sees(OrdersReceived(Orders(1, 0, 1, plan)))
+        self.life.receives(OrdersReceived(Orders(1, 0, 1, plan)))
         self.carry_out()
         self.answered_at = self.life.now
         world = self.life.state.world
         if self.living and not world.killing:
-            assert {epoch for epoch, _ in self.living} == {kept.started_in}
+            assert {epoch for epoch, _ in self.living} == {preserved.started_in}
 
     @rule(term=integers(1, 2), boot=integers(0, 1), n=integers(0, 3), release=booleans(), leave=booleans())
     def orders(self, term, boot, n, release, leave):
@@ -63,7 +63,7 @@ class AgentDay(RuleBasedStateMachine):
         release = release and n == 0
         self.released |= release and not is_stale
         plan = a_plan(n, epoch=Epoch(term, boot, n)) if n else None
-        self.life.sees(OrdersReceived(Orders(term, boot, 1, plan, release=release, leave=leave)))
+        self.life.receives(OrdersReceived(Orders(term, boot, 1, plan, release=release, leave=leave)))
         self.carry_out()
         if is_stale:
             assert self.life.state.orders is before.orders, "a lower term is refused"
@@ -72,7 +72,7 @@ class AgentDay(RuleBasedStateMachine):
 
     @rule(event=sampled_from([LinkUp(), LinkLost(), LinkLost(), Terminated()]))
     def happens(self, event):
-        self.life.sees(event)
+        self.life.receives(event)
         self.carry_out()
 
     @rule(seconds=sampled_from([0.1, 3.0, 50.0, 130.0]))
@@ -94,7 +94,7 @@ class AgentDay(RuleBasedStateMachine):
     def a_rank_dies(self, signal, data):
         epoch, rank = sorted(self.living)[data % len(self.living)]
         self.living.discard((epoch, rank))
-        self.life.sees(RankExited(epoch, rank, ProcessExit(None if signal else 0, signal)))
+        self.life.receives(RankExited(epoch, rank, ProcessExit(None if signal else 0, signal)))
         self.carry_out()
 
     def is_killing(self) -> bool:

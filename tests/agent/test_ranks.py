@@ -1,4 +1,4 @@
-"""Real agents, real ranks, no torch: how ranks end and are killed, and what is told about it."""
+"""Real agents, real ranks, no torch: how ranks end and are killed, and what is reported about it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_a_rank_runs_to_its_end_and_the_agent_leaves_on_release(pod, coord
         ("x = = 1", 1, None, "SyntaxError at x.py:1", None),
     ],
 )
-async def test_how_a_rank_ended_is_told(pod, coordinator, script, code, number, fingerprint, message):
+async def test_how_a_rank_ended_is_reported(pod, coordinator, script, code, number, fingerprint, message):
     await started(pod, coordinator, f"{script}\n")
     exit = exit_of(await coordinator.wait_for(lambda r: r.plan and r.stopped))
     assert (exit.code, exit.signal, exit.fingerprint) == (code, number, fingerprint)
@@ -85,7 +85,7 @@ async def test_the_last_lines_travel_with_the_exit_and_show_no_frame_of_ours(pod
     assert '/x.py", line 2, in <module>' in frames[0]
 
 
-async def test_a_rank_without_a_line_end_is_heard(pod, coordinator):
+async def test_a_message_without_a_line_end_is_received(pod, coordinator):
     await started(pod, coordinator, "import os; os.write(1, b'\\xff half'); os._exit(3)\n")
     exit = exit_of(await coordinator.wait_for(lambda r: r.plan and r.stopped))
     assert exit.last_lines == ("\ufffd half",)
@@ -108,7 +108,7 @@ FORGET = "os.execve('/bin/sleep', ['sleep', '1000'], {'ROPETEAM_TEST_POD': os.en
 
 
 @pytest.mark.parametrize("clear", ["pass", FORGET])
-async def test_all_descendants_are_dead_when_the_exit_is_told(pod, coordinator, clear):
+async def test_all_descendants_are_dead_when_the_exit_is_reported(pod, coordinator, clear):
     await started(pod, coordinator, DAEMON.format(clear=clear))
     (daemon,) = await pids(pod)
     rank = next(pid for pid, line in pod.living().items() if "rank.py" in line and pid != daemon)
@@ -117,7 +117,7 @@ async def test_all_descendants_are_dead_when_the_exit_is_told(pod, coordinator, 
     assert set(pod.living()) == {pod.pid}
 
 
-async def test_a_deadly_signal_is_told_before_the_rank_is_gone(pod, coordinator):
+async def test_a_deadly_signal_is_reported_before_the_rank_is_gone(pod, coordinator):
     await started(pod, coordinator, SLEEP)
     (rank,) = await pids(pod)
     os.kill(rank, signal.SIGKILL)
@@ -168,7 +168,7 @@ async def test_terminate_is_a_sigterm_that_a_script_may_use(pod, coordinator):
     assert (exit.code, exit.killed) == (5, True)
 
 
-async def test_sigterm_of_the_pod_is_told_and_leave_ends_it(pod, coordinator):
+async def test_sigterm_of_the_pod_is_reported_and_leave_ends_it(pod, coordinator):
     await started(pod, coordinator, SLEEP)
     pod.signal(signal.SIGTERM)
     await coordinator.wait_for(lambda r: r.terminating)

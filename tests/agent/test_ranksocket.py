@@ -16,24 +16,24 @@ from ropeteam_trainer.contract.local import FromRank, ToRank
 from ropeteam_trainer.rank import agentlink
 
 
-def heard_of_servers(link: agentlink.AgentLink) -> None:
+def received_servers(link: agentlink.AgentLink) -> None:
     with link._changed:
         assert link._changed.wait_for(lambda: link.servers, 60)
 
 
-async def test_who_asks_for_the_secret_of_servers_is_told_and_nobody_else(tmp_path: Path):
-    heard: list[FromRank] = []
-    told = RankSocket(tmp_path / "s", heard.append, "c0ffee")
+async def test_only_a_connection_that_requests_the_secret_of_servers_receives_it(tmp_path: Path):
+    received: list[FromRank] = []
+    answer = RankSocket(tmp_path / "s", received.append, "c0ffee")
     environ = {config.RANK_SOCKET: str(tmp_path / "s")}
     assert await asyncio.to_thread(agentlink.secret_of_servers, environ) == "c0ffee"
-    assert heard == []
+    assert received == []
     link = await asyncio.to_thread(agentlink.connect, environ, 0)
     assert link is not None
-    told.send(ToRank(servers=("10.0.0.1:29404",)))
-    await asyncio.to_thread(heard_of_servers, link)
+    answer.send(ToRank(servers=("10.0.0.1:29404",)))
+    await asyncio.to_thread(received_servers, link)
     assert "c0ffee" not in str(vars(link))
     await asyncio.to_thread(link.close)
-    told.close()
+    answer.close()
 
 
 def test_a_rank_that_ends_while_no_descriptor_is_left_ends_nothing_else(monkeypatch, tmp_path: Path):
@@ -43,7 +43,7 @@ def test_a_rank_that_ends_while_no_descriptor_is_left_ends_nothing_else(monkeypa
 
     async def life() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
-        told = RankSocket(tmp_path / "s", lambda _: None)
+        answer = RankSocket(tmp_path / "s", lambda _: None)
         with socket.socket(socket.AF_UNIX) as rank:
             rank.connect(str(tmp_path / "s"))
             soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -51,11 +51,11 @@ def test_a_rank_that_ends_while_no_descriptor_is_left_ends_nothing_else(monkeypa
             os.close(free)
             resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
             try:
-                told.drain()
-                told.drain()
+                answer.drain()
+                answer.drain()
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        told.close()
+        answer.close()
         await asyncio.sleep(0.05)
 
     asyncio.run(life())

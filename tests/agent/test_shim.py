@@ -51,11 +51,11 @@ def test_our_package_comes_last_and_is_not_imported(shim, tmp_path):
 
 @pytest.mark.parametrize("place", ["site", "."])
 @pytest.mark.parametrize(
-    ("installed", "kept"),
+    ("installed", "preserved"),
     [(None, False), ("wants_secret: bool", False), ("hello_pid: int", True), ("", True)],
 )
-def test_the_secret_of_servers_is_left_only_to_a_library_that_does_not_ask_for_it(
-    shim, tmp_path, installed, kept, place
+def test_the_secret_of_servers_is_left_only_to_a_library_that_does_not_request_it(
+    shim, tmp_path, installed, preserved, place
 ):
     """Nothing that the script starts has it, nor what keeps os.environ. `installed`: in the image, or beside
     the script."""
@@ -73,7 +73,7 @@ def test_the_secret_of_servers_is_left_only_to_a_library_that_does_not_ask_for_i
     done = shim("script", "x.py", flags=flags, ROPETEAM_RANK_PLAN=plan, PYTHONPATH=str(tmp_path / "site"))
     assert done.returncode == 0, done.stderr
     assert '"line"' in done.stdout
-    assert ("c0ffee" in done.stdout) is kept
+    assert ("c0ffee" in done.stdout) is preserved
 
 
 @pytest.mark.parametrize(
@@ -93,10 +93,10 @@ def test_the_end_of_a_script_is_marked_even_if_the_process_dies_later(shim, tmp_
     (tmp_path / "x.py").write_text(code)
     page = Page(tmp_path / "page")
     done = shim("script", "x.py", ROPETEAM_RANK_PAGE=str(page.path))
-    beat = page.read()
+    heartbeat = page.read()
     page.close()
     assert done.returncode == status
-    assert (beat is not None and beat.reached_end) is ended
+    assert (heartbeat is not None and heartbeat.reached_end) is ended
 
 
 def test_a_module_that_is_not_there(shim):

@@ -79,7 +79,7 @@ def test_isolated_code_does_not_find_modules_beside_it(shim, kind):
 def test_the_end_of_code_is_marked(shim, tmp_path):
     page = Page(tmp_path / "page")
     shim("code", "pass", ROPETEAM_RANK_PAGE=str(page.path))
-    beat = page.read()
+    heartbeat = page.read()
     page.close()
-    assert beat is not None
-    assert beat.reached_end
+    assert heartbeat is not None
+    assert heartbeat.reached_end

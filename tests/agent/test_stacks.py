@@ -75,17 +75,23 @@ def test_it_is_found_behind_a_progress_bar_and_among_what_else_is_printed():
 
 def a_life() -> Life:
     """Both ranks of this pod have made a step; a step may take 5 s."""
-    return Life().running().said(0, hello_pid=1, feature_level=1).beats(0, step=3).beats(1, step=3)
+    return (
+        Life()
+        .running()
+        .rank_sends(0, hello_pid=1, feature_level=1)
+        .heartbeats(0, step=3)
+        .heartbeats(1, step=3)
+    )
 
 
 def shown(life: Life, rank: int, where: str = "train.py:31 (load)") -> Life:
-    return life.sees(StackShown(epoch(), rank, Hang(where)))
+    return life.receives(StackShown(epoch(), rank, Hang(where)))
 
 
-def test_all_ranks_of_the_pod_are_asked_once_before_one_is_killed():
+def test_stacks_of_all_ranks_of_the_pod_are_requested_once_before_one_is_killed():
     life = a_life()
     assert life.wait(3.9).did_no(ShowStacks)
-    life.beats(1, step=4)
+    life.heartbeats(1, step=4)
     assert life.wait(0.2).did_a(ShowStacks) == ShowStacks(epoch(), (0, 1))
     shown(life, 0)
     assert life.wait(0.2).did_no(ShowStacks)
@@ -96,15 +102,15 @@ def test_all_ranks_of_the_pod_are_asked_once_before_one_is_killed():
     assert exit.message.endswith("after step 3, in phase train (recovery.hangSeconds), in train.py:31 (load)")
 
 
-def test_a_rank_that_goes_on_stands_nowhere_and_may_be_asked_again():
-    life = shown(a_life().wait(4.1), 0).beats(0, step=4)
+def test_a_rank_that_continues_hangs_nowhere_and_its_stacks_may_be_requested_again():
+    life = shown(a_life().wait(4.1), 0).heartbeats(0, step=4)
     assert life.report.ranks[0].hang is None
     assert shown(life, 0).report.ranks[0].hang is None, "a late answer"
-    assert life.beats(1, step=4).wait(4.1).did_a(ShowStacks).ranks == (0, 1)
+    assert life.heartbeats(1, step=4).wait(4.1).did_a(ShowStacks).ranks == (0, 1)
 
 
-def test_a_first_step_that_does_not_come_is_asked_for_too():
-    life = Life().running().said(0, hello_pid=1, feature_level=1)
+def test_stacks_are_requested_for_a_late_first_step_too():
+    life = Life().running().rank_sends(0, hello_pid=1, feature_level=1)
     assert life.wait(481).did_a(ShowStacks).ranks == (0, 1)
     shown(life, 1).wait(120).died(0, 1)
     assert [rank.exit.message for rank in life.report.ranks] == [
@@ -113,14 +119,14 @@ def test_a_first_step_that_does_not_come_is_asked_for_too():
     ]
 
 
-def test_nobody_is_asked_who_is_not_judged():
+def test_no_stacks_are_requested_without_a_hang_clock():
     assert Life().running().wait(10_000).did_no(ShowStacks), "reports no steps"
-    assert a_life().beats(0, 3, phase="eval").beats(1, 3, phase="eval").wait(60).did_no(ShowStacks)
+    assert a_life().heartbeats(0, 3, phase="eval").heartbeats(1, 3, phase="eval").wait(60).did_no(ShowStacks)
 
 
 # ---- in a process
 
-ASKED = f"import os, signal, sys\nos.kill(os.getpid(), {childhooks.STACKS_SIGNAL})\nprint('goes on')\n"
+REQUEST = f"import os, signal, sys\nos.kill(os.getpid(), {childhooks.STACKS_SIGNAL})\nprint('goes on')\n"
 THREADED = """\
 import os, sys, threading
 sys.path.append({root!r})
@@ -136,7 +142,7 @@ ITS_OWN = f"signal.signal({childhooks.STACKS_SIGNAL}, lambda *_: print('its own'
 
 
 def test_a_rank_shows_its_stacks_and_goes_on(shim, tmp_path):
-    (tmp_path / "x.py").write_text(ASKED)
+    (tmp_path / "x.py").write_text(REQUEST)
     done = shim("script", "x.py")
     assert (done.returncode, done.stdout) == (0, "goes on\n")
     assert stacks.hang_in(done.stderr.splitlines()) == Hang("x.py:2 (<module>)")
@@ -154,17 +160,17 @@ def test_every_python_writes_what_is_read(version, tmp_path):
 
 
 def test_a_script_keeps_its_own_handler(shim, tmp_path):
-    (tmp_path / "x.py").write_text("import signal\n" + ITS_OWN + ASKED)
+    (tmp_path / "x.py").write_text("import signal\n" + ITS_OWN + REQUEST)
     done = shim("script", "x.py")
     assert (done.returncode, done.stdout, done.stderr) == (0, "its own\ngoes on\n", "")
-    taken = ITS_OWN + "from ropeteam_trainer.agent.script import childhooks\nchildhooks.install()\n" + ASKED
+    taken = ITS_OWN + "from ropeteam_trainer.agent.script import childhooks\nchildhooks.install()\n" + REQUEST
     done = subprocess.run([sys.executable, "-c", f"import signal\n{taken}"], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("its own\ngoes on\n", "")
 
 
 def test_a_process_without_a_handler_is_known():
     assert not proc.catches(os.getpid(), childhooks.STACKS_SIGNAL)
-    former = signal.signal(childhooks.STACKS_SIGNAL, lambda *_: None)
+    previous = signal.signal(childhooks.STACKS_SIGNAL, lambda *_: None)
     assert proc.catches(os.getpid(), childhooks.STACKS_SIGNAL)
-    signal.signal(childhooks.STACKS_SIGNAL, former)
+    signal.signal(childhooks.STACKS_SIGNAL, previous)
     assert not proc.catches(1 << 30, childhooks.STACKS_SIGNAL), "it is gone"

@@ -38,13 +38,13 @@ LIE: dict[str, Any] = {"error_type": "E", "fingerprint": "f", "message": "ValueE
 
 
 def test_phases_of_a_rank():
-    life = Life().sees(LinkUp()).ordered(plan=a_plan())
+    life = Life().receives(LinkUp()).ordered(plan=a_plan())
     assert life.report.ranks[0].phase is RankPhase.STARTING
     life = Life().running()
     assert life.report.ranks[0].phase is RankPhase.RUNNING, (
         "feature level 0: being started is all there is to know"
     )
-    life.said(0, hello_pid=7, feature_level=2)
+    life.rank_sends(0, hello_pid=7, feature_level=2)
     assert life.report.ranks[0].phase is RankPhase.STARTING
     assert life.report.feature_level == 2
     life.beats(0, 4)
@@ -59,18 +59,18 @@ def test_phases_of_a_rank():
 
 
 def test_progress_is_that_of_the_lowest_rank():
-    life = Life().running().said(0, total_steps=100, loss="2.5").said(1, total_steps=7, loss="9")
-    life.beats(0, 1, samples=10.0).wait(2)
-    life.beats(0, 2, samples=30.0)
+    life = Life().running().rank_sends(0, total_steps=100, loss="2.5").rank_sends(1, total_steps=7, loss="9")
+    life.heartbeats(0, 1, samples=10.0).wait(2)
+    life.heartbeats(0, 2, samples=30.0)
     assert life.report.progress == Progress(2, 100, "2.5", 10.0, "train")
     assert Life().report.progress == Progress()
 
 
-def test_only_what_cannot_wait_is_news():
-    life = Life().running().said(0, feature_level=1).beats(0, 1)
+def test_only_what_cannot_wait_is_urgent():
+    life = Life().running().rank_sends(0, feature_level=1).heartbeats(0, 1)
     before = urgent_part(life.report)
-    assert urgent_part(life.wait(1).beats(0, 2).said(0, loss="1").report) == before
-    assert urgent_part(life.said(0, drained=2).report) != before
+    assert urgent_part(life.wait(1).heartbeats(0, 2).rank_sends(0, loss="1").report) == before
+    assert urgent_part(life.rank_sends(0, drained=2).report) != before
     before = urgent_part(life.report)
     assert urgent_part(life.ordered().report) != before, (
         "the coordinator waits to hear that orders were applied"
@@ -78,7 +78,7 @@ def test_only_what_cannot_wait_is_news():
 
 
 def test_a_rank_that_makes_no_step_is_killed_as_hung():
-    life = Life().running().said(0, feature_level=1).beats(0, 3).wait(5)
+    life = Life().running().rank_sends(0, feature_level=1).heartbeats(0, 3).wait(5)
     assert life.did_no(KillRanks)
     assert life.wait(0.1).did_a(KillRanks) == KillRanks(epoch(), (0,))
     assert life.wait(1).did == ()
@@ -88,29 +88,29 @@ def test_a_rank_that_makes_no_step_is_killed_as_hung():
 
 
 def test_a_rank_that_ends_with_0_before_it_is_killed_as_hung_has_ended_by_itself():
-    life = Life().running().said(0, feature_level=1).beats(0, 3).wait(5.1)
+    life = Life().running().rank_sends(0, feature_level=1).heartbeats(0, 3).wait(5.1)
     assert life.did_a(KillRanks)
     exit = life.died(0, exit=ProcessExit(0, None)).report.ranks[0].exit
     assert (exit.hung, exit.clean) == (False, True)
 
 
-def test_a_rank_that_serves_makes_no_steps_but_its_heart_beats():
-    life = Life().running().beats(0, 3, phase="serve")
+def test_a_rank_that_serves_makes_no_steps_but_sends_heartbeats():
+    life = Life().running().heartbeats(0, 3, phase="serve")
     for _ in range(9):
-        life.wait(4).beats(0, 3, phase="serve")
+        life.wait(4).heartbeats(0, 3, phase="serve")
         assert life.did_no(KillRanks)
     assert life.wait(5.1).did_a(KillRanks) == KillRanks(epoch(), (0,))
 
 
 @pytest.mark.parametrize("changes", [{"phase": "eval"}, {"phase": "paused"}, {"reached_end": True}])
-def test_the_hang_clock_stands_still_while_no_step_is_due(changes):
-    assert Life().running().beats(0, 3).beats(0, 3, **changes).wait(1000).did == ()
+def test_the_hang_clock_is_paused_while_no_step_is_due(changes):
+    assert Life().running().heartbeats(0, 3).heartbeats(0, 3, **changes).wait(1000).did == ()
 
 
-def test_the_hang_clock_stands_still_while_a_pause_is_ordered():
-    life = Life().running().beats(0, 3).ordered(pause=epoch()).wait(1000)
+def test_the_hang_clock_is_paused_while_a_pause_is_ordered():
+    life = Life().running().heartbeats(0, 3).ordered(pause=epoch()).wait(1000)
     assert life.did_no(KillRanks)
-    life = Life().running().beats(0, 3).said(0, paused=3).wait(1000)
+    life = Life().running().heartbeats(0, 3).rank_sends(0, paused=3).wait(1000)
     assert life.did_no(KillRanks)
 
 
@@ -118,24 +118,24 @@ def test_without_hang_seconds_the_limit_is_learned_and_never_below_a_minute():
     def rank_with_steps_of(seconds: float) -> Life:
         life = Life(timeouts=Timeouts()).running()
         for step in range(1, 30):
-            life.wait(seconds).beats(0, step)
+            life.wait(seconds).heartbeats(0, step)
         return life
 
     assert rank_with_steps_of(0.1).wait(59).did_no(KillRanks)
     assert rank_with_steps_of(0.1).wait(61).did_a(KillRanks)
     assert rank_with_steps_of(20).wait(199).did_no(KillRanks)
     assert rank_with_steps_of(20).wait(201).did_a(KillRanks)
-    alone = Life(timeouts=Timeouts()).running().beats(0, 1)
+    alone = Life(timeouts=Timeouts()).running().heartbeats(0, 1)
     assert alone.wait(61).did_a(KillRanks), "one step gives no step time"
 
 
 def test_a_rate_needs_time_to_pass():
-    life = Life().running().beats(0, 1, samples=1.0).beats(0, 2, samples=9.0)
+    life = Life().running().heartbeats(0, 1, samples=1.0).heartbeats(0, 2, samples=9.0)
     assert life.report.progress.samples_per_second == 0.0
 
 
 def test_a_first_step_that_does_not_come():
-    life = Life(timeouts=Timeouts(start=600)).running().said(0, hello_pid=1).wait(600.1)
+    life = Life(timeouts=Timeouts(start=600)).running().rank_sends(0, hello_pid=1).wait(600.1)
     assert life.did_a(KillRanks).ranks == (0,)
     exit = life.died(0).report.ranks[0].exit
     assert exit.late_start
@@ -146,24 +146,24 @@ def test_a_first_step_that_does_not_come():
 
 
 def test_a_restore_may_take_as_long_as_bytes_are_read():
-    life = Life(timeouts=Timeouts(start=600)).running().said(0, hello_pid=1)
+    life = Life(timeouts=Timeouts(start=600)).running().rank_sends(0, hello_pid=1)
     for _ in range(10):
-        life.wait(500).beats(0, 0, phase="restore")
+        life.wait(500).heartbeats(0, 0, phase="restore")
         assert life.did_no(KillRanks)
     life.wait(600.1)
     assert life.did_a(KillRanks).ranks == (0,), "no byte for startSeconds"
 
 
-def test_a_worker_that_waits_for_servers_is_judged_from_its_start():
-    life = Life(timeouts=Timeouts(start=600)).running().said(0, hello_pid=1)
-    life.wait(500).beats(0, 0, phase="serve").wait(100.1)
+def test_the_hang_clock_of_a_worker_that_waits_for_servers_runs_from_its_start():
+    life = Life(timeouts=Timeouts(start=600)).running().rank_sends(0, hello_pid=1)
+    life.wait(500).heartbeats(0, 0, phase="serve").wait(100.1)
     assert life.did_a(KillRanks).ranks == (0,)
 
 
-def test_a_rank_that_beats_without_a_hello_is_an_unchanged_script_with_a_hang_clock():
-    life = Life(timeouts=Timeouts(start=10, hang=5)).running().said(0, total_steps=9).wait(11)
+def test_heartbeats_without_a_hello_are_of_an_unchanged_script_with_a_hang_clock():
+    life = Life(timeouts=Timeouts(start=10, hang=5)).running().rank_sends(0, total_steps=9).wait(11)
     assert life.did_no(KillRanks), "nobody knows how long it prepares"
-    life.beats(0, 3).ordered(pause=epoch())
+    life.heartbeats(0, 3).ordered(pause=epoch())
     assert life.report.feature_level == 0
     assert life.report.progress.total_steps == 9
     assert life.did_no(SendToRank), "it would not listen"
@@ -172,7 +172,7 @@ def test_a_rank_that_beats_without_a_hello_is_an_unchanged_script_with_a_hang_cl
 
 
 def test_the_library_once_seen_is_expected_again():
-    life = Life().running().said(0, feature_level=1).ordered(plan=None).died(0, 1).running(2).wait(601)
+    life = Life().running().rank_sends(0, feature_level=1).ordered(plan=None).died(0, 1).running(2).wait(601)
     assert life.did_a(KillRanks).ranks == (0, 1)
 
 
@@ -187,70 +187,75 @@ def test_the_library_once_seen_is_expected_again():
     ],
 )
 def test_how_an_exit_is_explained(exit, fingerprint, message):
-    told = Life().running().died(0, exit=exit).report.ranks[0].exit
-    assert (told.fingerprint, told.message, told.killed) == (fingerprint, message, False)
+    reported = Life().running().died(0, exit=exit).report.ranks[0].exit
+    assert (reported.fingerprint, reported.message, reported.killed) == (fingerprint, message, False)
 
 
-def test_what_a_rank_said_before_it_died_explains_its_exit():
-    life = Life().running().said(0, error_type="ValueError", fingerprint="f", message="ValueError: bad")
-    told = life.died(0, exit=ProcessExit(None, 6)).report.ranks[0].exit
-    assert (told.fingerprint, told.message) == ("f", "ValueError: bad")
-    life = Life().running().said(0, error_type="ValueError", fingerprint="f", message="ValueError: bad")
+def test_the_last_messages_of_a_rank_explain_its_exit():
+    life = Life().running().rank_sends(0, error_type="ValueError", fingerprint="f", message="ValueError: bad")
+    reported = life.died(0, exit=ProcessExit(None, 6)).report.ranks[0].exit
+    assert (reported.fingerprint, reported.message) == ("f", "ValueError: bad")
+    life = Life().running().rank_sends(0, error_type="ValueError", fingerprint="f", message="ValueError: bad")
     assert life.died(0, exit=ProcessExit(None, 9, oom=True)).report.ranks[0].exit.fingerprint == "SIGKILL"
 
 
-def test_a_rank_that_was_failing_when_it_was_to_be_ended_is_told_by_its_error():
-    told = Life().running().said(0, **LIE).ordered(plan=None).died(0).report.ranks[0].exit
-    assert (told.code, told.signal, told.killed, told.message) == (1, None, False, "ValueError: a lie")
+def test_a_rank_that_was_failing_when_it_was_to_be_ended_is_reported_by_its_error():
+    reported = Life().running().rank_sends(0, **LIE).ordered(plan=None).died(0).report.ranks[0].exit
+    assert (reported.code, reported.signal, reported.killed, reported.message) == (
+        1,
+        None,
+        False,
+        "ValueError: a lie",
+    )
 
 
 def test_an_error_after_the_order_to_end_or_for_a_peer_is_a_consequence():
-    late = Life().running().ordered(plan=None).said(0, **LIE).died(0)
-    long_ago = Life().running().said(0, **LIE).wait(61).ordered(plan=None).died(0)
-    missed = Life().running().said(0, **(LIE | {"message": "E: Connection closed by peer"}))
+    late = Life().running().ordered(plan=None).rank_sends(0, **LIE).died(0)
+    long_ago = Life().running().rank_sends(0, **LIE).wait(61).ordered(plan=None).died(0)
+    missed = Life().running().rank_sends(0, **(LIE | {"message": "E: Connection closed by peer"}))
     for life in (late, long_ago, missed.ordered(plan=None).died(0)):
-        told = life.report.ranks[0].exit
-        assert (told.signal, told.killed) == (9, True)
+        reported = life.report.ranks[0].exit
+        assert (reported.signal, reported.killed) == (9, True)
 
 
 def test_the_end_of_the_script_is_remembered():
-    life = Life().running().beats(0, 9, reached_end=True).died(0, exit=ProcessExit(None, 6))
+    life = Life().running().heartbeats(0, 9, reached_end=True).died(0, exit=ProcessExit(None, 6))
     assert life.report.ranks[0].exit.reached_end
 
 
-def test_a_pause_is_told_to_ranks_that_listen_and_only_when_it_changes():
-    life = Life().running().said(1, hello_pid=5).ordered(pause=epoch())
+def test_a_pause_is_sent_to_ranks_that_listen_and_only_when_it_changes():
+    life = Life().running().rank_sends(1, hello_pid=5).ordered(pause=epoch())
     assert life.did == (SendToRank(epoch(), 1, ToRank(pause=True)),)
     assert life.ordered().did == ()
     assert life.ordered(stop_at=8).did == (SendToRank(epoch(), 1, ToRank(pause=True, stop_at=8)),)
     assert life.ordered(pause=epoch(9)).did == (SendToRank(epoch(), 1, ToRank()),), "another epoch's"
 
 
-def test_a_store_is_held_for_the_epoch_that_is_asked_for():
-    life = Life().sees(LinkUp()).ordered(host_store=epoch(1))
+def test_a_store_is_held_for_the_requested_epoch():
+    life = Life().receives(LinkUp()).ordered(host_store=epoch(1))
     assert life.did == (HostStore(epoch(1)),)
     assert life.wait(1).did == ()
     offer = StoreOffer(epoch(1), "10.0.0.0", 4)
-    assert life.sees(StoreUp(offer)).report.store == offer
+    assert life.receives(StoreUp(offer)).report.store == offer
     assert life.ordered(plan=a_plan(1), host_store=None).did_no(CloseStore), "the world's own"
     assert life.ordered(host_store=epoch(2)).did == (HostStore(epoch(2)),)
     assert CloseStore(epoch(1)) in life.ordered(plan=None).did, (
         "which ends an epoch for ranks that wait in it"
     )
     assert life.report.store is None
-    assert life.sees(StoreUp(offer)).report.store is None, "too late"
+    assert life.receives(StoreUp(offer)).report.store is None, "too late"
 
 
 def test_a_store_that_fails_is_tried_again_after_a_pause():
-    life = Life().sees(LinkUp()).ordered(host_store=epoch()).sees(StoreDown(epoch()))
+    life = Life().receives(LinkUp()).ordered(host_store=epoch()).receives(StoreDown(epoch()))
     assert life.wait(0.5).did == ()
     assert life.wait(0.5).did == (HostStore(epoch()),)
 
 
 def a_host():
     """It has offered the store that a_plan(1) names."""
-    life = Life().sees(LinkUp()).ordered(host_store=epoch(1))
-    return life.sees(StoreUp(StoreOffer(epoch(1), "s", 1)))
+    life = Life().receives(LinkUp()).ordered(host_store=epoch(1))
+    return life.receives(StoreUp(StoreOffer(epoch(1), "s", 1)))
 
 
 def test_ranks_whose_store_ends_are_killed_and_the_store_is_the_cause():
@@ -301,9 +306,9 @@ def test_a_store_that_was_closed_for_a_problem_that_passes_is_missed():
 
 
 def test_no_store_is_held_by_a_refused_or_fenced_agent():
-    life = Life().sees(LinkUp()).ordered(host_store=epoch())
+    life = Life().receives(LinkUp()).ordered(host_store=epoch())
     assert life.ordered(refused="no").did == (CloseStore(epoch()),)
-    life = Life().sees(LinkUp()).ordered(host_store=epoch()).sees(LinkLost()).wait(200)
+    life = Life().receives(LinkUp()).ordered(host_store=epoch()).receives(LinkLost()).wait(200)
     assert life.did == (CloseStore(epoch()),)
 
 
@@ -313,8 +318,10 @@ def a_grant(step: int = 10, n: int = 1) -> Grant:
 
 def test_shards_are_reported_until_they_are_committed():
     life = Life().running()
-    life.said(0, shard_step=10, shard_files=FILES).said(1, shard_step=10).said(1, shard_step=20)
-    assert life.said(1, shard_step=20).report.shards == (
+    life.rank_sends(0, shard_step=10, shard_files=FILES).rank_sends(1, shard_step=10).rank_sends(
+        1, shard_step=20
+    )
+    assert life.rank_sends(1, shard_step=20).report.shards == (
         Shard(0, epoch(), 10, FILES),
         Shard(1, epoch(), 10, ()),
         Shard(1, epoch(), 20, ()),
@@ -322,12 +329,12 @@ def test_shards_are_reported_until_they_are_committed():
     assert life.ordered(lineage=(a_ref(10),)).report.shards == (Shard(1, epoch(), 20, ()),)
 
 
-def test_a_grant_is_written_once_and_its_step_told_to_the_ranks():
-    life = Life().running().said(0, hello_pid=1).ordered(grant=a_grant())
+def test_a_grant_is_written_once_and_its_step_sent_to_the_ranks():
+    life = Life().running().rank_sends(0, hello_pid=1).ordered(grant=a_grant())
     assert life.did_a(WriteManifest).grant == a_grant()
     assert life.report.granted == a_ref(10, digest="")
     assert life.ordered().did == (), "it is being written"
-    life.sees(ManifestWritten(a_ref(10)))
+    life.receives(ManifestWritten(a_ref(10)))
     assert life.did == (SendToRank(epoch(), 0, ToRank(committed_step=10)),)
     assert life.report.committed == a_ref(10)
     assert life.ordered().did == ()
@@ -335,23 +342,23 @@ def test_a_grant_is_written_once_and_its_step_told_to_the_ranks():
 
 
 def test_a_manifest_that_cannot_be_written_is_tried_again():
-    life = Life().running().ordered(grant=a_grant()).sees(ManifestFailed(a_ref(10)))
+    life = Life().running().ordered(grant=a_grant()).receives(ManifestFailed(a_ref(10)))
     assert life.wait(0.9).did == ()
     assert life.wait(0.2).did_a(WriteManifest)
 
 
 def test_a_coordinator_that_takes_over_need_not_know_what_was_granted():
     """It cannot grant it again once a shard is gone with its pod."""
-    life = Life().running().ordered(grant=a_grant()).sees(ManifestFailed(a_ref(10)))
+    life = Life().running().ordered(grant=a_grant()).receives(ManifestFailed(a_ref(10)))
     life.ordered(term=2, grant=None)
     assert life.report.granted == a_ref(10, digest="")
     assert life.wait(1.1).did_a(WriteManifest).grant == a_grant()
-    life.sees(ManifestWritten(a_ref(10)))
+    life.receives(ManifestWritten(a_ref(10)))
     assert life.wait(2.0).did_no(WriteManifest)
 
 
 def test_what_is_granted_next_is_written_in_place_of_what_could_not_be():
-    life = Life().running().ordered(grant=a_grant()).sees(ManifestFailed(a_ref(10)))
+    life = Life().running().ordered(grant=a_grant()).receives(ManifestFailed(a_ref(10)))
     life.ordered(term=2, grant=a_grant(20))
     assert life.wait(1.1).did_a(WriteManifest).grant == a_grant(20)
 
@@ -360,7 +367,7 @@ def test_grants_of_another_epoch_or_for_another_pod_are_not_written():
     assert Life().running().ordered(grant=a_grant(n=2)).did == ()
     assert Life(slot=1).running().ordered(grant=a_grant()).did == ()
     assert Life(checkpoint=None).running().ordered(grant=a_grant()).did == ()
-    assert Life().sees(LinkUp()).ordered(grant=a_grant()).did == ()
+    assert Life().receives(LinkUp()).ordered(grant=a_grant()).did == ()
 
 
 def test_only_the_agent_of_rank_zero_in_the_current_world_prunes_and_once_per_lineage():
@@ -373,20 +380,20 @@ def test_only_the_agent_of_rank_zero_in_the_current_world_prunes_and_once_per_li
 
 
 def test_what_a_world_went_on_from_is_reported():
-    assert Life().running().said(0, restored=a_ref(5)).report.restored == a_ref(5)
-    assert Life().running().said(1, restored=a_ref(5)).report.restored == a_ref(5)
+    assert Life().running().rank_sends(0, restored=a_ref(5)).report.restored == a_ref(5)
+    assert Life().running().rank_sends(1, restored=a_ref(5)).report.restored == a_ref(5)
 
 
 def test_groups_and_ends_of_what_a_rank_started_are_remembered():
-    life = Life().running().said(0, joins=True)
+    life = Life().running().rank_sends(0, joins=True)
     assert life.report.ranks[0].joins
-    life = life.said(0, group=GroupFormed(2, 0, "a", "train.py"), child=True)
-    (told,) = life.report.groups
-    assert (told.id, told.size, told.ranks, told.members) == ("a", 2, (0,), (0,))
+    life = life.rank_sends(0, group=GroupFormed(2, 0, "a", "train.py"), child=True)
+    (reported,) = life.report.groups
+    assert (reported.id, reported.size, reported.ranks, reported.members) == ("a", 2, (0,), (0,))
     assert life.report.reports_groups
     ended = FromRank(ended=True, rank=5, child=True)
     lost = FromRank(error_type="E", message="E: Connection closed by peer", rank=6, child=True)
-    for said in (ended, replace(ended, rank=7), lost):
-        life = life.sees(RankMessage(epoch(1), 0, said))
-    told_exit = life.died(0, exit=ProcessExit(1, None)).report.ranks[0].exit
-    assert (told_exit.rank, told_exit.message[:33]) == (5, "rank 5 had ended, then rank 6: E:")
+    for message in (ended, replace(ended, rank=7), lost):
+        life = life.receives(RankMessage(epoch(1), 0, message))
+    reported_exit = life.died(0, exit=ProcessExit(1, None)).report.ranks[0].exit
+    assert (reported_exit.rank, reported_exit.message[:33]) == (5, "rank 5 had ended, then rank 6: E:")

@@ -30,13 +30,13 @@ from ropeteam_trainer.launchers import Launch, Run
 
 
 def test_a_plan_starts_its_ranks_once():
-    life = Life().sees(LinkUp()).ordered(plan=a_plan())
+    life = Life().receives(LinkUp()).ordered(plan=a_plan())
     assert life.did_a(StartRanks) == StartRanks(a_plan(), fork=False)
     assert life.ordered(plan=a_plan()).did_no(StartRanks), "orders are repeated, ranks are not"
     assert not life.report.stopped
 
 
-def test_ranks_of_the_next_world_wait_for_the_last_of_the_former():
+def test_ranks_of_the_next_world_wait_for_the_last_of_the_previous():
     life = Life().running(1)
     life.ordered(plan=a_plan(2))
     assert life.did_a(KillRanks) == KillRanks(epoch(1), (0, 1))
@@ -59,20 +59,20 @@ def test_a_rank_that_died_by_itself_during_the_kill_keeps_its_own_story():
     assert not life.report.ranks[0].exit.killed
 
 
-def test_a_dying_rank_is_told_before_it_is_gone():
-    life = Life().running().sees(RankDying(epoch(), 0, killed()))
+def test_a_dying_rank_is_reported_before_it_is_gone():
+    life = Life().running().receives(RankDying(epoch(), 0, killed()))
     assert (life.report.ranks[0].phase, life.report.ranks[1].phase) == (RankPhase.EXITED, RankPhase.RUNNING)
     assert life.died(1).report.stopped is False, "something of rank 0 is left"
     assert life.died(0).report.stopped
 
 
 def test_a_rank_that_was_dying_when_the_kill_came_keeps_its_own_story():
-    life = Life().running().sees(RankDying(epoch(), 0, killed())).ordered(plan=None).died(0, 1)
+    life = Life().running().receives(RankDying(epoch(), 0, killed())).ordered(plan=None).died(0, 1)
     assert [rank.exit.killed for rank in life.report.ranks] == [False, True]
 
 
 def test_a_rank_that_dies_long_is_not_hung():
-    life = Life().running().beats(0, step=3).sees(RankDying(epoch(), 0, killed())).wait(60)
+    life = Life().running().heartbeats(0, step=3).receives(RankDying(epoch(), 0, killed())).wait(60)
     assert life.did_no(KillRanks)
 
 
@@ -94,40 +94,40 @@ def test_a_plan_for_another_pod_of_this_slot_is_not_ours(changes):
     plan = a_plan()
     member = plan.members[0].__class__(**{**plan.members[0].__dict__, **changes})
     members = (plan.members[1],) if changes == {"slot": 0} else (member, plan.members[1])
-    assert Life().sees(LinkUp()).ordered(plan=a_plan(members=members)).did_no(StartRanks)
+    assert Life().receives(LinkUp()).ordered(plan=a_plan(members=members)).did_no(StartRanks)
 
 
 def test_orders_of_a_lower_term_change_nothing_and_the_link_is_dropped():
     life = Life().running()
     life.ordered(term=2)
     before = life.report
-    life.sees(OrdersReceived(Orders(term=1, boot=5, number=9)))
+    life.receives(OrdersReceived(Orders(term=1, boot=5, number=9)))
     assert life.did == (DropLink("stale orders of term 1.5, after 2.0"),)
     assert life.report == before
 
 
 def test_a_stale_coordinator_is_no_sign_of_life():
-    life = Life(timeouts=Timeouts(fence=20)).running().ordered(term=2).sees(LinkLost())
+    life = Life(timeouts=Timeouts(fence=20)).running().ordered(term=2).receives(LinkLost())
     for _ in range(9):
-        life.unanswered(2).sees(LinkUp(), OrdersReceived(Orders(term=1, boot=0, number=1)), LinkLost())
+        life.unanswered(2).receives(LinkUp(), OrdersReceived(Orders(term=1, boot=0, number=1)), LinkLost())
         assert not life.state.fenced
     assert life.unanswered(2).did_a(KillRanks).ranks == (0, 1)
 
 
 def test_without_an_answer_for_fence_seconds_no_rank_lives():
-    life = Life().running().wait(500).sees(LinkLost()).wait(119)
+    life = Life().running().wait(500).receives(LinkLost()).wait(119)
     assert life.did_no(KillRanks)
     assert life.wait(1).did_a(KillRanks) == KillRanks(epoch(), (0, 1))
     life.died(0, 1)
     assert life.report.ranks[0].exit.message == "no answer from a coordinator for fenceSeconds (120 s)"
     assert life.report.ranks[0].exit.killed
-    life.sees(LinkUp()).ordered()
+    life.receives(LinkUp()).ordered()
     assert life.did_no(StartRanks), "the coordinator hears that its world is dead"
     assert life.ordered(plan=a_plan(2)).did_a(StartRanks)
 
 
 def test_a_short_absence_of_the_coordinator_is_nothing():
-    life = Life().running().sees(LinkLost()).wait(100).sees(LinkUp()).wait(100)
+    life = Life().running().receives(LinkLost()).wait(100).receives(LinkUp()).wait(100)
     assert life.did == ()
 
 
@@ -139,7 +139,7 @@ def test_a_refused_agent_kills_its_ranks_and_stays():
 
 def test_a_problem_is_reported_and_nothing_is_started():
     problem = Problem(FailReason.COMMAND_NOT_FOUND, "no such thing")
-    life = Life().sees(ProblemFound(problem), LinkUp()).ordered(plan=a_plan())
+    life = Life().receives(ProblemFound(problem), LinkUp()).ordered(plan=a_plan())
     assert life.did_no(StartRanks)
     assert life.report.problem == problem
 
@@ -150,7 +150,7 @@ def test_a_missing_checkpoint_is_a_problem_that_no_restart_mends(module: str):
     life = (
         Life()
         .running()
-        .said(
+        .rank_sends(
             0,
             error_type="CheckpointNotFound",
             error_class=f"ropeteam_trainer.{module}.CheckpointNotFound",
@@ -163,7 +163,9 @@ def test_a_missing_checkpoint_is_a_problem_that_no_restart_mends(module: str):
 
 def test_a_users_own_exception_of_that_name_is_an_error_like_any_other():
     life = Life().running()
-    life.said(0, error_type="CheckpointNotFound", error_class="__main__.CheckpointNotFound", fingerprint="f")
+    life.rank_sends(
+        0, error_type="CheckpointNotFound", error_class="__main__.CheckpointNotFound", fingerprint="f"
+    )
     assert life.report.problem is None
 
 
@@ -177,8 +179,8 @@ def test_a_users_own_exception_of_that_name_is_an_error_like_any_other():
         ("__main__.CheckpointUnavailable", ""),
     ],
 )
-def test_an_exit_tells_that_checkpoints_could_not_be_read(name: str, storage: str):
-    life = Life().running().said(0, error_type=name.split(".")[-1], error_class=name, message="stale")
+def test_an_exit_shows_that_checkpoints_could_not_be_read(name: str, storage: str):
+    life = Life().running().rank_sends(0, error_type=name.split(".")[-1], error_class=name, message="stale")
     exit = life.died(0, exit=ProcessExit(1, None)).report.ranks[0].exit
     assert (exit.storage, exit.message) == (storage, "stale")
     assert life.report.problem is None
@@ -189,7 +191,7 @@ def test_exit_zero_comes_after_complete_and_release_only():
     assert life.did_no(Exit)
     assert life.report.completed == epoch()
     assert life.ordered(release=True).did_a(Exit) == Exit(0)
-    assert life.sees(Tick(), Terminated()).did == (), "nothing follows Exit"
+    assert life.receives(Tick(), Terminated()).did == (), "nothing follows Exit"
 
 
 def test_release_kills_what_still_lives_before_the_exit():
@@ -206,8 +208,8 @@ def test_a_failed_job_kills_what_still_lives_and_ends_its_agents_with_a_code_of_
     assert life.died(0, 1).did_a(Exit) == Exit(4)
 
 
-def test_sigterm_is_told_and_answered_with_leave():
-    life = Life().running().sees(Terminated())
+def test_sigterm_is_reported_and_answered_with_leave():
+    life = Life().running().receives(Terminated())
     assert life.report.terminating
     assert life.did_no(KillRanks), "the world goes on until the coordinator has had its checkpoint"
     life.ordered(leave=True)
@@ -220,14 +222,14 @@ def test_leave_without_sigterm_means_nothing():
 
 
 def test_sigterm_waits_no_longer_than_its_grace():
-    life = Life(timeouts=Timeouts(drain=60)).running().sees(Terminated()).wait(64).sees(Terminated())
+    life = Life(timeouts=Timeouts(drain=60)).running().receives(Terminated()).wait(64).receives(Terminated())
     assert life.did_no(KillRanks)
     life.wait(1).did_a(KillRanks)
 
 
 def test_sigterm_without_a_coordinator_ends_soon():
-    assert Life().sees(Terminated()).did_a(Exit) == Exit(143), "idle: at once"
-    life = Life().running().sees(LinkLost(), Terminated()).wait(4)
+    assert Life().receives(Terminated()).did_a(Exit) == Exit(143), "idle: at once"
+    life = Life().running().receives(LinkLost(), Terminated()).wait(4)
     assert life.did_no(KillRanks), "it may come back"
     life.wait(1).did_a(KillRanks)
 
@@ -247,39 +249,41 @@ def test_terminate_of_another_epoch_is_not_ours():
     assert Life().running().ordered(terminate=True).did == ()
 
 
-def test_ranks_are_forked_when_asked_for_or_once_the_library_was_seen():
-    always = Life(start=Start.FORK).sees(LinkUp())
+def test_ranks_are_forked_on_request_or_once_the_library_was_seen():
+    always = Life(start=Start.FORK).receives(LinkUp())
     always.did_a(WarmUp)
     assert always.ordered(plan=a_plan()).did_a(StartRanks).fork
     later = Life(start=Start.AUTO).running()
-    assert later.said(0, hello_pid=1, feature_level=1).did_no(WarmUp)
-    assert later.beats(0, 1).did_no(WarmUp), "rank 1 still starts"
-    later.beats(1, 1).did_a(WarmUp)
-    assert later.beats(0, 2).beats(1, 2).wait(1).did_no(WarmUp), "once"
+    assert later.rank_sends(0, hello_pid=1, feature_level=1).did_no(WarmUp)
+    assert later.heartbeats(0, 1).did_no(WarmUp), "rank 1 still starts"
+    later.heartbeats(1, 1).did_a(WarmUp)
+    assert later.heartbeats(0, 2).heartbeats(1, 2).wait(1).did_no(WarmUp), "once"
     assert later.ordered(plan=a_plan(2)).died(0, 1).did_a(StartRanks).fork
-    later.beats(0, 3, 2).beats(1, 3, 2).did_a(WarmUp)
-    never = Life(start=Start.AUTO, launch=Launch(Run.COMMAND, ("sh",))).running().said(0, feature_level=1)
+    later.heartbeats(0, 3, 2).heartbeats(1, 3, 2).did_a(WarmUp)
+    never = (
+        Life(start=Start.AUTO, launch=Launch(Run.COMMAND, ("sh",))).running().rank_sends(0, feature_level=1)
+    )
     assert never.did_no(WarmUp)
 
 
 def test_a_pod_that_replaces_another_forks_its_first_ranks_if_the_library_was_seen():
-    knows = Life(start=Start.AUTO, feature_level=1).sees(LinkUp())
+    knows = Life(start=Start.AUTO, feature_level=1).receives(LinkUp())
     knows.did_a(WarmUp)
     assert knows.ordered(plan=a_plan()).did_a(StartRanks).fork
     assert knows.report.feature_level == 1
-    assert Life(start=Start.EXEC, feature_level=1).sees(LinkUp()).did_no(WarmUp)
+    assert Life(start=Start.EXEC, feature_level=1).receives(LinkUp()).did_no(WarmUp)
 
 
-def test_a_command_that_runs_once_per_pod_stands_for_all_ranks():
+def test_a_command_that_runs_once_per_pod_counts_for_all_ranks():
     life = Life(launch=Launch(Run.COMMAND, ("sh",), per_pod=True)).running()
     life.died(0, exit=ProcessExit(0, None))
     assert [rank.exit.clean for rank in life.report.ranks] == [True, True]
     assert life.report.stopped
 
 
-def test_news_of_a_former_world_changes_nothing():
+def test_events_of_a_previous_world_change_nothing():
     life = Life().running(1).ordered(plan=a_plan(2)).died(0, 1)
     before = life.report
-    assert life.died(0, n=1).said(0, feature_level=3).beats(0, 5).report == before
-    assert Life().sees(RankExited(epoch(), 0, ProcessExit(0, None))).did == ()
-    assert life.said(9, n=2, feature_level=0).report == before, "nor of a rank that is not here"
+    assert life.died(0, n=1).rank_sends(0, feature_level=3).heartbeats(0, 5).report == before
+    assert Life().receives(RankExited(epoch(), 0, ProcessExit(0, None))).did == ()
+    assert life.rank_sends(9, n=2, feature_level=0).report == before, "nor of a rank that is not here"

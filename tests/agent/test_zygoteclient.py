@@ -68,7 +68,7 @@ async def test_a_zygote_that_never_is_ready_is_not_waited_for_for_ever(monkeypat
 
 
 @pytest.mark.parametrize("stopped", [True, False])
-async def test_an_end_is_told_unless_it_was_wanted(make_client, capfd, stopped):
+async def test_an_end_is_reported_unless_it_was_wanted(make_client, capfd, stopped):
     client = make_client(STUB)
     assert await client.fork("store", {}, ()) == 4321
     client.stop() if stopped else os.kill(client.pid, signal.SIGKILL)

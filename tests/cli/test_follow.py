@@ -77,7 +77,7 @@ async def following(api: Api) -> AsyncIterator[JobPoller]:
 
 async def test_a_look_is_one_signed_request_after_the_first(served: Served) -> None:
     api = Api(served.http, VERSION)
-    await Operator(served.http).ask("PUT /desired", codec.encode(Desired(3, 1, 1, {})))
+    await Operator(served.http).request("PUT /desired", codec.encode(Desired(3, 1, 1, {})))
     async with following(api) as follower:
         for _ in range(3):
             report = await follower.report(JOB)

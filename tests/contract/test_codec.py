@@ -147,8 +147,8 @@ NOT_UTF_8 = os.fsdecode(b"caf\xe9.txt")
 
 
 def test_half_a_character_is_replaced_when_it_is_sent() -> None:
-    odd = Outer(NOT_UTF_8, by_name={NOT_UTF_8: Inner(1)})
-    sent = codec.encode(odd)
+    lone = Outer(NOT_UTF_8, by_name={NOT_UTF_8: Inner(1)})
+    sent = codec.encode(lone)
     assert json.loads(sent)["name"] == "caf?.txt"
     assert codec.decode(Outer, sent) == Outer("caf?.txt", by_name={"caf?.txt": Inner(1)})
     assert codec.decode(Outer, codec.encode(Outer("\U0001f600 \\ud83d"))).name == "\U0001f600 \\ud83d"
@@ -162,7 +162,7 @@ def test_half_a_character_from_a_peer_that_sends_it_is_replaced(text: str) -> No
     assert codec.decode(Outer, text).name == "caf?.txt"
 
 
-def test_what_json_cannot_say_is_not_sent() -> None:
+def test_values_that_json_has_no_text_for_are_not_sent() -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         codec.encode(Inner(1, float("nan")))
 
@@ -195,9 +195,9 @@ def test_a_reader_gives_what_decode_gives_and_keeps_what_is_repeated():
     changes: list[dict[str, Any]] = [{"number": 2}, {"ranks": ()}, {"node": "m", "terminating": True}, {}]
     for change in changes:
         report = replace(report, **change)
-        told = reader.decode(codec.encode(report))
-        assert told == report
-    assert told.progress is first.progress
+        repeated = reader.decode(codec.encode(report))
+        assert repeated == report
+    assert repeated.progress is first.progress
 
 
 def test_a_reader_forgets_what_a_message_leaves_out_and_refuses_what_decode_refuses():

@@ -58,7 +58,7 @@ def test_a_missing_variable_is_named(tmp_path: Path, name: str) -> None:
         config.read_worker(environment)
 
 
-def test_a_damaged_config_is_told_with_its_field(tmp_path: Path) -> None:
+def test_a_damaged_config_is_reported_with_its_field(tmp_path: Path) -> None:
     environment = {**an_environment(tmp_path), config.CONFIG: '{"job": 7}'}
     with pytest.raises(codec.DecodeError, match=r"WorkerConfig\.job: expected str, got 7"):
         config.read_worker(environment)

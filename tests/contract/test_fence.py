@@ -34,15 +34,15 @@ def test_whatever_the_link_does_no_rank_outlives_the_last_answer_by_more_than_th
     lost, fence = legal
     life = Life(timeouts=Timeouts(lost=lost, fence=fence)).running().ordered(term=2)
     answered, killed = life.now, []
-    for event in events:  # all of them in vain
+    for event in events:  # all of them without effect
         life.now += fence / 21
         match event:
             case "LinkUp" | "LinkLost":
-                life.sees(LinkUp() if event == "LinkUp" else LinkLost())
+                life.receives(LinkUp() if event == "LinkUp" else LinkLost())
             case "late answer":
                 life.answered(answered - late)
             case "stale orders":
-                life.sees(OrdersReceived(Orders(1, 7, 1)))
+                life.receives(OrdersReceived(Orders(1, 7, 1)))
             case _:
                 life.unanswered(0)
     assert not [did for did in life.all if isinstance(did, KillRanks)], "not before its time"
@@ -59,39 +59,39 @@ def test_on_a_quiet_link_that_is_well_the_newest_answer_is_never_as_old_as_lost_
     """A report with every lease, at a turn of the loop; one that finds nothing new is answered now and
     then."""
     lost, fence = legal
-    now = spoke = heard = 0.0
+    now = spoke = answered = 0.0
     for _ in range(30):
         now += renew_seconds(lost) + TICK_SECONDS
-        assert now - heard < lost + 2 * TICK_SECONDS
-        assert now - heard < fence
+        assert now - answered < lost + 2 * TICK_SECONDS
+        assert now - answered < fence
         if now - spoke >= answer_seconds(lost):
-            spoke = heard = now
+            spoke = answered = now
 
 
 def test_fence_seconds_begin_with_the_report_that_was_answered_not_with_its_answer():
     life = Life(timeouts=Timeouts(fence=20)).running()
-    asked = life.now
-    life.unanswered(15).answered(asked)
+    requested = life.now
+    life.unanswered(15).answered(requested)
     assert life.unanswered(4).state.fenced is False
     assert life.unanswered(1).did_a(KillRanks).ranks == (0, 1)
 
 
 def test_a_machine_that_was_suspended_for_longer_than_fence_seconds_fences_at_its_first_look():
-    """Its monotonic clock stood still, and others count on."""
+    """Its monotonic clock was paused, and others count on."""
     life = Life(timeouts=Timeouts(fence=20)).running()
-    assert life.sees(Tick(asleep=19.9)).did_no(KillRanks)
+    assert life.receives(Tick(asleep=19.9)).did_no(KillRanks)
     life.now += TICK_SECONDS
-    assert life.sees(Tick(asleep=19.9)).did_a(KillRanks).ranks == (0, 1)
+    assert life.receives(Tick(asleep=19.9)).did_a(KillRanks).ranks == (0, 1)
 
 
 def test_an_answer_from_before_a_suspension_is_as_old_as_that():
     life = Life(timeouts=Timeouts(fence=20)).running()
     assert life.state.orders
     answer = OrdersReceived(life.state.orders, age=1000.0)  # the first thing that it reads when it wakes up
-    assert life.sees(answer, Tick(asleep=1000.0)).did_a(KillRanks).ranks == (0, 1)
+    assert life.receives(answer, Tick(asleep=1000.0)).did_a(KillRanks).ranks == (0, 1)
 
 
-def test_a_word_that_says_nothing_new_changes_no_orders():
+def test_an_unchanged_answer_changes_no_orders():
     life = Life().running().ordered(lineage=())
     before = life.state.orders
     life.answered(life.now)
@@ -101,11 +101,11 @@ def test_a_word_that_says_nothing_new_changes_no_orders():
 
 def test_an_answer_of_a_coordinator_that_does_not_count_reports_counts_from_when_it_came():
     life = Life(timeouts=Timeouts(fence=20)).running().unanswered(15)
-    life.sees(OrdersReceived(Orders(1, 0, 2, life.state.orders.plan))).unanswered(19)
+    life.receives(OrdersReceived(Orders(1, 0, 2, life.state.orders.plan))).unanswered(19)
     assert not life.state.fenced
 
 
-def test_who_was_fenced_asks_for_its_orders_anew_and_a_mere_answer_starts_nothing():
+def test_a_fenced_agent_requests_its_orders_again_and_a_mere_answer_starts_nothing():
     life = Life(timeouts=Timeouts(fence=20)).running().unanswered(20)
     assert life.report.applied_orders == 0
     life.answered(life.now)

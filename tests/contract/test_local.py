@@ -16,7 +16,7 @@ from ropeteam_trainer.contract import local
 from ropeteam_trainer.contract.local import PAGE_SIZE, PHASES, Beat, read_beat, write_beat
 
 U64 = st.integers(0, 2**64 - 1)
-BEATS = st.builds(
+HEARTBEATS = st.builds(
     Beat,
     U64,
     U64,
@@ -31,15 +31,15 @@ def a_page() -> memoryview:
     return memoryview(bytearray(PAGE_SIZE))
 
 
-@given(beats=st.lists(BEATS, min_size=1))
-def test_the_last_beat_is_read(beats: list[Beat]) -> None:
+@given(heartbeats=st.lists(HEARTBEATS, min_size=1))
+def test_the_last_heartbeat_is_read(heartbeats: list[Beat]) -> None:
     page = a_page()
-    for sequence, beat in enumerate(beats, 1):
-        write_beat(page, beat, sequence)
-        assert read_beat(page) == beat
+    for sequence, heartbeat in enumerate(heartbeats, 1):
+        write_beat(page, heartbeat, sequence)
+        assert read_beat(page) == heartbeat
 
 
-def test_an_empty_page_says_nothing() -> None:
+def test_an_empty_page_has_no_heartbeat() -> None:
     assert read_beat(a_page()) is None
 
 
@@ -47,13 +47,13 @@ def test_an_empty_page_says_nothing() -> None:
 def test_one_whole_copy_is_enough(copy: int) -> None:
     page = a_page()
     write_beat(page, Beat(step=1), 1)
-    for word in range(8):
+    for index in range(8):
         torn = memoryview(bytearray(page))
-        torn[copy + 8 * word : copy + 8 * word + 8] = bytes(8)
+        torn[copy + 8 * index : copy + 8 * index + 8] = bytes(8)
         assert read_beat(torn) == Beat(step=1)
 
 
-def test_two_torn_copies_are_no_beat() -> None:
+def test_two_torn_copies_are_no_heartbeat() -> None:
     page = a_page()
     write_beat(page, Beat(step=1), 1)
     page[8:16] = page[72:80] = bytes(8)
@@ -78,8 +78,8 @@ def test_noise_on_the_page_never_raises(noise: bytes) -> None:
     page[:64] = noise
     page[7] &= 0x7F  # as if no checksum followed,
     page[48:56] = page[0:8]  # and it were whole
-    beat = read_beat(page)
-    assert beat is None or (beat.phase in PHASES and math.isfinite(beat.samples))
+    heartbeat = read_beat(page)
+    assert heartbeat is None or (heartbeat.phase in PHASES and math.isfinite(heartbeat.samples))
 
 
 @pytest.mark.parametrize("samples", [math.nan, math.inf, -math.inf])
@@ -97,16 +97,16 @@ def test_an_unknown_phase_is_refused_by_the_writer() -> None:
 def test_the_page_is_shared_with_a_child_process(tmp_path: Path) -> None:
     file = tmp_path / "page"
     file.write_bytes(bytes(PAGE_SIZE))
-    beat = Beat(7, 3, 123, "train", 42.0, True)
+    heartbeat = Beat(7, 3, 123, "train", 42.0, True)
     with file.open("r+b") as opened, mmap.mmap(opened.fileno(), PAGE_SIZE) as page:
         child = os.fork()
         if child == 0:
             with memoryview(page) as view:
-                write_beat(view, beat, 1)
+                write_beat(view, heartbeat, 1)
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
         with memoryview(page) as view:
-            assert read_beat(view) == beat
+            assert read_beat(view) == heartbeat
 
 
 def test_the_shim_of_another_release_finds_its_names():

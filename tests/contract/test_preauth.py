@@ -11,20 +11,20 @@ from ropeteam_trainer.contract.preauth import UnauthenticatedConnections
 
 
 class Port:
-    """Strangers by name. `left`: those who were told to, in order."""
+    """Unauthenticated peers by name. `left`: those who were told to, in order."""
 
     def __init__(self, places: int) -> None:
-        self.strangers, self.left = UnauthenticatedConnections(places), list[str]()
+        self.unauthenticated, self.left = UnauthenticatedConnections(places), list[str]()
         self._leaves = dict[str, partial[None]]()
 
     def take(self, *names: str) -> None:
         """`a1`: the connection 1 of the address a."""
         for name in names:
             leave = self._leaves.setdefault(name, partial(self.left.append, name))
-            self.strangers.admit(name[0], leave)
+            self.unauthenticated.admit(name[0], leave)
 
     def free(self, name: str) -> None:
-        self.strangers.free(name[0], self._leaves[name])
+        self.unauthenticated.free(name[0], self._leaves[name])
 
 
 def test_a_flood_of_one_address_displaces_itself_oldest_first():
@@ -46,7 +46,7 @@ def test_who_has_gone_or_proved_itself_takes_no_place():
     port.take("a1", "a2")
     for _ in range(2):
         port.free("a1")
-    assert port.strangers.taken == 1
+    assert port.unauthenticated.taken == 1
     port.take("a3")
     assert port.left == []
 
@@ -54,14 +54,14 @@ def test_who_has_gone_or_proved_itself_takes_no_place():
 def test_who_takes_another_place_may_lose_all_of_its_own():
     port = Port(places=2)
     port.take("a1", "b1", "a1")
-    assert (port.left, port.strangers.taken) == (["a1"], 1)
+    assert (port.left, port.unauthenticated.taken) == (["a1"], 1)
 
 
-def test_room_can_be_made_before_the_places_are_taken():
+def test_a_connection_can_be_evicted_before_the_limit():
     port = Port(places=9)
-    assert not port.strangers.evict_one()
+    assert not port.unauthenticated.evict_one()
     port.take("a1", "b1", "b2")
-    assert port.strangers.evict_one()
+    assert port.unauthenticated.evict_one()
     assert port.left == ["b1"]
 
 
@@ -73,6 +73,6 @@ def test_who_comes_alone_from_its_address_has_a_place_while_others_have_more(
     port.take("z1")
     for address, number in names:
         port.take(f"{address}{number}")
-        assert port.strangers.taken <= places
+        assert port.unauthenticated.taken <= places
     if places >= 4:
         assert "z1" not in port.left, "there are four addresses"

@@ -45,7 +45,7 @@ def test_whatever_byte_is_altered_it_does_not_hold(at: int, by: int) -> None:
 
 
 @given(st.binary(max_size=8))
-def test_nothing_may_be_cut_off_or_added(more: bytes) -> None:
+def test_nothing_may_be_removed_or_added(more: bytes) -> None:
     assert not is_valid("manifest", SIGNED[: -1 - len(more)], (NEW,))
     assert is_valid("manifest", SIGNED + more, (NEW,)) == (more == b"")
     assert not is_valid("manifest", more, (NEW,))
@@ -101,15 +101,15 @@ def test_a_named_key_is_no_other_key(tmp_path: Path) -> None:
         (f"{A}\n\udcff".encode("utf-8", "surrogateescape").decode("latin-1"), "line 2 "),
     ],
 )
-def test_what_is_no_key_is_told_and_not_shown(tmp_path: Path, text: str, told: str) -> None:
+def test_a_line_that_is_no_key_is_reported_and_not_shown(tmp_path: Path, text: str, told: str) -> None:
     with pytest.raises(
         ValueError, match=r"spec\.checkpoint\.signing\.secretName.*openssl rand -hex 32"
     ) as error:
         named(tmp_path, text)
     assert told in str(error.value)
-    assert not [word for word in text.split() if len(word) > 4 and word in str(error.value)]
+    assert not [key for key in text.split() if len(key) > 4 and key in str(error.value)]
 
 
-def test_a_secret_without_the_entry_is_told(tmp_path: Path) -> None:
+def test_a_secret_without_the_entry_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has no entry checkpoint-keys; .*openssl rand -hex 32"):
         seals.read_named(str(tmp_path / seals.FILE))

@@ -61,7 +61,7 @@ def test_no_challenge_is_needed_until_the_first_request_or_for_a_minute() -> Non
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_another_key_job_or_term_is_neither_admitted_nor_believed(other: Keys) -> None:
+def test_another_key_job_or_term_is_neither_admitted_nor_genuine(other: Keys) -> None:
     caller, gate = acquainted()
     theirs = Client(other)
     theirs._challenge = caller._challenge
@@ -92,11 +92,11 @@ def test_a_signature_is_for_one_method_and_path() -> None:
 def test_an_altered_answer_is_not_accepted(at: int, bit: int, which: str) -> None:
     caller, gate = acquainted()
     signature = caller.sign(PUT, b"", NONCE)
-    said = {"given": gate.sign(signature, 200, b"yes", 0.0), "body": "yes", "signature": signature}
-    altered = bytearray(said[which].encode())
+    signed = {"given": gate.sign(signature, 200, b"yes", 0.0), "body": "yes", "signature": signature}
+    altered = bytearray(signed[which].encode())
     altered[at % len(altered)] ^= 1 << bit
-    said[which] = altered.decode()
-    assert not caller.is_genuine(said["signature"], 200, said["given"], said["body"].encode())
+    signed[which] = altered.decode()
+    assert not caller.is_genuine(signed["signature"], 200, signed["given"], signed["body"].encode())
 
 
 def test_an_answer_is_to_one_request_and_of_one_status() -> None:

@@ -49,12 +49,12 @@ def opened(
     return list(Opener(token, nonce, direction).feed(stream))
 
 
-@given(bodies=BODIES, cuts=st.lists(st.integers(0, 400)))
-def test_bodies_arrive_whole_and_in_order_however_the_stream_is_cut(
-    bodies: list[bytes], cuts: list[int]
+@given(bodies=BODIES, splits=st.lists(st.integers(0, 400)))
+def test_bodies_arrive_whole_and_in_order_however_the_stream_is_split(
+    bodies: list[bytes], splits: list[int]
 ) -> None:
     stream = b"".join(sealed(bodies))
-    edges = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
+    edges = [0, *sorted(min(split, len(stream)) for split in splits), len(stream)]
     opener = Opener(TOKEN, NONCE, TO_AGENT)
     got = [body for begin, end in pairwise(edges) for body in opener.feed(stream[begin:end])]
     assert got == bodies
@@ -104,7 +104,7 @@ def test_a_frame_for_another_nonce_of_the_agent_is_refused(mine: bytes, body: by
             opened(frame, token=key)
 
 
-def test_a_greeting_asks_for_an_answer_and_looks_to_older_agents_as_before() -> None:
+def test_a_greeting_expects_an_answer_and_looks_to_older_agents_as_before() -> None:
     ours, older = greeting(NONCE), HELLO + NONCE
     assert len(ours) == len(older)
     assert ours.startswith(HELLO)
@@ -114,11 +114,11 @@ def test_a_greeting_asks_for_an_answer_and_looks_to_older_agents_as_before() -> 
     assert not accepts_answer(older[len(HELLO) :])
 
 
-@given(frame=st.binary(max_size=60), cut=st.integers(0, 80))
-def test_an_answer_gives_the_key_as_soon_as_it_is_whole(frame: bytes, cut: int) -> None:
+@given(frame=st.binary(max_size=60), split=st.integers(0, 80))
+def test_an_answer_gives_the_key_as_soon_as_it_is_whole(frame: bytes, split: int) -> None:
     stream = ANSWER + NONCE + frame
-    expected = (session_key(TOKEN, NONCE), stream[len(ANSWER + NONCE) : cut])
-    assert answered(TOKEN, stream[:cut]) == (expected if cut >= len(ANSWER + NONCE) else None)
+    expected = (session_key(TOKEN, NONCE), stream[len(ANSWER + NONCE) : split])
+    assert answered(TOKEN, stream[:split]) == (expected if split >= len(ANSWER + NONCE) else None)
 
 
 def test_an_older_agent_begins_with_a_frame_under_the_token() -> None:
@@ -164,11 +164,11 @@ def test_a_body_of_the_largest_size_arrives() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 3, 4, HEAD - 1, HEAD + 1])
-def test_a_part_of_a_frame_says_nothing_yet(size: int) -> None:
+def test_a_part_of_a_frame_yields_nothing_yet(size: int) -> None:
     assert opened(sealed([b"xx"])[0][:size]) == []
 
 
-def test_tokens_differ_by_job_and_key_and_a_bearer_does_not_tell_its_token() -> None:
+def test_tokens_differ_by_job_and_key_and_a_bearer_does_not_reveal_its_token() -> None:
     tokens = {job_token(key, uid) for key in (b"k1", b"k2") for uid in ("u1", "u2")}
     assert len(tokens) == 4
     assert {len(token) for token in tokens} == {32}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from lab.coordinator.reports import agent, config, obeyed
+from lab.coordinator.reports import agent, config, after_orders
 
 from ropeteam_trainer.contract.desired import Desired, Incident, JobReport, SlotDesired
 from ropeteam_trainer.contract.messages import AgentReport, Orders, RankPhase, Shard
@@ -29,7 +29,7 @@ class Film:
         self.silent: set[int] = set()
         self._seen: dict[int, Orders] = {}
         slots = {str(slot): SlotDesired(1, f"pod-{slot}-1") for slot in range(self.config.slots)}
-        self.wish = Desired(generation=1, attempt=1, term=self.config.term, slots=slots, allowance=10)
+        self.desired = Desired(generation=1, attempt=1, term=self.config.term, slots=slots, allowance=10)
 
     # ---- what happens
 
@@ -37,21 +37,21 @@ class Film:
         self.state = membership.step(self.state, event, self.now, int(self.now * 1000))
 
     def desires(self, **changes: Any) -> None:
-        self.wish = replace(self.wish, **changes)
-        self.event(membership.DesiredReceived(self.wish))
+        self.desired = replace(self.desired, **changes)
+        self.event(membership.DesiredReceived(self.desired))
 
     def desires_slot(self, slot: int, **changes: Any) -> None:
-        word = replace(self.wish.slots[str(slot)], **changes)
-        self.desires(slots={**self.wish.slots, str(slot): word})
+        slot_desired = replace(self.desired.slots[str(slot)], **changes)
+        self.desires(slots={**self.desired.slots, str(slot): slot_desired})
 
     def replaces(self, slot: int, incarnation: int = 2) -> None:
         """The operator has made another pod, and its agent registers."""
         self.desires_slot(slot, incarnation=incarnation, pod_uid=f"pod-{slot}-{incarnation}")
         self.agents[slot] = agent(slot, incarnation)
         self.silent.discard(slot)
-        self.says(slot)
+        self.reports(slot)
 
-    def says(self, slot: int, applied: bool = True, **changes: Any) -> None:
+    def reports(self, slot: int, applied: bool = True, **changes: Any) -> None:
         self.agents[slot] = replace(self.agents.get(slot, agent(slot)), **changes)
         self.event(membership.ReportReceived(self.agents[slot], applied))
 
@@ -63,38 +63,38 @@ class Film:
             self.now = min(end, wake if wake is not None else end)
             self.event(membership.Tick())
             for slot in sorted(set(self.agents) - self.silent):
-                self.says(slot)
+                self.reports(slot)
 
     # ---- obedient agents
 
-    def obeys(self, *slots: int) -> None:
+    def applies_orders(self, *slots: int) -> None:
         """These agents (all, if none is named) apply their orders and report, until nothing changes any
         more."""
         for _ in range(20):
             before = (dict(self.agents), dict(self._seen))
             for slot in slots or sorted(self.agents):
                 if slot not in self.silent:
-                    self._obey(slot)
+                    self._apply_orders(slot)
             if before == (self.agents, self._seen):
                 return
         raise AssertionError("the agents never came to rest")
 
-    def _obey(self, slot: int) -> None:
+    def _apply_orders(self, slot: int) -> None:
         orders, report = self.orders(slot), self.agents[slot]
         if orders is None:
             return
         new, self._seen[slot] = orders != self._seen.get(slot), orders
-        after = obeyed(report, orders, self.feature_level)
+        after = after_orders(report, orders, self.feature_level)
         if new or after != report:
             self.agents[slot] = after
-            self.says(slot)
+            self.reports(slot)
 
     def up(self, step: int = 0) -> Film:
         """All agents registered and one world running; with `step` > 0 all ranks have come that far."""
         self.desires()
         for slot in range(self.config.slots):
-            self.says(slot)
-        self.obeys()
+            self.reports(slot)
+        self.applies_orders()
         return self.reaches(step) if step else self
 
     def reaches(self, step: int, base: int = 0) -> Film:
@@ -103,16 +103,16 @@ class Film:
                 replace(rank, phase=RankPhase.RUNNING, step=step, steps_here=step - base)
                 for rank in report.ranks
             )
-            self.says(slot, ranks=ranks)
+            self.reports(slot, ranks=ranks)
         return self
 
     def exits(self, slot: int, how: ProcessExit) -> None:
         """All ranks of a slot end by themselves."""
         ranks = tuple(replace(rank, phase=RankPhase.EXITED, exit=how) for rank in self.agents[slot].ranks)
-        self.says(slot, ranks=ranks, stopped=True)
+        self.reports(slot, ranks=ranks, stopped=True)
 
     def ranks(self, slot: int, phase: RankPhase, step: int) -> None:
-        self.says(
+        self.reports(
             slot, ranks=tuple(replace(rank, phase=phase, step=step) for rank in self.agents[slot].ranks)
         )
 
@@ -125,7 +125,7 @@ class Film:
                 Shard(rank.rank, report.plan.epoch, step, (ShardFile(f"rank-{rank.rank}.pt", 1, "00"),))
                 for rank in report.ranks
             )
-            self.says(slot, shards=report.shards + new)
+            self.reports(slot, shards=report.shards + new)
 
     def falls_silent(self, slot: int) -> None:
         self.silent.add(slot)
@@ -139,7 +139,7 @@ class Film:
     def orders(self, slot: int) -> Orders | None:
         return membership.reply(self.state, self.agents[slot], self.now)
 
-    def told(self, slot: int) -> Orders:
+    def sent_orders(self, slot: int) -> Orders:
         orders = self.orders(slot)
         assert orders is not None
         return orders

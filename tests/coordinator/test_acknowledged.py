@@ -11,11 +11,11 @@ def commit(film: Film, *steps: int) -> None:
     for step in steps:
         film.reaches(step)
         film.saves(step)
-        film.obeys()
+        film.applies_orders()
 
 
-def kept(film: Film) -> list[int]:
-    return [ref.step for ref in film.told(0).lineage]
+def retained(film: Film) -> list[int]:
+    return [ref.step for ref in film.sent_orders(0).lineage]
 
 
 def saves_status(film: Film) -> None:
@@ -23,22 +23,22 @@ def saves_status(film: Film) -> None:
     film.desires(lineage=film.report.lineage)
 
 
-def test_what_the_operator_has_saved_is_kept_while_it_is_away():
+def test_what_the_operator_has_saved_is_retained_while_it_is_away():
     film = Film(feature_level=2).up()
     commit(film, 10, 20, 30)
     saves_status(film)
     commit(film, 40, 50, 60, 70, 80)
-    assert kept(film) == [80, 70, 60, 30, 20, 10]
+    assert retained(film) == [80, 70, 60, 30, 20, 10]
 
 
-def test_what_the_operator_was_told_and_may_be_saving_is_kept():
+def test_checkpoints_that_the_operator_may_be_saving_are_retained():
     film = Film(feature_level=2).up()
     commit(film, 10, 20, 30)
     saves_status(film)
     commit(film, 40)
     film.desires()  # it hears of 40; nobody hears whether it could save that
     commit(film, 50, 60, 70, 80)
-    assert kept(film) == [80, 70, 60, 30, 20, 10, 40]
+    assert retained(film) == [80, 70, 60, 30, 20, 10, 40]
 
 
 def test_what_is_no_longer_named_may_be_pruned():
@@ -48,15 +48,15 @@ def test_what_is_no_longer_named_may_be_pruned():
     commit(film, 40, 50, 60, 70)
     for _ in range(3):
         saves_status(film)
-    assert kept(film) == [70, 60, 50]
+    assert retained(film) == [70, 60, 50]
 
 
-def test_one_checkpoint_is_kept_until_the_next_one_is_saved_in_status():
+def test_one_checkpoint_is_retained_until_the_next_one_is_saved_in_status():
     film = Film(feature_level=2, keep=1).up()
     commit(film, 10)
     saves_status(film)
     commit(film, 20)
-    assert kept(film) == [20, 10]
+    assert retained(film) == [20, 10]
 
 
 def test_a_restarted_coordinator_prunes_nothing_before_the_operator_has_spoken():
@@ -66,23 +66,23 @@ def test_a_restarted_coordinator_prunes_nothing_before_the_operator_has_spoken()
     commit(film, 40, 50, 60, 70)
     film.reboots()
     for slot in (0, 1):
-        film.says(slot)
+        film.reports(slot)
     assert film.orders(0) is None
     film.desires()
     assert film.phase == "Running"
-    assert set(kept(film)) >= {70, 30, 20, 10}
+    assert set(retained(film)) >= {70, 30, 20, 10}
 
 
 def test_a_world_that_has_no_lineage_yet_prunes_nothing():
     film = Film(feature_level=2).up()
     film.desires(lineage=(CheckpointRef(40, film.epoch, "x"),))
-    assert kept(film) == []
+    assert retained(film) == []
 
 
-def test_a_coordinator_whose_folder_was_claimed_by_a_newer_world_falls_silent_and_says_so():
+def test_a_coordinator_whose_folder_was_claimed_by_a_newer_world_falls_silent_and_reports_it():
     film = Film(feature_level=2).up(step=10)
-    film.says(0, superseded=Epoch(5, 0, 1))
+    film.reports(0, superseded=Epoch(5, 0, 1))
     assert film.orders(1) is None
     assert film.report.why == "sending no orders: a world of term 5 has claimed the checkpoint folder"
-    film.says(0, superseded=None)
+    film.reports(0, superseded=None)
     assert film.report.newer_term == 5

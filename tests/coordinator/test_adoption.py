@@ -16,22 +16,22 @@ def test_nothing_is_ordered_until_a_world_is_adopted():
     film = Film(workers=3).up(step=7)
     film.reboots()
     film.desires()
-    film.says(0)
-    film.says(1)
+    film.reports(0)
+    film.reports(1)
     assert film.phase == "Waiting"
     assert film.orders(0) is None
-    film.says(2)
+    film.reports(2)
     assert film.phase == "Running"
     assert film.epoch == Epoch(1, 0, 1), "untouched: the very same epoch"
-    assert film.told(1).plan == film.agents[1].plan
+    assert film.sent_orders(1).plan == film.agents[1].plan
     assert film.report.incidents == ()
 
 
 def test_agents_that_came_before_the_operator_spoke_are_remembered():
     film = Film().up(step=7)
     film.reboots()
-    film.says(0)
-    film.says(1)
+    film.reports(0)
+    film.reports(1)
     assert film.report.why == "waiting for the operator's first request"
     film.desires()
     assert film.phase == "Running"
@@ -41,14 +41,14 @@ def test_the_next_epoch_of_a_new_boot_is_higher_than_any_before():
     film = Film().up(step=7)
     film.reboots()
     film.desires()
-    film.obeys()
-    film.says(0)
-    film.says(1)
+    film.applies_orders()
+    film.reports(0)
+    film.reports(1)
     film.exits(1, SIGKILL)
-    film.obeys()
+    film.applies_orders()
     assert film.phase == "Running"
     assert film.epoch == Epoch(1, 1, 1)
-    plan = film.told(0).plan
+    plan = film.sent_orders(0).plan
     assert plan is not None
     assert plan.restart_count == 1
 
@@ -58,7 +58,7 @@ def test_a_fault_while_nobody_watched_is_handled_at_once_when_we_are_back():
     film.reboots()
     film.exits(1, SIGKILL)
     film.desires()
-    film.says(0)
+    film.reports(0)
     assert film.phase == "Stopping"
     assert (film.incident.id, film.incident.cause, film.incident.step) == ("1.0.1", Cause.SIGNAL, 7)
 
@@ -71,7 +71,7 @@ def test_a_world_that_the_one_before_us_had_ended_brings_no_second_incident():
     film.desires()
     assert film.phase == "Forming"
     assert film.report.incidents == ()
-    film.obeys()
+    film.applies_orders()
     assert film.phase == "Running"
 
 
@@ -80,39 +80,39 @@ def test_a_missing_member_is_waited_for_one_lease_then_it_is_a_fault_of_that_wor
     film.reboots()
     film.falls_silent(1)
     film.desires()
-    film.says(0)
+    film.reports(0)
     film.later(4.5)
     assert film.phase == "Waiting"
     film.later(1)
     assert film.phase == "Stopping"
     assert (film.incident.cause, film.incident.slot) == (Cause.AGENT_LOST, 1)
-    assert [wish.slot for wish in film.report.replacement_requests] == [1]
+    assert [request.slot for request in film.report.replacement_requests] == [1]
 
 
 def test_a_pod_that_was_replaced_meanwhile_ends_the_old_world():
     film = Film().up(step=7)
     film.reboots()
     film.desires_slot(1, incarnation=2, pod_uid="pod-1-2")
-    film.says(0)
+    film.reports(0)
     film.replaces(1)
     assert film.phase == "Stopping"
     assert (film.incident.cause, film.incident.charged) == (Cause.AGENT_LOST, False)
-    film.obeys()
+    film.applies_orders()
     assert film.phase == "Running"
 
 
 def test_a_half_delivered_plan_is_superseded():
     film = Film().up(step=7)
     film.exits(1, SIGKILL)
-    film.obeys(0)  # slot 0 has got world 2, slot 1 not yet
+    film.applies_orders(0)  # slot 0 has got world 2, slot 1 not yet
     assert film.agents[0].plan != film.agents[1].plan
     film.reboots()
     film.desires()
-    film.says(0)
-    film.says(1)
+    film.reports(0)
+    film.reports(1)
     assert film.phase == "Stopping"
-    assert film.told(0).plan is None
-    film.obeys()
+    assert film.sent_orders(0).plan is None
+    film.applies_orders()
     assert film.epoch == Epoch(1, 1, 1)
     assert film.report.incidents == ()
 
@@ -120,13 +120,13 @@ def test_a_half_delivered_plan_is_superseded():
 def test_a_member_that_never_confirmed_must_show_that_it_applied_the_withdrawal():
     film = Film().up(step=7)
     film.exits(1, SIGKILL)
-    film.obeys(0)
+    film.applies_orders(0)
     assert film.phase == "Running"
     film.exits(0, SIGKILL)
-    film.obeys(0)
-    film.says(1, applied=False)
+    film.applies_orders(0)
+    film.reports(1, applied=False)
     assert film.phase == "Stopping", "the plan of world 2 may still be on its way to slot 1"
-    film.says(1, applied=True)
+    film.reports(1, applied=True)
     assert film.phase == "Forming", "nothing but the backoff is waited for: world 2 made no step"
     film.later(1)
     assert film.epoch == Epoch(1, 0, 3)
@@ -135,10 +135,10 @@ def test_a_member_that_never_confirmed_must_show_that_it_applied_the_withdrawal(
 def test_agents_without_any_world_form_one_at_once_under_a_new_term():
     film = Film(term=2)
     film.desires()
-    film.says(0)
+    film.reports(0)
     assert film.phase == "Waiting"
-    film.says(1)
-    film.obeys()
+    film.reports(1)
+    film.applies_orders()
     assert film.epoch == Epoch(2, 0, 1)
 
 
@@ -158,9 +158,9 @@ def test_nobody_reports_for_as_long_as_ranks_live_without_an_answer():
     assert film.phase == "Waiting"
     film.later(0.1)
     assert film.phase == "Forming", "nothing is left that could be adopted"
-    film.says(0)
-    film.says(1)
-    film.obeys()
+    film.reports(0)
+    film.reports(1)
+    film.applies_orders()
     assert film.phase == "Running"
 
 
@@ -168,14 +168,14 @@ def test_a_completion_that_one_agent_knows_of_is_completed_for_all():
     film = Film().up(step=7)
     film.exits(0, CLEAN)
     film.exits(1, CLEAN)
-    film.says(1, completed=film.epoch)
+    film.reports(1, completed=film.epoch)
     film.reboots()
     film.desires()
-    film.says(1)
+    film.reports(1)
     assert film.phase == "Completing"
-    film.says(0)
-    assert film.told(0).complete == film.epoch
-    film.obeys()
+    film.reports(0)
+    assert film.sent_orders(0).complete == film.epoch
+    film.applies_orders()
     assert film.phase == "Complete"
 
 
@@ -183,11 +183,11 @@ def test_completion_does_not_wait_for_agents_that_never_come_back():
     film = Film().up(step=7)
     film.exits(0, CLEAN)
     film.exits(1, CLEAN)
-    film.says(1, completed=film.epoch)
+    film.reports(1, completed=film.epoch)
     film.reboots()
     film.falls_silent(0)
     film.desires()
-    film.says(1)
+    film.reports(1)
     film.later(4)
     assert film.phase == "Completing"
     film.later(2)
@@ -197,20 +197,20 @@ def test_completion_does_not_wait_for_agents_that_never_come_back():
 def test_the_lineage_is_rebuilt_from_the_operator_and_from_the_agents():
     film = Film(feature_level=2).up(step=10)
     film.saves(10)
-    film.obeys()
+    film.applies_orders()
     film.reaches(20)
     film.saves(20)
-    granted = film.told(0).grant
+    granted = film.sent_orders(0).grant
     assert granted is not None
-    film.says(0, granted=granted.ref)
+    film.reports(0, granted=granted.ref)
     known = film.report.lineage
     film.reboots()
     film.desires(lineage=known)
-    film.says(0)
-    film.says(1)
+    film.reports(0)
+    film.reports(1)
     assert film.phase == "Running"
     assert film.lineage == [(10, "digest-10")]
-    film.obeys()
+    film.applies_orders()
     assert film.lineage == [(20, "digest-20"), (10, "digest-10")], "the same grant is given again"
 
 
@@ -219,43 +219,43 @@ def test_a_manifest_that_is_being_written_is_the_parent_of_the_next():
     proof that 30 descends from what status names."""
     film = Film(feature_level=2).up(step=20)
     film.saves(20)
-    granted = film.told(0).grant
+    granted = film.sent_orders(0).grant
     assert granted is not None
-    film.says(0, granted=granted.ref)
+    film.reports(0, granted=granted.ref)
     film.reaches(30)
     film.saves(30)
     film.reboots()
     film.desires()
-    film.says(0)
-    film.says(1)
-    assert film.told(0).grant == granted, "the same grant is given again"
-    film.says(0, committed=replace(granted.ref, digest="d"))
-    later = film.told(0).grant
+    film.reports(0)
+    film.reports(1)
+    assert film.sent_orders(0).grant == granted, "the same grant is given again"
+    film.reports(0, committed=replace(granted.ref, digest="d"))
+    later = film.sent_orders(0).grant
     assert later is not None
     assert (later.ref.step, later.parent) == (30, replace(granted.ref, digest="d"))
 
 
-def test_a_commit_that_the_operator_has_not_heard_of_is_not_lost():
+def test_a_commit_that_the_operator_has_not_received_is_not_lost():
     film = Film(feature_level=2).up(step=10)
     film.saves(10)
-    film.obeys()
+    film.applies_orders()
     film.reboots()
     film.desires()
-    film.says(0)
-    film.says(1)
+    film.reports(0)
+    film.reports(1)
     assert film.lineage == [(10, "digest-10")]
 
 
 def test_a_checkpoint_of_a_world_that_was_left_behind_stays_behind():
     orphan = CheckpointRef(100, Epoch(1, 0, 1), "orphan")
-    kept = CheckpointRef(90, Epoch(1, 0, 1), "kept")
+    preserved = CheckpointRef(90, Epoch(1, 0, 1), "kept")
     film = Film(feature_level=2).up(step=10)
-    film.says(0, restored=kept, committed=orphan, plan=replace(_plan(film), epoch=Epoch(1, 0, 2)))
-    film.says(1, plan=film.agents[0].plan)
+    film.reports(0, restored=preserved, committed=orphan, plan=replace(_plan(film), epoch=Epoch(1, 0, 2)))
+    film.reports(1, plan=film.agents[0].plan)
     film.reboots()
-    film.desires(lineage=(kept,))
-    film.says(0)
-    film.says(1)
+    film.desires(lineage=(preserved,))
+    film.reports(0)
+    film.reports(1)
     assert film.phase == "Running"
     assert film.lineage == [(90, "kept")]
 
@@ -265,18 +265,18 @@ def test_a_plan_of_another_shape_is_not_adopted():
     plan = replace(_plan(film), members=_plan(film).members[:1])
     film.reboots()
     for slot in (0, 1):
-        film.says(slot, plan=plan, completed=plan.epoch)
+        film.reports(slot, plan=plan, completed=plan.epoch)
     film.desires()
     assert film.phase == "Forming"
-    assert film.told(0).plan is None
+    assert film.sent_orders(0).plan is None
     assert film.report.why == "waiting for the ranks of slot 0 to end"
-    film.obeys()
+    film.applies_orders()
     assert film.phase == "Running"
 
 
 def test_two_coordinators_the_older_one_falls_silent():
     film = Film().up(step=7)
-    film.says(1, term=2)
+    film.reports(1, term=2)
     assert film.orders(0) is None
     assert film.report.why == "sending no orders: the agent of slot 1 follows a newer coordinator than 1.0"
     assert film.report.newer_term == 2, "status may be older than the agents: the operator opens one above"
@@ -289,18 +289,18 @@ def test_no_epoch_is_used_twice_where_a_pod_of_the_same_term_and_boot_was_forgot
     film = Film().up(step=7)
     film.reboots()
     twin = replace(_plan(film), epoch=Epoch(1, 1, 4))
-    film.says(0, plan=twin)
-    film.says(1, plan=twin)
+    film.reports(0, plan=twin)
+    film.reports(1, plan=twin)
     film.desires()
     assert film.phase == "Running"
     film.exits(0, SIGKILL)
-    film.obeys()
+    film.applies_orders()
     assert _plan(film).epoch == Epoch(1, 1, 5)
 
 
 def test_a_plan_of_a_later_boot_silences_too():
     film = Film().up(step=7)
-    film.says(1, plan=replace(_plan(film), epoch=Epoch(1, 3, 1)))
+    film.reports(1, plan=replace(_plan(film), epoch=Epoch(1, 3, 1)))
     assert film.report.why.startswith("sending no orders:")
     assert film.report.newer_term == 1
 
@@ -312,7 +312,7 @@ def test_a_world_in_mid_drain_is_brought_to_its_end():
     film.ranks(1, RankPhase.RUNNING, 7)
     film.desires()
     assert film.phase == "Draining"
-    assert film.told(1).stop_at == 8
+    assert film.sent_orders(1).stop_at == 8
 
 
 def _plan(film: Film) -> Plan:

@@ -17,8 +17,8 @@ from ropeteam_trainer.coordinator.membership import step as membership
 
 SLOTS = st.integers(0, 1)
 ABORTED = ProcessExit(None, 6, reached_end=True)
-OBEYED = ProcessExit(0, None, killed=True)
-ENDS = st.sampled_from([SIGKILL, KILLED, raised(), ABORTED, CLEAN, OBEYED])
+APPLIED = ProcessExit(0, None, killed=True)
+ENDS = st.sampled_from([SIGKILL, KILLED, raised(), ABORTED, CLEAN, APPLIED])
 BUDGET = 1
 
 
@@ -33,13 +33,13 @@ class Watched(Film):
 
 
 class BadDay(RuleBasedStateMachine):
-    """Two slots. Agents obey when scheduled; a replaced pod is a ghost whose ranks live on unseen."""
+    """Two slots. Agents apply orders when scheduled; a replaced pod is a ghost whose ranks live on unseen."""
 
     @initialize(feature_level=st.integers(0, 2), limited=st.booleans())
     def begin(self, feature_level: int, limited: bool) -> None:
         self.film = Watched(feature_level=feature_level)
         self.film.watch = self.epochs_grow_and_a_plan_has_every_slot
-        self.film.wish = replace(self.film.wish, allowance=BUDGET if limited else -1)
+        self.film.desired = replace(self.film.desired, allowance=BUDGET if limited else -1)
         self.limited, self.boot = limited, 0
         self.plans: dict[Epoch, Plan] = {}
         self.ends: dict[Epoch, dict[int, ProcessExit]] = {}
@@ -53,14 +53,14 @@ class BadDay(RuleBasedStateMachine):
 
     @rule()
     def a_quiet_while(self) -> None:
-        """Who left is replaced, everybody obeys, and backoffs pass."""
+        """Who left is replaced, everybody applies orders, and backoffs pass."""
         for slot, report in list(self.film.agents.items()):
             if report.terminating:
                 self.a_pod_is_replaced(slot, proof=True)
-            self.film.says(slot, applied=False)
-        self.film.obeys()
+            self.film.reports(slot, applied=False)
+        self.film.applies_orders()
         self.film.later(3)
-        self.film.obeys()
+        self.film.applies_orders()
 
     @rule(step=st.integers(1, 50))
     def a_checkpoint_is_due(self, step: int) -> None:
@@ -79,18 +79,18 @@ class BadDay(RuleBasedStateMachine):
         self.ranks_end(1, ABORTED)
 
     @rule(slot=SLOTS)
-    def an_agent_obeys(self, slot: int) -> None:
-        self.film._obey(slot)
-        self.film.says(slot)
+    def an_agent_applies_orders(self, slot: int) -> None:
+        self.film._apply_orders(slot)
+        self.film.reports(slot)
 
     @rule(slot=SLOTS)
     def an_agent_repeats_itself(self, slot: int) -> None:
-        self.film.says(slot, applied=self.film._seen.get(slot) == self.film.orders(slot))
+        self.film.reports(slot, applied=self.film._seen.get(slot) == self.film.orders(slot))
 
     @rule(slot=SLOTS, step=st.integers(1, 50))
     def ranks_make_steps(self, slot: int, step: int) -> None:
         ranks = self.film.agents[slot].ranks
-        self.film.says(slot, applied=False, ranks=tuple(_moved(rank, step) for rank in ranks))
+        self.film.reports(slot, applied=False, ranks=tuple(_moved(rank, step) for rank in ranks))
 
     @rule(slot=SLOTS, how=ENDS)
     def ranks_end(self, slot: int, how: ProcessExit) -> None:
@@ -98,7 +98,7 @@ class BadDay(RuleBasedStateMachine):
         if report.plan and not report.stopped:
             dead = tuple(replace(rank, phase=RankPhase.EXITED, exit=how) for rank in report.ranks)
             self.ends.setdefault(report.plan.epoch, {}).update({rank.rank: how for rank in dead})
-            self.film.says(slot, applied=False, ranks=dead, stopped=True)
+            self.film.reports(slot, applied=False, ranks=dead, stopped=True)
 
     @rule(slot=SLOTS, step=st.integers(1, 50))
     def a_shard_is_written(self, slot: int, step: int) -> None:
@@ -107,8 +107,8 @@ class BadDay(RuleBasedStateMachine):
             self.film.saves(step, slot)
 
     @rule(slot=SLOTS)
-    def a_pod_is_asked_to_leave(self, slot: int) -> None:
-        self.film.says(slot, applied=False, terminating=True)
+    def a_pod_terminates(self, slot: int) -> None:
+        self.film.reports(slot, applied=False, terminating=True)
 
     # ---- the operator, time, ourselves
 
@@ -127,7 +127,7 @@ class BadDay(RuleBasedStateMachine):
 
     @precondition(lambda self: self.ghosts)
     @rule()
-    def former_pods_have_ended(self) -> None:
+    def previous_pods_have_ended(self) -> None:
         self.ghosts.clear()
         for slot in (0, 1):
             self.film.desires_slot(slot, previous_pod_fenced=True)

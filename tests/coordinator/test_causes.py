@@ -53,7 +53,7 @@ def test_how_a_rank_ended_names_the_cause(how: ProcessExit, cause: Cause):
         (GPU_FULL, f"rank 1 exited 1: {GPU_FULL.message}"),
     ],
 )
-def test_an_incident_says_why(how: ProcessExit, message: str):
+def test_an_incident_has_its_reason(how: ProcessExit, message: str):
     film = Film().up(step=3)
     film.exits(1, how)
     assert film.incident.message == message
@@ -83,7 +83,7 @@ def test_the_root_cause_wins_and_the_first_among_equals(
     film.exits(1, then)
     assert (film.incident.cause, film.incident.slot, film.incident.rank) == (cause, slot, slot)
     assert len(film.report.incidents) == 1
-    film.obeys()
+    film.applies_orders()
     assert (film.incident.cause, film.incident.slot, film.incident.final) == (cause, slot, True)
 
 
@@ -99,14 +99,14 @@ def test_a_lost_agent_outweighs_the_errors_of_its_peers():
     assert (film.incident.slot, film.incident.charged) == (2, False)
     assert film.phase == "Forming", "a lost agent is not waited for"
     assert film.report.why == "waiting for the agent of slot 2, which stopped reporting"
-    assert [wish.incarnation for wish in film.report.replacement_requests] == [1]
+    assert [request.incarnation for request in film.report.replacement_requests] == [1]
 
 
 def test_an_agent_that_spoke_after_the_fault_did_not_cause_it():
     film = Film(workers=3).up(step=3)
     film.exits(0, SIGKILL)
     film.now += 0.5
-    film.says(2, applied=False)
+    film.reports(2, applied=False)
     film.falls_silent(2)
     film.later(7)
     assert film.incident.cause is Cause.SIGNAL
@@ -126,19 +126,19 @@ def test_a_lost_agent_that_returns_must_end_its_ranks_first():
     film = Film().up(step=3)
     film.falls_silent(1)
     film.later(6)
-    film.obeys()
+    film.applies_orders()
     assert film.phase == "Forming"
     film.silent.clear()
-    film.says(1)
+    film.reports(1)
     assert film.report.why == "waiting for the ranks of slot 1 to end"
     assert film.report.replacement_requests == (), "it is back: no other pod is needed"
-    film.obeys()
+    film.applies_orders()
     assert film.phase == "Running"
 
 
 def test_an_agent_that_forgot_its_ranks_ends_the_world():
     film = Film().up(step=3)
-    film.says(1, plan=None, ranks=(), stopped=True)
+    film.reports(1, plan=None, ranks=(), stopped=True)
     assert film.incident.message == "the agent of slot 1 reports again, but without its ranks"
 
 
@@ -159,10 +159,10 @@ def test_a_second_fault_of_the_same_world_is_the_same_incident_and_the_next_worl
     film.exits(0, SIGKILL)
     film.exits(1, SIGKILL)
     film.exits(2, SIGKILL)
-    film.obeys()
+    film.applies_orders()
     assert [incident.id for incident in film.report.incidents] == ["1.0.1"]
     film.exits(1, SIGKILL)
-    film.obeys()
+    film.applies_orders()
     assert [incident.id for incident in film.report.incidents] == ["1.0.1", "1.0.2"]
 
 
@@ -170,12 +170,12 @@ def test_an_exit_code_that_is_final_fails_the_job_at_once():
     film = Film(exit_codes=(ExitCodeRule((2, 42), ExitAction.FAIL),)).up(step=3)
     film.exits(1, ProcessExit(42, None))
     assert film.phase == "Failed"
-    assert film.told(0).plan is None
+    assert film.sent_orders(0).plan is None
     failure = film.report.failure
     assert failure is not None
     assert failure.reason is FailReason.EXIT_CODE
     assert failure.message == "rank 1 exited 42, which spec.recovery.exitCodes defines as final"
-    film.obeys()
+    film.applies_orders()
     assert film.incident.final
     assert film.report.why.startswith("failed: ExitCodeRule: rank 1 exited 42")
 
@@ -183,25 +183,25 @@ def test_an_exit_code_that_is_final_fails_the_job_at_once():
 def failed_by_a_rule() -> Film:
     film = Film(exit_codes=(ExitCodeRule((42,), ExitAction.FAIL),)).up(step=3)
     film.exits(1, ProcessExit(42, None))
-    film.obeys()
+    film.applies_orders()
     return film
 
 
-def test_agents_of_a_failed_job_exit_once_its_status_says_why():
+def test_agents_of_a_failed_job_exit_once_its_status_has_the_reason():
     film = failed_by_a_rule()
-    assert film.told(0).failed == ""
+    assert film.sent_orders(0).failed == ""
     film.desires(failure=film.report.failure)
-    assert film.told(0).failed.startswith("ExitCodeRule: rank 1 exited 42")
-    assert film.told(1).failed == film.told(0).failed
+    assert film.sent_orders(0).failed.startswith("ExitCodeRule: rank 1 exited 42")
+    assert film.sent_orders(1).failed == film.sent_orders(0).failed
 
 
 def test_agents_of_a_failed_job_exit_though_the_operator_is_away():
     film = failed_by_a_rule()
     fence = film.config.timeouts.fence
     film.later(fence - 1)
-    assert film.told(0).failed == ""
+    assert film.sent_orders(0).failed == ""
     film.later(1)
-    assert film.told(0).failed != ""
+    assert film.sent_orders(0).failed != ""
     assert film.report.failure is not None, "an operator that comes back reads why"
 
 
@@ -210,12 +210,12 @@ def test_what_the_operator_fails_ends_the_world_and_then_the_agents(boots: int):
     film = Film().up(step=3)
     if boots:
         film.reboots()
-        film.says(0)
+        film.reports(0)
     film.desires(failure=Problem(FailReason.DEADLINE_EXCEEDED, "an hour is over"))
-    assert film.told(0).plan is None
-    film.obeys()
+    assert film.sent_orders(0).plan is None
+    film.applies_orders()
     assert film.phase == "Failed"
-    assert film.told(0).failed == "DeadlineExceeded: an hour is over"
+    assert film.sent_orders(0).failed == "DeadlineExceeded: an hour is over"
 
 
 def test_a_final_exit_code_that_shows_while_others_are_stopped():
@@ -229,14 +229,14 @@ def test_a_final_code_of_a_rank_that_we_killed_means_nothing():
     film = Film(exit_codes=(ExitCodeRule((2,), ExitAction.FAIL),)).up(step=3)
     film.exits(1, SIGKILL)
     film.exits(0, ProcessExit(2, None, killed=True))
-    film.obeys()
+    film.applies_orders()
     assert film.phase == "Running"
 
 
 def test_an_exit_code_that_is_free_is_not_charged():
     film = Film(exit_codes=(ExitCodeRule((75,), ExitAction.RETRY_FREE),)).up(step=3)
     film.exits(1, ProcessExit(75, None))
-    film.obeys()
+    film.applies_orders()
     assert (film.incident.cause, film.incident.charged) == (Cause.RETRIED_FREE, False)
     assert film.phase == "Running"
 
@@ -244,7 +244,7 @@ def test_an_exit_code_that_is_free_is_not_charged():
 def test_a_problem_that_no_restart_mends_fails_the_job_at_once():
     film = Film()
     film.desires()
-    film.says(0, problem=Problem(FailReason.COMMAND_NOT_FOUND, "no such file: trian.py"))
+    film.reports(0, problem=Problem(FailReason.COMMAND_NOT_FOUND, "no such file: trian.py"))
     assert film.phase == "Failed"
     assert film.report.failure == film.agents[0].problem
     assert film.report.replacement_requests == ()
@@ -256,7 +256,7 @@ def test_a_problem_ends_a_running_world_and_a_waiting_coordinator(boot: int):
     if boot:
         film.reboots()
         film.desires()
-    film.says(1, problem=Problem(FailReason.CHECKPOINT_NOT_FOUND, "/checkpoints"))
+    film.reports(1, problem=Problem(FailReason.CHECKPOINT_NOT_FOUND, "/checkpoints"))
     assert film.phase == "Failed"
     assert film.report.incidents == ()
 
@@ -290,12 +290,12 @@ def test_faults_after_all_are_done_change_nothing():
     film.exits(0, CLEAN)
     film.exits(1, CLEAN)
     film.falls_silent(0)
-    film.says(1, problem=Problem(FailReason.INVALID_SPEC, "too late"), terminating=True)
-    film.obeys()
+    film.reports(1, problem=Problem(FailReason.INVALID_SPEC, "too late"), terminating=True)
+    film.applies_orders()
     film.later(7)
     assert film.phase == "Complete"
     assert film.report.incidents == ()
-    assert film.told(1).release
+    assert film.sent_orders(1).release
 
 
 def test_a_pod_lost_after_its_ranks_were_done_is_no_fault():
@@ -305,7 +305,7 @@ def test_a_pod_lost_after_its_ranks_were_done_is_no_fault():
     film.later(7)
     assert film.phase == "Running"
     film.exits(1, CLEAN)
-    film.obeys()
+    film.applies_orders()
     assert film.phase == "Complete"
 
 
@@ -314,24 +314,24 @@ def test_a_replacement_that_comes_when_all_is_complete_is_released_too():
     film.exits(0, CLEAN)
     film.desires_slot(0, incarnation=2, pod_uid="pod-0-2")
     film.exits(1, CLEAN)
-    film.obeys(1)
+    film.applies_orders(1)
     assert film.phase == "Complete", "a pod that was replaced cannot acknowledge"
     film.replaces(0)
-    assert film.told(0).release
+    assert film.sent_orders(0).release
 
 
-def test_the_step_at_the_fault_counts_what_late_reports_tell():
+def test_the_step_at_the_fault_counts_late_reports():
     film = Film().up(step=3)
     film.exits(0, SIGKILL)
     dead = tuple(replace(rank, phase=RankPhase.EXITED, step=4, exit=KILLED) for rank in film.agents[1].ranks)
-    film.says(1, ranks=dead, stopped=True)
+    film.reports(1, ranks=dead, stopped=True)
     assert film.incident.step == 4
 
 
 def test_a_dying_rank_ends_the_world_and_is_waited_for():
     film = Film().up(step=3)
     dying = tuple(replace(rank, phase=RankPhase.EXITED, exit=SIGKILL) for rank in film.agents[0].ranks)
-    film.says(0, ranks=dying, stopped=False)
+    film.reports(0, ranks=dying, stopped=False)
     assert film.phase == "Stopping"
     film.exits(1, KILLED)
     assert film.phase == "Stopping", "rank 0 is not gone yet"
@@ -350,7 +350,7 @@ MISSING = replace(
 def test_a_script_that_cannot_run_in_any_pod_is_not_tried_again():
     film = Film().up()
     film.exits(0, MISSING)
-    film.obeys()
+    film.applies_orders()
     assert film.state.failure is not None
     assert film.state.failure.reason is FailReason.SCRIPT_INVALID
     assert "Correct the script" in film.state.failure.message
@@ -366,19 +366,19 @@ def test_a_script_that_cannot_run_in_any_pod_is_not_tried_again():
 def test_what_may_be_the_pods_fault_is_tried_again(how: ProcessExit):
     film = Film().up()
     film.exits(0, how)
-    film.obeys()
+    film.applies_orders()
     assert film.state.failure is None
 
 
 def test_in_a_job_that_has_run_a_missing_module_may_be_the_pods_fault():
     film = Film().up(step=3)
     film.exits(0, MISSING)
-    film.obeys()
+    film.applies_orders()
     assert film.state.failure is None
     film.later(5)
-    film.obeys()
+    film.applies_orders()
     film.exits(0, MISSING)
-    film.obeys()
+    film.applies_orders()
     assert film.state.failure is None, "of the second world nothing is known"
 
 
@@ -386,7 +386,7 @@ def test_a_rank_that_had_ended_well_went_before_one_that_missed_it():
     film = Film(processes=2).up(step=3)
     one, other = film.agents[0].ranks
     well = replace(other, phase=RankPhase.EXITED, exit=CLEAN)
-    film.says(0, ranks=(one, well))
+    film.reports(0, ranks=(one, well))
     film.exits(1, RESET)
     assert (film.incident.rank, film.incident.slot) == (1, 0)
     assert film.incident.message.startswith(

@@ -12,40 +12,40 @@ from ropeteam_trainer.contract.world import CheckpointRef, Epoch
 
 
 def restores(film: Film) -> list[int]:
-    plan = film.told(1).plan
+    plan = film.sent_orders(1).plan
     assert plan is not None
     return [ref.step for ref in plan.restore]
 
 
 def restart(film: Film) -> None:
     film.exits(1, SIGKILL)
-    film.obeys()
+    film.applies_orders()
     film.later(61 if film.phase == "Forming" else 0)
-    film.obeys()
+    film.applies_orders()
 
 
 def test_a_grant_that_was_not_confirmed_is_tried_first():
     film = Film(feature_level=2).up(step=10)
     film.saves(10)
-    film.obeys()
+    film.applies_orders()
     film.saves(20)
-    granted = film.told(0).grant
+    granted = film.sent_orders(0).grant
     assert granted is not None
     film.exits(0, SIGKILL)
-    assert film.told(0).grant == granted, "its agent may finish it still"
-    film.obeys(1)
-    film.says(0, store=None)
+    assert film.sent_orders(0).grant == granted, "its agent may finish it still"
+    film.applies_orders(1)
+    film.reports(0, store=None)
     film.desires()
     _offer(film)
     assert film.phase == "Running"
-    assert film.told(0).grant is None, "no grant of an older epoch once the next one runs"
+    assert film.sent_orders(0).grant is None, "no grant of an older epoch once the next one runs"
     assert restores(film) == [20, 10]
 
 
 def test_what_was_restored_settles_an_unconfirmed_grant():
     film = _with_unconfirmed_grant()
-    film.obeys()
-    film.says(0, restored=CheckpointRef(20, Epoch(1, 0, 1), "late"))
+    film.applies_orders()
+    film.reports(0, restored=CheckpointRef(20, Epoch(1, 0, 1), "late"))
     assert film.lineage == [(20, "late"), (10, "digest-10")]
     restart(film)
     assert restores(film) == [20, 10]
@@ -53,9 +53,9 @@ def test_what_was_restored_settles_an_unconfirmed_grant():
 
 def test_a_grant_that_was_never_written_is_dropped():
     film = _with_unconfirmed_grant()
-    film.obeys()
-    film.says(0, restored=film.report.lineage[0])
-    film.says(0, committed=CheckpointRef(20, Epoch(1, 0, 1), "too-late"))
+    film.applies_orders()
+    film.reports(0, restored=film.report.lineage[0])
+    film.reports(0, committed=CheckpointRef(20, Epoch(1, 0, 1), "too-late"))
     assert film.lineage == [(10, "digest-10")]
     restart(film)
     assert restores(film) == [10]
@@ -63,14 +63,14 @@ def test_a_grant_that_was_never_written_is_dropped():
 
 def test_a_late_confirmation_counts_while_nobody_has_restored():
     film = _with_unconfirmed_grant()
-    film.says(0, committed=CheckpointRef(20, Epoch(1, 0, 1), "late"))
+    film.reports(0, committed=CheckpointRef(20, Epoch(1, 0, 1), "late"))
     assert film.lineage == [(20, "late"), (10, "digest-10")]
 
 
 def test_the_digest_is_needed_to_count_as_written():
     film = Film(feature_level=2).up(step=10)
     film.saves(10)
-    film.says(0, committed=CheckpointRef(10, film.epoch))
+    film.reports(0, committed=CheckpointRef(10, film.epoch))
     assert film.lineage == []
 
 
@@ -79,55 +79,55 @@ def test_checkpoints_that_did_not_verify_leave_the_lineage():
     for step in (10, 20, 30):
         film.reaches(step)
         film.saves(step)
-        film.obeys()
+        film.applies_orders()
     restart(film)
-    film.says(0, restored=CheckpointRef(10, Epoch(1, 0, 1), "digest-10"))
+    film.reports(0, restored=CheckpointRef(10, Epoch(1, 0, 1), "digest-10"))
     assert film.lineage == [(10, "digest-10")]
 
 
-def test_what_status_named_is_told_with_its_run():
+def test_a_checkpoint_named_in_status_is_reported_with_its_run():
     """Which status does not name."""
     film, before = Film(feature_level=2), Epoch(7, 3, 9)
     film.desires(lineage=(CheckpointRef(20, before, "b"), CheckpointRef(10, before, "a")))
     film.up()
-    film.says(0, restored=CheckpointRef(10, before, "a", "run"))
-    (told,) = film.report.lineage
-    assert (told.step, told.run) == (10, "run")
+    film.reports(0, restored=CheckpointRef(10, before, "a", "run"))
+    (reported,) = film.report.lineage
+    assert (reported.step, reported.run) == (10, "run")
 
 
 def test_an_older_ancestor_than_we_know_becomes_the_lineage():
     film = Film(feature_level=2).up(step=10)
     film.saves(10)
-    film.obeys()
+    film.applies_orders()
     restart(film)
-    film.says(0, restored=CheckpointRef(5, Epoch(1, 0, 1), "grandparent"))
+    film.reports(0, restored=CheckpointRef(5, Epoch(1, 0, 1), "grandparent"))
     assert film.lineage == [(5, "grandparent")]
 
 
 def test_a_new_job_adopts_what_its_first_world_went_on_from():
     film = Film(feature_level=2).up()
     foreign = CheckpointRef(100, Epoch(7, 3, 9), "another-job")
-    film.says(0, restored=foreign)
+    film.reports(0, restored=foreign)
     assert film.lineage == [(100, "another-job")]
     film.reaches(110, base=100)
     film.saves(110)
-    grant = film.told(0).grant
+    grant = film.sent_orders(0).grant
     assert grant is not None
     assert grant.parent == foreign
-    film.obeys()
+    film.applies_orders()
     assert film.lineage == [(110, "digest-110"), (100, "another-job")]
 
 
-def test_only_the_agent_of_rank_0_tells_what_was_restored():
+def test_only_the_agent_of_rank_0_reports_the_restored_checkpoint():
     film = Film(feature_level=2).up()
-    film.says(1, restored=CheckpointRef(100, Epoch(1, 0, 1), "x"))
+    film.reports(1, restored=CheckpointRef(100, Epoch(1, 0, 1), "x"))
     assert film.lineage == []
 
 
 def test_a_world_that_began_from_nothing_has_no_past():
     film = Film(feature_level=2).up(step=10)
     film.saves(10)
-    film.obeys()
+    film.applies_orders()
     restart(film)
     film.reaches(1, base=0)
     assert film.lineage == []
@@ -140,16 +140,16 @@ def test_after_a_restore_of_etcd_what_was_left_does_not_come_back():
     film = Film(feature_level=2)
     film.desires(lineage=(left, root))
     film.up()
-    film.says(0, restored=CheckpointRef(40, Epoch(1, 0, 3), "new"), ancestors=(root,))
+    film.reports(0, restored=CheckpointRef(40, Epoch(1, 0, 3), "new"), ancestors=(root,))
     assert film.lineage == [(40, "new"), (10, "root")]
 
 
-def test_only_so_many_are_kept():
+def test_only_so_many_are_retained():
     film = Film(feature_level=2, keep=2).up()
     for step in (10, 20, 30):
         film.reaches(step)
         film.saves(step)
-        film.obeys()
+        film.applies_orders()
     assert film.lineage == [(30, "digest-30"), (20, "digest-20")]
     assert film.report.checkpoint_unix_ms == int(film.now * 1000)
 
@@ -159,44 +159,44 @@ def test_the_newest_complete_step_is_granted():
     film.saves(10)
     film.saves(20, 0)
     film.saves(30, 0)
-    grant = film.told(0).grant
+    grant = film.sent_orders(0).grant
     assert grant is not None
     assert grant.ref.step == 10
     film.saves(20, 1)
     film.saves(30, 1)
-    assert film.told(0).grant == grant, "one at a time"
-    film.obeys()
+    assert film.sent_orders(0).grant == grant, "one at a time"
+    film.applies_orders()
     assert film.lineage == [(30, "digest-30"), (10, "digest-10")]
 
 
 def test_shards_of_other_epochs_or_other_ranks_do_not_count():
     film = Film(feature_level=2).up(step=10)
     mine = Shard(0, film.epoch, 10, ())
-    film.says(0, shards=(mine, replace(mine, rank=1), replace(mine, rank=0, epoch=Epoch(1, 0, 9))))
-    assert film.told(0).grant is None
-    film.says(1, shards=(replace(mine, rank=1, epoch=Epoch(1, 0, 9)),))
-    assert film.told(0).grant is None
-    film.says(1, shards=(replace(mine, rank=1),))
-    assert film.told(0).grant is not None
+    film.reports(0, shards=(mine, replace(mine, rank=1), replace(mine, rank=0, epoch=Epoch(1, 0, 9))))
+    assert film.sent_orders(0).grant is None
+    film.reports(1, shards=(replace(mine, rank=1, epoch=Epoch(1, 0, 9)),))
+    assert film.sent_orders(0).grant is None
+    film.reports(1, shards=(replace(mine, rank=1),))
+    assert film.sent_orders(0).grant is not None
 
 
 def test_a_step_that_is_committed_is_not_granted_again():
     film = Film(feature_level=2).up(step=10)
     film.saves(10)
     shards = film.agents[0].shards
-    film.obeys()
-    film.says(0, shards=shards)
+    film.applies_orders()
+    film.reports(0, shards=shards)
     film.saves(10, 1)
-    assert film.told(0).grant is None
+    assert film.sent_orders(0).grant is None
 
 
 def test_an_older_grant_of_the_agents_is_known_after_a_boot_but_never_a_committed_one():
     film = Film(feature_level=2).up(step=10)
     film.saves(10)
-    film.obeys()
-    film.says(0, granted=CheckpointRef(10, film.epoch))
+    film.applies_orders()
+    film.reports(0, granted=CheckpointRef(10, film.epoch))
     assert film.state.pending is None
-    film.says(0, granted=CheckpointRef(20, film.epoch))
+    film.reports(0, granted=CheckpointRef(20, film.epoch))
     assert film.state.pending == CheckpointRef(20, film.epoch)
 
 
@@ -204,11 +204,11 @@ def _with_unconfirmed_grant() -> Film:
     """Step 10 committed, step 20 granted but not confirmed, and the world restarted."""
     film = Film(feature_level=2).up(step=10)
     film.saves(10)
-    film.obeys()
+    film.applies_orders()
     film.saves(20)
-    assert film.told(0).grant is not None
+    assert film.sent_orders(0).grant is not None
     film.exits(0, SIGKILL)
-    film.obeys(1)
+    film.applies_orders(1)
     _offer(film)
     assert film.phase == "Running"
     return film
@@ -216,6 +216,6 @@ def _with_unconfirmed_grant() -> Film:
 
 def _offer(film: Film) -> None:
     """The agent of slot 0 offers the store, without carrying out the grant."""
-    epoch = film.told(0).host_store
+    epoch = film.sent_orders(0).host_store
     assert epoch is not None
-    film.says(0, store=StoreOffer(epoch, "10.0.0.1", 1))
+    film.reports(0, store=StoreOffer(epoch, "10.0.0.1", 1))

@@ -51,29 +51,29 @@ def costs(workers: int) -> dict[str, int]:
 
         found[name] = calls(act)
 
-    def told(**changes: Any) -> membership.Event:
+    def reported(**changes: Any) -> membership.Event:
         film.agents[slot] = replace(film.agents[slot], **changes)
         return membership.ReportReceived(film.agents[slot], True)
 
     film.desires()
     for each in range(slot):
-        film.says(each)
-    note("registration", told())
+        film.reports(each)
+    note("registration", reported())
     film.up(step=3)
     rank = film.agents[slot].ranks[0]
-    note("progress", told(progress=Progress(step=4), ranks=(replace(rank, step=4),)))
+    note("progress", reported(progress=Progress(step=4), ranks=(replace(rank, step=4),)))
     note("clock", membership.Tick())
     plan = film.agents[slot].plan
     assert plan is not None
     shard = Shard(rank.rank, plan.epoch, 4, (ShardFile("x", 1, "00"),))
-    note("shard", told(shards=(shard,)))
-    note("asked to leave", told(terminating=True))
-    film.says(slot, terminating=False)
+    note("shard", reported(shards=(shard,)))
+    note("asked to leave", reported(terminating=True))
+    film.reports(slot, terminating=False)
     film.exits(1, SIGKILL)
     assert film.phase == "Stopping"
-    film.obeys(*range(2, slot))
+    film.applies_orders(*range(2, slot))
     dead = replace(rank, phase=RankPhase.EXITED, exit=SIGKILL)
-    note("rank ended", told(ranks=(dead,), stopped=True))
+    note("rank ended", reported(ranks=(dead,), stopped=True))
     return found
 
 
@@ -90,17 +90,17 @@ def test_a_lease_costs_next_to_nothing():
     assert film.phase == "Running"
 
 
-def test_a_look_at_the_clock_and_a_word_that_says_nothing_new_concern_next_to_nobody():
-    """Orders were made anew for every agent, each second."""
+def test_a_tick_and_an_unchanged_report_concern_next_to_nobody():
+    """Orders were made again for every agent, each second."""
     film = Film(MANY).up(step=3)
-    for event in (membership.Tick(), membership.DesiredReceived(film.wish)):
+    for event in (membership.Tick(), membership.DesiredReceived(film.desired)):
         before = film.state
         film.event(event)
         concerned = membership.affected(before, film.state) & film.state.everybody
         assert concerned.bit_count() <= 2
 
 
-def test_while_leases_are_renewed_the_roll_is_not_called_anew():
+def test_while_leases_are_renewed_expiry_is_not_scanned():
     film = Film(MANY).up(step=3)
     film.now += film.config.timeouts.lost / 2
     film.event(membership.LeasesRenewed(dict.fromkeys(film.state.agents, film.now)))

@@ -16,7 +16,7 @@ from ropeteam_trainer.coordinator.membership.orders import Replies
 
 @pytest.mark.parametrize("servers", [0, 1])
 def test_the_bytes_for_an_agent_are_its_orders(servers: int):
-    film, words = Film(3, feature_level=2, servers=servers), OrdersEncoder()
+    film, encoder = Film(3, feature_level=2, servers=servers), OrdersEncoder()
     film.agents = {slot: agent(slot, contract=VERSION - slot % 3) for slot in range(film.config.slots)}
 
     def compare() -> None:
@@ -24,14 +24,16 @@ def test_the_bytes_for_an_agent_are_its_orders(servers: int):
         for slot, report in film.agents.items():
             found = replies.to(report)
             assert found
-            said = words.encode(found, 7, slot or None)
-            assert codec.decode(Orders, said) == replace(film.told(slot), number=7, answers=slot or None)
+            sent = encoder.encode(found, 7, slot or None)
+            assert codec.decode(Orders, sent) == replace(
+                film.sent_orders(slot), number=7, answers=slot or None
+            )
 
     film.up(step=3)
     compare()
     film.exits(1, SIGKILL)
     compare()
-    film.obeys()
+    film.applies_orders()
     compare()
 
 

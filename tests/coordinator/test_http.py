@@ -36,9 +36,9 @@ async def test_desired_is_answered_with_a_report_and_twice_is_once(served: Serve
     first = await put_desired(served.http, DESIRED)
     assert first.observed_generation == 1
     assert first.phase.value == "Forming"
-    again, told = await put_desired(served.http, DESIRED), await get_status(served.http)
-    assert first.sent < again.sent < told.sent
-    assert replace(again, sent=first.sent) == replace(told, sent=first.sent) == first
+    again, report = await put_desired(served.http, DESIRED), await get_status(served.http)
+    assert first.sent < again.sent < report.sent
+    assert replace(again, sent=first.sent) == replace(report, sent=first.sent) == first
 
 
 @pytest.mark.parametrize("authorization", ["", "Bearer wrong", "Basic eA==", "Bearer ", "Bearer \xe4"])
@@ -67,10 +67,10 @@ async def test_a_signature_or_a_bearer_is_needed(served: Served, authorization: 
         ),
     ],
 )
-async def test_a_malformed_wish_is_refused_with_a_sentence(
+async def test_a_malformed_desired_state_is_refused_with_a_sentence(
     served: Served, body: bytes, status: int, sentence: str
 ):
-    answered, text = await Operator(served.http).ask("PUT /desired", body)
+    answered, text = await Operator(served.http).request("PUT /desired", body)
     assert answered == status
     assert sentence in text
     assert served.coordinator.state.desired is None
@@ -110,18 +110,18 @@ async def test_a_request_that_ends_early_is_answered(served: Served, raw: bytes)
 
 
 @pytest.mark.parametrize(
-    ("limit", "said"), [("HEAD_SECONDS", b""), ("SECONDS", PUT + b"Content-Length: 10\r\n\r\n{}")]
+    ("limit", "sent"), [("HEAD_SECONDS", b""), ("SECONDS", PUT + b"Content-Length: 10\r\n\r\n{}")]
 )
 @pytest.mark.usefixtures("bearers")
-async def test_a_peer_that_does_not_go_on_is_dropped(served: Served, monkeypatch, limit: str, said: bytes):
+async def test_a_peer_that_does_not_go_on_is_dropped(served: Served, monkeypatch, limit: str, sent: bytes):
     monkeypatch.setattr(http_module, limit, 0.05)
     reader, writer = await asyncio.open_connection("127.0.0.1", served.http)
-    writer.write(said)
+    writer.write(sent)
     assert await reader.read() == b""
     await shut(writer)
 
 
-async def test_the_body_of_a_stranger_is_not_waited_for(served: Served):
+async def test_an_unauthenticated_body_is_not_waited_for(served: Served):
     assert (await http(served.http, b"PUT /desired HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n"))[0] == 401
 
 
@@ -150,15 +150,15 @@ def scraped(report: JobReport, **settings: Any) -> dict[str, float]:
 RUNNING = JobReport("u", 1, 0, WorldPhase.RUNNING, "why", feature_level=2)
 
 
-def test_progress_is_told_as_far_as_it_is_known():
-    told = scraped(replace(RUNNING, progress=Progress(step=7, loss="1.5", total_steps=90)))
-    assert (told["ropeteam_job_step"], told["ropeteam_job_loss"], told["ropeteam_job_total_steps"]) == (
+def test_progress_is_reported_as_far_as_it_is_known():
+    report = scraped(replace(RUNNING, progress=Progress(step=7, loss="1.5", total_steps=90)))
+    assert (report["ropeteam_job_step"], report["ropeteam_job_loss"], report["ropeteam_job_total_steps"]) == (
         7,
         1.5,
         90,
     )
-    told = scraped(replace(RUNNING, progress=Progress(loss="none yet")))
-    assert not {"ropeteam_job_loss", "ropeteam_job_total_steps"} & told.keys()
+    report = scraped(replace(RUNNING, progress=Progress(loss="none yet")))
+    assert not {"ropeteam_job_loss", "ropeteam_job_total_steps"} & report.keys()
 
 
 def test_a_checkpoint_that_is_not_known_has_no_age():
@@ -167,9 +167,9 @@ def test_a_checkpoint_that_is_not_known_has_no_age():
         & scraped(RUNNING).keys()
     )
     ref = CheckpointRef(40, Epoch(1, 0, 1), "digest")
-    told = scraped(replace(RUNNING, lineage=(ref,), checkpoint_unix_ms=1_700_000_000_500))
-    assert told["ropeteam_job_checkpoint_step"] == 40
-    assert told["ropeteam_job_checkpoint_timestamp_seconds"] == 1_700_000_000.5
+    report = scraped(replace(RUNNING, lineage=(ref,), checkpoint_unix_ms=1_700_000_000_500))
+    assert report["ropeteam_job_checkpoint_step"] == 40
+    assert report["ropeteam_job_checkpoint_timestamp_seconds"] == 1_700_000_000.5
 
 
 @pytest.mark.parametrize(
@@ -178,11 +178,11 @@ def test_a_checkpoint_that_is_not_known_has_no_age():
 def test_checkpoints_are_wanted_where_there_is_a_place_and_a_script_that_saves(
     has_place: bool, feature_level: int, wanted: int
 ):
-    told = scraped(replace(RUNNING, feature_level=feature_level), checkpoint=has_place)
-    assert told["ropeteam_job_checkpoint_enabled"] == wanted
+    report = scraped(replace(RUNNING, feature_level=feature_level), checkpoint=has_place)
+    assert report["ropeteam_job_checkpoint_enabled"] == wanted
 
 
-async def test_metrics_tell_a_stranger_nothing_secret(served: Served):
+async def test_metrics_contain_no_secret(served: Served):
     await put_desired(served.http, DESIRED)
     served.coordinator._apply(membership.ReportReceived(agent(0, node="node-7")))
     status, text = await http(served.http, request("GET", "/metrics"))
@@ -190,5 +190,5 @@ async def test_metrics_tell_a_stranger_nothing_secret(served: Served):
         200,
         ["1.0"],
     )
-    for word in (TOKEN.hex(), BEARER, "node-7", "pod-0-1", "10.0.0.1"):
-        assert word not in text
+    for secret in (TOKEN.hex(), BEARER, "node-7", "pod-0-1", "10.0.0.1"):
+        assert secret not in text

@@ -20,21 +20,21 @@ def ends(film: Film) -> None:
 
 def completes(film: Film) -> None:
     for slot in sorted(film.agents):
-        film.says(slot, completed=film.told(slot).complete)
+        film.reports(slot, completed=film.sent_orders(slot).complete)
 
 
 def writes(film: Film) -> None:
     """The agent of slot 0 has written the manifest of the grant that it has seen."""
     granted = film.agents[0].granted
     assert granted is not None
-    film.says(0, committed=replace(granted, digest="d"))
+    film.reports(0, committed=replace(granted, digest="d"))
 
 
 def waits_for_a_manifest() -> Film:
     """Step 100, the last, is saved and granted; its manifest is being written."""
     film = Film(feature_level=3).up(step=100)
     film.saves(100)
-    film.says(0, granted=film.told(0).grant.ref)
+    film.reports(0, granted=film.sent_orders(0).grant.ref)
     ends(film)
     completes(film)
     return film
@@ -43,25 +43,25 @@ def waits_for_a_manifest() -> Film:
 def test_the_last_step_is_granted_although_an_earlier_manifest_is_slow():
     film = Film(feature_level=3).up(step=50)
     film.saves(50)
-    film.says(0, granted=film.told(0).grant.ref)
+    film.reports(0, granted=film.sent_orders(0).grant.ref)
     film.reaches(100)
     film.saves(100)
     ends(film)
     assert film.phase == "Completing"
     writes(film)
-    film.obeys()
+    film.applies_orders()
     film.desires(lineage=film.report.lineage)
     assert (film.phase, film.lineage[0]) == ("Complete", (100, "digest-100"))
 
 
-def test_a_last_shard_that_is_told_together_with_the_end_is_granted():
+def test_a_last_shard_that_is_reported_with_the_end_is_granted():
     film = Film(feature_level=3).up(step=100)
     film.saves(100, 0)
     last = replace(film.agents[0].shards[0], rank=1)
     ranks = tuple(replace(rank, phase=RankPhase.EXITED, exit=CLEAN) for rank in film.agents[1].ranks)
     film.exits(0, CLEAN)
-    film.says(1, shards=(last,), ranks=ranks, stopped=True)
-    film.obeys()
+    film.reports(1, shards=(last,), ranks=ranks, stopped=True)
+    film.applies_orders()
     assert (film.phase, film.lineage) == ("Completing", [(100, "digest-100")])
     film.desires(lineage=film.report.lineage)
     assert film.phase == "Complete"
@@ -70,15 +70,15 @@ def test_a_last_shard_that_is_told_together_with_the_end_is_granted():
 def test_pods_are_released_once_the_last_manifest_is_written_and_saved_in_status():
     film = waits_for_a_manifest()
     assert film.report.why == "all ranks are done; waiting for the manifest of step 100 to be written"
-    assert not film.told(0).release
+    assert not film.sent_orders(0).release
     writes(film)
     sentence = "all ranks are done; waiting for the operator to record that step 100 is committed"
-    assert (film.report.why, film.told(0).release) == (sentence, False)
+    assert (film.report.why, film.sent_orders(0).release) == (sentence, False)
     film.desires()
     assert film.phase == "Completing", "it has spoken, but not of this checkpoint"
     film.desires(lineage=film.report.lineage)
-    assert film.told(0).release
-    assert film.told(1).release
+    assert film.sent_orders(0).release
+    assert film.sent_orders(1).release
 
 
 def test_a_last_manifest_whose_agent_is_lost_is_not_waited_for():
@@ -93,7 +93,7 @@ def test_a_last_manifest_whose_agent_is_lost_is_not_waited_for():
 def test_a_last_manifest_whose_agent_started_anew_is_not_waited_for():
     """Its container was: it holds neither the claim nor the grant."""
     film = waits_for_a_manifest()
-    film.says(0, plan=None, ranks=(), granted=None)
+    film.reports(0, plan=None, ranks=(), granted=None)
     assert film.phase == "Complete"
 
 

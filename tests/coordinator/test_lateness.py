@@ -30,7 +30,7 @@ def late_by(film: Film, seconds: float) -> None:
     film.event(membership.Tick())
 
 
-def test_it_is_said_until_a_minute_has_passed_without_a_late_turn() -> None:
+def test_it_is_reported_until_a_minute_has_passed_without_a_late_turn() -> None:
     film = Film().up(step=3)
     assert (film.report.lag_seconds, film.report.why) == (0, "world 1.0.1 runs with 2 ranks")
     late_by(film, 2.5)
@@ -60,7 +60,7 @@ def test_while_it_is_late_metrics_may_be_older() -> None:
     assert late.metrics_age(100.0 + CALM_SECONDS) == calm.metrics_age(0.0)
 
 
-async def test_who_asks_for_metrics_all_the_time_gets_what_was_made_before(served: Served) -> None:
+async def test_frequent_requests_for_metrics_get_cached_ones(served: Served) -> None:
     made: list[float] = []
     report, moment = served.coordinator.report, [1000.0]
     served.coordinator.now = lambda: moment[0]  # type: ignore[method-assign]
@@ -77,7 +77,7 @@ async def test_who_asks_for_metrics_all_the_time_gets_what_was_made_before(serve
 
 
 @pytest.mark.parametrize("late", [False, True])
-async def test_while_it_is_late_of_reports_that_came_together_the_newest_is_read(
+async def test_while_it_is_late_only_the_newest_of_several_reports_is_read(
     served: Served, late: bool
 ) -> None:
     await put_desired(served.http, DESIRED)
@@ -87,8 +87,8 @@ async def test_while_it_is_late_of_reports_that_came_together_the_newest_is_read
     link = await Link().connect(served.agents)
     reports = [agent(0, contract=VERSION, number=n, progress=Progress(step=n)) for n in (1, 2, 3)]
     read: list[int] = []
-    heard = served.coordinator.take_report
-    served.coordinator.take_report = lambda line, report: (read.append(report.number), heard(line, report))  # type: ignore
+    received = served.coordinator.take_report
+    served.coordinator.take_report = lambda line, report: (read.append(report.number), received(line, report))  # type: ignore
     bodies = [codec.encode(reports[0]), LEASE, *map(codec.encode, reports[1:]), LEASE]
     link.write(b"".join(map(link.sealer.seal, bodies)))
     await eventually(lambda: read == ([3] if late else [1, 2, 3]))
@@ -97,7 +97,7 @@ async def test_while_it_is_late_of_reports_that_came_together_the_newest_is_read
     await link.close()
 
 
-async def test_a_coordinator_that_stood_still_says_so_and_nobody_is_lost(start) -> None:
+async def test_a_coordinator_that_was_paused_reports_it_and_no_agent_is_lost(start) -> None:
     process = await start()
     ports = await process.listening()
     agents = [FakeAgent(agent(slot), ports[0]) for slot in (0, 1)]

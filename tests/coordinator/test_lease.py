@@ -32,7 +32,7 @@ class Game:
     lease: int
     at: float = 0.0
     boot: int = 0
-    asked: list[Desired] = field(default_factory=list)
+    requested_at: list[Desired] = field(default_factory=list)
     answered: list[tuple[int, JobReport]] = field(default_factory=list)
     operators: int = 0
     over: bool = False
@@ -58,27 +58,27 @@ class Game:
         self.leases = Leases(self.there)
         self.operators += 1
 
-    def ask(self) -> None:
+    def request(self) -> None:
         if not self.over:
-            self.asked.append(self.leases.with_acknowledgement(Desired(1, 1, 1, {})))
+            self.requested_at.append(self.leases.with_acknowledgement(Desired(1, 1, 1, {})))
 
     def arrives(self, which: int) -> None:
-        if self.asked:
-            desired = self.asked.pop(which % len(self.asked))
+        if self.requested_at:
+            desired = self.requested_at.pop(which % len(self.requested_at))
             self.state = membership.step(self.state, membership.DesiredReceived(desired), self.here, 0)
             report = membership.job_report(self.state, self.here)
             self.answered.append((self.operators, report))
 
-    def is_heard(self, which: int) -> None:
+    def is_answered(self, which: int) -> None:
         if self.answered:
             operator, report = self.answered.pop(which % len(self.answered))
             if operator == self.operators:  # no other process has that socket
                 self.leases.record(report, self.there)
 
     def exchange(self) -> None:
-        self.ask()
+        self.request()
         self.arrives(-1)
-        self.is_heard(-1)
+        self.is_answered(-1)
 
     def look(self) -> None:
         status = JobStatus(coordinator=CoordinatorStatus(term=1, lease_seconds=self.lease))
@@ -99,7 +99,7 @@ MOVES = st.lists(
 
 @settings(max_examples=300, deadline=None)
 @given(FENCE, MOVES)
-def test_once_the_operator_takes_the_lease_to_be_over_no_late_word_renews_it(lease, moves):
+def test_once_the_operator_takes_the_lease_to_be_over_no_late_message_renews_it(lease, moves):
     game = Game(lease)
     for move, number in moves:
         match move:
@@ -108,11 +108,11 @@ def test_once_the_operator_takes_the_lease_to_be_over_no_late_word_renews_it(lea
             case "exchange":
                 game.exchange()
             case "ask":
-                game.ask()
+                game.request()
             case "arrives":
                 game.arrives(number)
             case "is heard":
-                game.is_heard(number)
+                game.is_answered(number)
             case "coordinator":
                 game.restart_coordinator()
             case _:
@@ -136,58 +136,58 @@ def test_it_holds_while_one_of_two_questions_is_answered(lease, luck):
         assert holds(game.state, game.here)
 
 
-def heard(film: Film) -> None:
-    """The operator says back what it has just heard."""
+def answered(film: Film) -> None:
+    """The operator says back what it has just received."""
     film.desires(acknowledged_boot=film.state.boot, acknowledged_sent=film.report.sent)
 
 
 def renewed(**settings: int) -> Film:
     film = Film(lease=20, feature_level=0, **settings)
     film.desires()
-    heard(film)
+    answered(film)
     return film
 
 
-def test_before_its_first_lease_it_answers_nobody_and_says_so():
+def test_before_its_first_lease_it_answers_nobody_and_reports_it():
     film = Film(lease=20)
     film.desires()
     for slot in (0, 1):
-        film.says(slot)
+        film.reports(slot)
     assert (film.orders(0), film.report.lease_valid, film.phase) == (None, False, "Waiting")
-    heard(film)
+    answered(film)
     assert (film.report.lease_valid, film.phase) == (True, "Forming")
-    assert film.told(0).host_store
+    assert film.sent_orders(0).host_store
 
 
 def test_without_its_lease_it_neither_speaks_nor_judges_and_goes_on_from_there_when_it_has_it_again():
     film = renewed().up()
     film.later(19)
-    assert film.told(0).plan
+    assert film.sent_orders(0).plan
     film.later(1)
     film.exits(1, SIGKILL)
     film.later(100)
     assert (film.orders(0), film.phase) == (None, "Running")
     assert film.report.why == "sending no orders: no contact with an operator for 20 s (selfFence)"
-    heard(film)
-    assert (film.phase, film.told(0).plan) == ("Stopping", None)
+    answered(film)
+    assert (film.phase, film.sent_orders(0).plan) == ("Stopping", None)
     assert film.report.replacement_requests == (), "its agents could not have ended their ranks before"
 
 
-def test_an_older_boot_s_word_is_no_renewal():
+def test_an_older_boots_acknowledgement_is_no_renewal():
     film = renewed().up()
     before = film.report
     film.reboots()
     film.desires(acknowledged_boot=before.boot, acknowledged_sent=before.sent)
     assert not film.report.lease_valid
-    heard(film)
+    answered(film)
     assert film.report.lease_valid
 
 
-def test_an_agent_that_was_told_nothing_has_not_applied_what_it_was_not_told():
+def test_an_agent_without_orders_has_applied_none():
     film = renewed().up()
     film.exits(1, SIGKILL)
     film.later(20)
-    film.says(0, applied=True, stopped=True, ranks=())
+    film.reports(0, applied=True, stopped=True, ranks=())
     assert film.state.world
     assert not film.state.world.quiesced & 1
 
@@ -196,8 +196,8 @@ async def test_a_suspended_machine_s_lease_runs_out_meanwhile():
     asleep = 0.0
     it = Coordinator(config(lease=20), 0, TOKEN, Log(lambda _: None), asleep=lambda: asleep)
     first = it.desire(Desired(1, 1, 1, {}))
-    wish = replace(Desired(1, 1, 1, {}), acknowledged_boot=0, acknowledged_sent=first.sent)
-    assert it.desire(wish).lease_valid
+    request = replace(Desired(1, 1, 1, {}), acknowledged_boot=0, acknowledged_sent=first.sent)
+    assert it.desire(request).lease_valid
     asleep = 20.0
     assert not it.report().lease_valid
     it.stop()

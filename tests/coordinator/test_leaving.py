@@ -13,122 +13,122 @@ TERMINATED = ProcessExit(143, None, killed=True)
 
 
 def drain_to(film: Film, step: int) -> None:
-    """All ranks go on to `step`, save there and stop."""
+    """All ranks continue to `step`, save there and stop."""
     film.saves(step)
     for slot in sorted(film.agents):
         film.ranks(slot, RankPhase.DRAINED, step)
 
 
-def test_a_suspended_job_saves_where_all_ranks_meet_then_stops_and_stays():
+def test_a_suspended_job_saves_at_a_common_step_then_stops_and_stays():
     film = Film(feature_level=2).up(step=7)
     film.desires(drain=True)
     assert film.phase == "Draining"
-    assert film.told(0).pause == film.epoch
-    assert film.told(0).stop_at is None
+    assert film.sent_orders(0).pause == film.epoch
+    assert film.sent_orders(0).stop_at is None
     film.ranks(1, RankPhase.PAUSED, 7)
-    assert film.told(0).stop_at == 8, "rank 0 may already be in step 8"
+    assert film.sent_orders(0).stop_at == 8, "rank 0 may already be in step 8"
     assert film.report.why == "the job is to be drained; world 1.0.1 waits for step 8 to be saved"
     film.ranks(0, RankPhase.DRAINED, 8)
     film.saves(8, 0)
     film.ranks(1, RankPhase.DRAINED, 8)
     assert film.phase == "Draining", "rank 1 has not written its shard yet"
     film.saves(8, 1)
-    assert film.told(0).grant is not None
-    film.obeys()
+    assert film.sent_orders(0).grant is not None
+    film.applies_orders()
     assert film.phase == "Drained"
     assert film.lineage == [(8, "digest-8")]
-    assert film.told(0).plan is None
-    assert film.told(0).host_store is None
+    assert film.sent_orders(0).plan is None
+    assert film.sent_orders(0).host_store is None
     assert film.report.incidents == ()
 
 
-def test_a_drained_job_goes_on_when_it_is_asked_to():
+def test_a_drained_job_resumes_on_request():
     film = Film(feature_level=2).up(step=7)
     film.desires(drain=True)
     film.ranks(0, RankPhase.PAUSED, 7)
     drain_to(film, 8)
-    film.obeys()
+    film.applies_orders()
     assert film.phase == "Drained"
     film.desires(drain=False)
-    film.obeys()
+    film.applies_orders()
     assert film.phase == "Running"
-    plan = film.told(0).plan
+    plan = film.sent_orders(0).plan
     assert plan is not None
     assert [(ref.step, ref.digest) for ref in plan.restore] == [(8, "digest-8")]
 
 
-def test_a_pod_that_is_asked_to_leave_costs_no_step():
+def test_a_terminating_pod_costs_no_step():
     film = Film(feature_level=2).up(step=7)
-    film.says(1, terminating=True)
+    film.reports(1, terminating=True)
     assert film.phase == "Running", "others may be leaving as well"
     assert film.report.why == "world 1.0.1 runs; the pod of slot 1 will terminate, waiting for more"
-    assert not film.told(1).leave
+    assert not film.sent_orders(1).leave
     film.later(1)
     assert film.phase == "Draining"
     film.ranks(0, RankPhase.PAUSED, 7)
     drain_to(film, 8)
-    film.obeys(0)
+    film.applies_orders(0)
     assert film.phase == "Stopping"
-    assert not film.told(1).leave, "its ranks live still"
-    film.obeys(1)
-    assert film.told(1).leave
+    assert not film.sent_orders(1).leave, "its ranks live still"
+    film.applies_orders(1)
+    assert film.sent_orders(1).leave
     assert film.phase == "Forming"
     assert film.report.why == "waiting for another pod in slot 1, because this one is terminating"
     assert (film.incident.cause, film.incident.slot, film.incident.step) == (Cause.POD_DELETED, 1, 8)
     film.replaces(1)
-    film.obeys()
+    film.applies_orders()
     film.reaches(9, base=8)
     assert (film.phase, film.incident.steps_lost, film.incident.charged) == ("Running", 0, False)
 
 
 def test_pods_that_leave_within_a_second_are_one_incident():
     film = Film(workers=3, feature_level=2).up(step=7)
-    film.says(1, terminating=True)
+    film.reports(1, terminating=True)
     film.later(0.5)
-    film.says(2, terminating=True)
+    film.reports(2, terminating=True)
     film.later(0.5)
     assert film.report.why.startswith(
         "the pods of slots 1, 2 will terminate; world 1.0.1 waits for its ranks"
     )
     film.ranks(0, RankPhase.PAUSED, 7)
     drain_to(film, 8)
-    film.obeys()
+    film.applies_orders()
     assert [incident.message for incident in film.report.incidents] == [
         "the pod of slot 1, 2 was terminating"
     ]
 
 
-def test_a_pod_that_is_being_deleted_drains_like_one_that_was_told_by_a_signal():
+def test_a_pod_that_is_being_deleted_drains_as_after_sigterm():
     film = Film(feature_level=2).up(step=7)
     film.desires_slot(1, terminating=True)
     film.later(1)
     assert film.phase == "Draining"
     film.ranks(0, RankPhase.PAUSED, 7)
     drain_to(film, 8)
-    film.obeys()
+    film.applies_orders()
     assert film.phase == "Forming"
-    assert film.told(1).refused == "the pod of slot 1 is being deleted"
+    assert film.sent_orders(1).refused == "the pod of slot 1 is being deleted"
 
 
 def test_a_script_that_saves_by_itself_gets_sigterm():
     film = Film(feature_level=1).up(step=7)
     film.desires(drain=True)
-    assert film.told(0).terminate
+    assert film.sent_orders(0).terminate
     assert "SIGTERM" in film.report.why
     film.exits(0, TERMINATED)
     film.exits(1, ProcessExit(0, None, killed=True))
-    film.obeys()
+    film.applies_orders()
     assert film.phase == "Drained", "an exit 0 after SIGTERM is not completion"
     assert film.report.incidents == ()
 
 
-def test_a_lost_agent_is_a_fault_even_while_ranks_are_asked_to_end():
+def test_a_lost_agent_is_a_fault_even_while_ranks_are_terminated():
     film = Film(feature_level=1).up(step=7)
     film.desires(drain=True)
     film.falls_silent(1)
     film.later(6)
     assert film.incident.cause is Cause.AGENT_LOST
-    film.obeys()
+    film.applies_orders()
     assert film.phase == "Forming", "its ranks may write on"
 
 
@@ -142,7 +142,7 @@ def test_a_drain_ends_after_drain_seconds_whatever_happens(saved: tuple[int, ...
     assert film.phase == "Draining"
     film.later(2)
     assert film.phase == "Stopping"
-    film.obeys()
+    film.applies_orders()
     assert film.phase == "Drained"
 
 
@@ -152,14 +152,14 @@ def test_a_drain_without_checkpoints_does_not_wait_for_any():
     film.ranks(0, RankPhase.PAUSED, 7)
     for slot in (0, 1):
         film.ranks(slot, RankPhase.DRAINED, 8)
-    film.obeys()
+    film.applies_orders()
     assert film.phase == "Drained"
 
 
 def test_a_drain_of_a_world_without_a_step_ends_it_at_once():
     film = Film(feature_level=2).up()
     film.desires(drain=True)
-    film.obeys()
+    film.applies_orders()
     assert film.phase == "Drained"
 
 
@@ -170,7 +170,7 @@ def test_ranks_that_were_done_before_the_drain_leave_nothing_to_commit():
     film.ranks(1, RankPhase.PAUSED, 7)
     film.ranks(1, RankPhase.DRAINED, 8)
     film.saves(8, 1)
-    film.obeys()
+    film.applies_orders()
     assert film.phase == "Drained"
 
 
@@ -179,7 +179,7 @@ def test_a_job_that_completes_while_it_drains_is_complete():
     film.desires(drain=True)
     film.exits(0, CLEAN)
     film.exits(1, CLEAN)
-    film.obeys()
+    film.applies_orders()
     assert film.phase == "Complete"
 
 
@@ -188,13 +188,13 @@ def test_a_rank_that_fails_while_all_drain_is_a_fault():
     film.desires(drain=True)
     film.exits(1, SIGKILL)
     assert film.incident.cause is Cause.SIGNAL
-    film.obeys()
+    film.applies_orders()
     assert film.phase == "Drained"
 
 
 def test_a_rank_that_fails_while_a_pod_leaves_is_a_consequence():
     film = Film(feature_level=2).up(step=7)
-    film.says(1, terminating=True)
+    film.reports(1, terminating=True)
     film.exits(1, SIGKILL)
     assert (film.incident.cause, film.incident.slot) == (Cause.POD_DELETED, 1)
 
@@ -202,73 +202,71 @@ def test_a_rank_that_fails_while_a_pod_leaves_is_a_consequence():
 def test_leaving_while_a_world_forms():
     film = Film()
     film.desires()
-    film.says(0)
-    film.says(1, terminating=True)
-    assert film.told(1).leave
-    film.obeys(0)
+    film.reports(0)
+    film.reports(1, terminating=True)
+    assert film.sent_orders(1).leave
+    film.applies_orders(0)
     assert film.phase == "Forming"
     film.replaces(1)
     assert film.phase == "Running"
 
 
-def test_the_store_is_not_asked_of_a_pod_that_leaves():
+def test_the_store_is_not_requested_from_a_terminating_pod():
     film = Film()
     film.desires()
-    film.says(0, terminating=True)
-    assert film.told(0).host_store is None
-    assert film.told(0).leave
+    film.reports(0, terminating=True)
+    assert film.sent_orders(0).host_store is None
+    assert film.sent_orders(0).leave
 
 
 def test_a_pod_whose_ranks_are_done_may_leave_while_others_go_on():
     film = Film(feature_level=2).up(step=7)
     film.exits(1, CLEAN)
-    film.says(1, terminating=True)
-    assert film.told(1).leave
+    film.reports(1, terminating=True)
+    assert film.sent_orders(1).leave
     film.later(2)
     assert film.phase == "Running"
-    film.says(0, terminating=True)
-    assert not film.told(0).leave
+    film.reports(0, terminating=True)
+    assert not film.sent_orders(0).leave
 
 
 def test_drain_while_a_world_forms_and_while_one_is_stopped():
     film = Film()
     film.desires(drain=True)
-    film.says(0)
+    film.reports(0)
     assert film.phase == "Drained"
     film.desires(drain=False)
-    film.says(1)
-    film.obeys()
+    film.reports(1)
+    film.applies_orders()
     film.reaches(3)
     film.exits(1, SIGKILL)
     film.desires(drain=True)
     assert film.phase == "Stopping"
-    film.obeys()
+    film.applies_orders()
     assert film.phase == "Drained"
     assert film.epoch == Epoch(1, 0, 1), "no other world was formed"
 
 
 @pytest.mark.parametrize(("feature_level", "phase"), [(0, "Forming"), (1, "Forming"), (2, "Drained")])
-def test_ranks_that_nobody_tells_of_have_not_ended_where_they_write_by_themselves(
-    feature_level: int, phase: str
-):
+def test_unreported_ranks_have_not_ended_where_they_write_by_themselves(feature_level: int, phase: str):
     film = Film(feature_level=feature_level).up(step=3)
     film.falls_silent(1)
     film.later(6)
     film.desires(drain=True)
-    film.obeys()
+    film.applies_orders()
     assert film.phase == phase
     film.silent.clear()
-    film.obeys()
+    film.applies_orders()
     assert film.phase == "Drained"
 
 
-def test_who_said_that_its_ranks_have_ended_is_not_waited_for_when_its_pod_is_gone():
+def test_an_agent_that_reported_its_ranks_ended_is_not_waited_for_when_its_pod_is_gone():
     film = Film(feature_level=1).up(step=3)
     film.exits(1, SIGKILL)
-    film.obeys(1)
+    film.applies_orders(1)
     film.desires_slot(1, incarnation=2, pod_uid="pod-1-2", previous_pod_fenced=False)
     film.desires(drain=True)
-    film.obeys(0)
+    film.applies_orders(0)
     assert film.phase == "Drained"
 
 
@@ -277,18 +275,18 @@ def test_drained_waits_for_ranks_of_whoever_comes_back():
     film.falls_silent(1)
     film.later(6)
     film.desires(drain=True)
-    film.obeys()
+    film.applies_orders()
     assert film.phase == "Drained"
     film.silent.clear()
-    film.says(1)
-    assert film.told(1).plan is None
+    film.reports(1)
+    assert film.sent_orders(1).plan is None
     film.desires(drain=False)
     assert film.phase == "Forming"
-    film.obeys()
+    film.applies_orders()
     assert film.phase == "Running"
 
 
-def test_forming_says_that_the_job_is_to_be_drained():
+def test_forming_shows_that_the_job_is_to_be_drained():
     film = Film(feature_level=2).up(step=3)
     film.exits(1, SIGKILL)
     film.falls_silent(0)
@@ -301,18 +299,18 @@ def test_forming_says_that_the_job_is_to_be_drained():
 def test_a_job_that_fails_while_it_is_drained():
     film = Film()
     film.desires(drain=True)
-    film.says(0)
-    film.says(1, problem=Problem(FailReason.INVALID_SPEC, "x"))
+    film.reports(0)
+    film.reports(1, problem=Problem(FailReason.INVALID_SPEC, "x"))
     assert film.phase == "Failed"
 
 
 def test_a_leave_that_ends_the_wait_in_time_is_committed_once():
     film = Film(feature_level=2).up(step=7)
     film.saves(7)
-    film.obeys()
-    film.says(0, terminating=True)
+    film.applies_orders()
+    film.reports(0, terminating=True)
     film.later(1)
     film.ranks(1, RankPhase.PAUSED, 7)
     drain_to(film, 8)
-    film.obeys()
+    film.applies_orders()
     assert film.lineage == [(8, "digest-8"), (7, "digest-7")]

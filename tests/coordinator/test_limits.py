@@ -20,9 +20,9 @@ def strike(film: Film, how: ProcessExit, slot: int = 1, step: int = 0, base: int
 
 
 def recover(film: Film) -> None:
-    film.obeys()
+    film.applies_orders()
     film.later(61 if film.phase == "Forming" else 0)
-    film.obeys()
+    film.applies_orders()
 
 
 def lose(film: Film, slot: int) -> None:
@@ -36,7 +36,7 @@ def lose(film: Film, slot: int) -> None:
 def test_a_world_that_made_a_step_starts_again_without_a_pause():
     film = Film().up(step=3)
     film.exits(1, SIGKILL)
-    film.obeys()
+    film.applies_orders()
     assert film.phase == "Running"
 
 
@@ -46,9 +46,9 @@ def test_worlds_without_a_step_are_started_ever_more_slowly(worlds: int, pause: 
     for number in range(worlds):
         if number:
             film.later(61)
-            film.obeys()
+            film.applies_orders()
         film.exits(number % 2, SIGKILL)
-        film.obeys()
+        film.applies_orders()
     assert film.phase == "Forming"
     assert (
         film.report.why
@@ -62,7 +62,7 @@ def test_worlds_without_a_step_are_started_ever_more_slowly(worlds: int, pause: 
 
 def test_the_budget_is_spent_by_charged_incidents_only():
     film = Film()
-    film.wish = film.wish.__class__(**{**film.wish.__dict__, "allowance": 1})
+    film.desired = film.desired.__class__(**{**film.desired.__dict__, "allowance": 1})
     film.up(step=3)
     strike(film, SIGKILL)
     assert film.phase == "Running"
@@ -82,7 +82,7 @@ def test_what_the_operator_has_accounted_for_is_not_counted_twice():
     assert film.phase == "Running"
     film.reaches(4)
     film.exits(1, SIGKILL)
-    film.obeys()
+    film.applies_orders()
     assert film.phase == "Failed", "and what it has not accounted for is subtracted"
 
 
@@ -153,14 +153,19 @@ def test_being_killed_from_outside_is_never_a_repeated_error():
     assert film.phase == "Running"
 
 
-def test_two_barren_worlds_that_ended_in_one_pod_ask_for_another_pod():
+def test_two_worlds_without_progress_that_ended_in_one_pod_request_another_pod():
     film = Film(workers=3).up()
     strike(film, SEGFAULT, slot=2)
     assert not film.report.replacement_requests
     strike(film, SEGFAULT, slot=2)
-    (wish,) = film.report.replacement_requests
-    assert (wish.slot, wish.incarnation, wish.cause, wish.avoid_node) == (2, 1, Cause.SIGNAL, True)
-    assert wish.message.startswith(
+    (request,) = film.report.replacement_requests
+    assert (request.slot, request.incarnation, request.cause, request.avoid_node) == (
+        2,
+        1,
+        Cause.SIGNAL,
+        True,
+    )
+    assert request.message.startswith(
         "slot 2 ended 2 worlds in a row without a new step; last: rank 2 was killed"
     )
     film.replaces(2)
@@ -174,7 +179,7 @@ def test_the_scripts_own_error_again_is_not_mended_by_another_pod(how: ProcessEx
     strike(film, how, slot=2)
     assert not film.report.replacement_requests
     strike(film, raised("another"), slot=2)
-    assert [wish.slot for wish in film.report.replacement_requests] == [2], (
+    assert [request.slot for request in film.report.replacement_requests] == [2], (
         "other errors each time: the pod may be sick"
     )
 
@@ -186,7 +191,7 @@ def test_faults_in_different_pods_blame_none_of_them():
     assert film.report.replacement_requests == ()
 
 
-def test_two_starts_in_a_row_without_a_step_ask_for_all_pods():
+def test_two_starts_in_a_row_without_a_step_request_all_pods():
     film = Film().up()
     strike(film, SEGFAULT, slot=0)
     assert not film.report.replace_all
@@ -209,30 +214,30 @@ def test_pods_replaced_by_a_new_attempt_are_no_incident():
     film.desires(attempt=2, generation=2)
     for slot in (0, 1):
         film.replaces(slot)
-    film.obeys()
+    film.applies_orders()
     assert film.phase == "Running"
     assert film.report.incidents == ()
-    plan = film.told(0).plan
+    plan = film.sent_orders(0).plan
     assert plan is not None
     assert plan.attempt == 2
 
 
 @pytest.mark.parametrize("how", [raised(), GPU_FULL])
-def test_a_script_that_reports_no_steps_is_believed_after_a_while(how: ProcessExit):
+def test_progress_of_a_script_that_reports_no_steps_is_assumed_after_a_while(how: ProcessExit):
     film = Film(feature_level=0).up()
     film.later(1.5)
     film.exits(1, SIGKILL)
-    film.obeys()
+    film.applies_orders()
     assert film.phase == "Running", "struck from outside after running for a second"
     film.later(30)
     film.exits(1, how)
-    film.obeys()
+    film.applies_orders()
     assert film.phase == "Forming", "an exception may take as long as the imports to show"
     film.later(1)
-    film.obeys()
+    film.applies_orders()
     film.later(61)
     film.exits(1, how)
-    film.obeys()
+    film.applies_orders()
     assert film.phase == "Running"
     assert film.incident.recovery_milliseconds.first_step is None, "nobody saw a step"
 
@@ -240,14 +245,14 @@ def test_a_script_that_reports_no_steps_is_believed_after_a_while(how: ProcessEx
 def test_steps_lost_are_counted_for_every_fault_on_the_way():
     film = Film(feature_level=2).up(step=20)
     film.exits(1, SIGKILL)
-    film.obeys()
+    film.applies_orders()
     film.exits(0, SIGKILL)
     recover(film)
     film.reaches(11, base=10)
     assert [incident.steps_lost for incident in film.report.incidents] == [10, 0]
 
 
-def test_a_job_that_has_ended_wishes_for_nothing():
+def test_a_job_that_has_ended_requests_nothing():
     film = Film().up()
     strike(film, SEGFAULT)
     strike(film, SEGFAULT)

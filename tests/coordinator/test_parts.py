@@ -21,7 +21,7 @@ def filmed(workers: int = 3, **settings: Any) -> Film:
 
 
 def part(film: Film, slot: int) -> Plan:
-    plan = film.told(slot).plan
+    plan = film.sent_orders(slot).plan
     assert plan is not None
     return plan
 
@@ -44,22 +44,22 @@ def test_what_goes_over_the_wire_for_one_agent_does_not_grow_with_their_number(w
         film = filmed(workers)
         film.desires()
         for slot in range(workers):
-            film.says(slot)
-        film.obeys(0, 7)
-        return len(codec.encode(film.told(7) if what == "orders" else film.agents[7]))
+            film.reports(slot)
+        film.applies_orders(0, 7)
+        return len(codec.encode(film.sent_orders(7) if what == "orders" else film.agents[7]))
 
     assert size(200) <= size(20) + 10, "a few digits more"
 
 
-def test_a_world_is_adopted_when_all_have_told_their_parts():
+def test_a_world_is_adopted_when_all_have_reported_their_parts():
     film = filmed().up(step=7)
     before = [part(film, slot) for slot in range(3)]
     film.reboots()
     film.desires()
-    film.says(0)
-    film.says(1)
+    film.reports(0)
+    film.reports(1)
     assert film.phase == "Waiting"
-    film.says(2)
+    film.reports(2)
     assert film.phase == "Running"
     assert [part(film, slot) for slot in range(3)] == before
     assert film.state.world is not None
@@ -71,42 +71,42 @@ def test_of_a_member_that_stays_away_the_others_know_who_it_was():
     film.reboots()
     film.falls_silent(1)
     film.desires()
-    film.says(0)
-    film.says(2)
+    film.reports(0)
+    film.reports(2)
     film.later(6)
     assert film.phase == "Stopping"
     assert (film.incident.cause, film.incident.slot) == (Cause.AGENT_LOST, 1)
     assert film.incident.message == "the agent of slot 1 stopped reporting"
-    assert [(wish.slot, wish.incarnation) for wish in film.report.replacement_requests] == [(1, 1)]
+    assert [(request.slot, request.incarnation) for request in film.report.replacement_requests] == [(1, 1)]
 
 
 def test_a_pod_that_was_replaced_meanwhile_is_a_fault_of_the_old_world():
     film = filmed().up(step=7)
     film.reboots()
     film.desires_slot(1, incarnation=2, pod_uid="pod-1-2")
-    film.says(0)
-    film.says(2)
+    film.reports(0)
+    film.reports(2)
     film.agents[1] = agent(1, 2, contract=VERSION)
-    film.says(1)
+    film.reports(1)
     assert film.phase == "Stopping"
     assert film.incident.message == "slot 1 was assigned to another pod"
-    film.obeys()
+    film.applies_orders()
     assert film.phase == "Running"
 
 
 def test_a_plan_that_only_some_have_got_is_superseded():
     film = filmed().up(step=7)
     film.exits(1, SIGKILL)
-    film.obeys(0)
-    film.obeys(2)
-    film.obeys(0)
+    film.applies_orders(0)
+    film.applies_orders(2)
+    film.applies_orders(0)
     assert film.agents[0].plan != film.agents[1].plan
     film.reboots()
     film.desires()
     for slot in range(3):
-        film.says(slot)
+        film.reports(slot)
     assert film.phase == "Stopping"
-    film.obeys()
+    film.applies_orders()
     assert film.epoch == Epoch(1, 1, 1)
     assert film.report.incidents == ()
 
@@ -118,7 +118,7 @@ def test_a_part_of_another_shape_is_not_adopted():
     film.reboots()
     for slot in range(3):
         other = replace(part_of(film, slot), whole=replace(whole, slots=4, incarnations=(4, 1)))
-        film.says(slot, plan=other)
+        film.reports(slot, plan=other)
     film.desires()
     assert film.phase == "Forming"
 

@@ -1,4 +1,4 @@
-"""The coordinator as a process: it boots, counts, is killed, comes back, adopts, and ends when asked to."""
+"""The coordinator as a process: it boots, counts, is killed, comes back, adopts, and ends on SIGTERM."""
 
 from __future__ import annotations
 
@@ -123,21 +123,21 @@ async def test_a_killed_coordinator_adopts_the_world_that_went_on_without_it(sta
 async def test_a_coordinator_whose_output_nobody_reads_answers_and_ends(start):
     pipe = Pipe()
     process = await start(stdout=pipe.w)
-    await pipe.says("listening")
+    await pipe.writes("listening")
     found = re.search(r"http=(\d+)", pipe.text)
     assert found
     pipe.fill()
     for _ in range(2):
         await put_desired(int(found[1]), DESIRED)
     assert pipe.is_full, "somebody reads"
-    await pipe.says(" decision ")
+    await pipe.writes(" decision ")
     pipe.fill()
     assert await process.ends(signal.SIGTERM) == 0
     pipe.close()
 
 
 @pytest.mark.parametrize("port", [0, 1], ids=["agents", "http"])
-async def test_who_comes_behind_hundreds_of_strangers_while_it_is_busy_waits_in_the_queue(start, port: int):
+async def test_a_peer_behind_hundreds_of_unauthenticated_ones_waits_in_the_queue(start, port: int):
     """Else the kernel drops who comes, and lets it try again a second later, and later each time."""
     process = await start()
     ports = await process.listening()
@@ -188,7 +188,7 @@ def test_boots_are_counted_from_zero_and_a_damaged_count_only_grows(tmp_path: Pa
     assert count_boot(tmp_path / "state", 1_800_000_000) == 1_800_000_001
 
 
-def test_a_nuisance_is_logged_seldom_and_a_value_cannot_fake_a_line():
+def test_a_nuisance_is_rate_limited_and_a_value_cannot_fake_a_line():
     lines: list[str] = []
     now = [0.0]
     log = Log(lines.append, lambda: now[0])

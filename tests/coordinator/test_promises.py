@@ -60,13 +60,13 @@ REPORTS = st.builds(
     completed=st.none() | EPOCHS,
     problem=st.none() | st.just(Problem(FailReason.INVALID_SPEC, "x")),
 )
-WORDS = st.builds(SlotDesired, st.integers(0, 2), UIDS, st.booleans(), st.booleans())
+FIELDS = st.builds(SlotDesired, st.integers(0, 2), UIDS, st.booleans(), st.booleans())
 DESIRED = st.builds(
     Desired,
     generation=SMALL,
     attempt=SMALL,
     term=st.sampled_from([1, 1, 1, 2]),
-    slots=st.dictionaries(st.sampled_from(["0", "1", "2", "x"]), WORDS, min_size=1),
+    slots=st.dictionaries(st.sampled_from(["0", "1", "2", "x"]), FIELDS, min_size=1),
     drain=st.booleans(),
     allowance=st.integers(-2, 2),
     lineage=st.lists(REFS, max_size=2).map(tuple),

@@ -1,4 +1,5 @@
-"""Who is one of us: the operator's word is final, a lease must be renewed, and our own pauses harm nobody."""
+"""Who is one of us: the operator's choice is final, a lease must be renewed, and our own pauses harm
+nobody."""
 
 from __future__ import annotations
 
@@ -12,13 +13,13 @@ from ropeteam_trainer.contract.world import Cause, Epoch
 from ropeteam_trainer.coordinator.membership import step as membership
 
 
-def refused(film: Film, stranger: AgentReport) -> str:
-    film.event(membership.ReportReceived(stranger))
-    orders = membership.reply(film.state, stranger, film.now)
+def refused(film: Film, foreign: AgentReport) -> str:
+    film.event(membership.ReportReceived(foreign))
+    orders = membership.reply(film.state, foreign, film.now)
     return orders.refused if orders else ""
 
 
-def test_strangers_are_refused_with_a_reason():
+def test_foreign_pods_are_refused_with_a_reason():
     film = Film().up(step=3)
     assert refused(film, agent(0, job_uid="other")) == "this is the coordinator of job job-uid, not of other"
     assert refused(film, agent(0, contract=9)) == "contract 9 is unknown; this coordinator supports 1 to 3"
@@ -28,17 +29,17 @@ def test_strangers_are_refused_with_a_reason():
     assert film.phase == "Running", "none of them changed anything"
 
 
-def test_a_stranger_that_was_asked_to_leave_may_go():
+def test_a_terminating_foreign_pod_may_leave():
     film = Film().up(step=3)
-    stranger = agent(0, pod_uid="twin", terminating=True)
-    orders = membership.reply(film.state, stranger, film.now)
+    foreign = agent(0, pod_uid="twin", terminating=True)
+    orders = membership.reply(film.state, foreign, film.now)
     assert orders is not None
     assert orders.leave
 
 
 def test_slots_that_the_operator_does_not_name_are_refused():
     film = Film(workers=3)
-    film.desires(slots={"0": film.wish.slots["0"]})
+    film.desires(slots={"0": film.desired.slots["0"]})
     assert refused(film, agent(1)) == "slot 1 is not part of this job"
     assert film.report.why == "waiting for the agent of slot 0 to register"
 
@@ -46,25 +47,25 @@ def test_slots_that_the_operator_does_not_name_are_refused():
 def test_a_pod_that_the_operator_has_not_seen_yet_waits_without_orders():
     film = Film()
     film.desires_slot(1, pod_uid="")
-    film.says(0)
-    film.says(1)
+    film.reports(0)
+    film.reports(1)
     assert film.orders(1) is None
     assert film.report.why == "waiting for the pod of slot 1"
-    film.obeys(0)
+    film.applies_orders(0)
     film.desires_slot(1, pod_uid="pod-1-1")
     assert film.phase == "Running", "it had registered already"
 
 
-def test_an_operator_that_loses_sight_of_a_pod_takes_nothing_back():
+def test_an_operator_that_does_not_see_a_pod_withdraws_nothing():
     film = Film().up(step=3)
     film.desires_slot(1, pod_uid="")
     assert film.phase == "Running"
-    assert film.told(1).plan is not None
+    assert film.sent_orders(1).plan is not None
 
 
-def test_a_late_word_of_the_operator_is_ignored():
+def test_a_late_request_of_the_operator_is_ignored():
     film = Film().up(step=3)
-    old = film.wish
+    old = film.desired
     film.desires(generation=2, attempt=1)
     film.desires_slot(1, incarnation=2, pod_uid="pod-1-2")
     assert film.phase == "Stopping"
@@ -75,21 +76,21 @@ def test_a_late_word_of_the_operator_is_ignored():
         replace(old, term=2),
     ):
         film.event(membership.DesiredReceived(late))
-    assert film.told(1).refused == "incarnation 1 of slot 1 was replaced by 2"
+    assert film.sent_orders(1).refused == "incarnation 1 of slot 1 was replaced by 2"
 
 
 def test_a_member_that_is_replaced_ends_the_world_and_its_successor_joins_the_next():
     film = Film().up(step=3)
     film.desires_slot(1, incarnation=2, pod_uid="")
     assert (film.phase, film.incident.cause) == ("Stopping", Cause.AGENT_LOST)
-    film.obeys()
+    film.applies_orders()
     assert film.report.why == "waiting for the pod of slot 1"
     film.replaces(1)
-    film.obeys()
+    film.applies_orders()
     assert film.phase == "Running"
 
 
-def test_a_successor_whose_turn_has_not_come_is_told_nothing_and_may_leave():
+def test_a_successor_whose_turn_has_not_come_gets_no_orders_and_may_leave():
     film = Film().up(step=3)
     early = agent(1, 2)
     film.event(membership.ReportReceived(early))
@@ -104,8 +105,8 @@ def test_below_feature_level_2_a_replacement_waits_for_proof_that_the_old_pod_ha
     film = Film(feature_level=1).up(step=3)
     film.desires_slot(1, incarnation=2, pod_uid="pod-1-2", previous_pod_fenced=False)
     film.agents[1] = agent(1, 2)
-    film.says(1)
-    film.obeys()
+    film.reports(1)
+    film.applies_orders()
     assert film.report.why == "waiting for proof that the previous pod of slot 1 has ended"
     film.desires_slot(1, previous_pod_fenced=True)
     assert film.phase == "Running"
@@ -115,16 +116,16 @@ def test_from_feature_level_2_on_a_replacement_starts_at_once():
     film = Film(feature_level=2).up(step=3)
     film.desires_slot(1, incarnation=2, pod_uid="pod-1-2", previous_pod_fenced=False)
     film.agents[1] = agent(1, 2)
-    film.says(1)
-    film.obeys()
+    film.reports(1)
+    film.applies_orders()
     assert film.phase == "Running"
 
 
 def test_only_the_store_of_the_next_epoch_counts():
     film = Film()
     film.desires()
-    film.says(1)
-    film.says(0, store=StoreOffer(Epoch(1, 0, 7), "10.0.0.1", 1))
+    film.reports(1)
+    film.reports(0, store=StoreOffer(Epoch(1, 0, 7), "10.0.0.1", 1))
     assert film.report.why == "waiting for the store of world 1.0.1 in slot 0"
 
 
@@ -146,13 +147,13 @@ def test_a_pause_while_we_wait_for_agents_counts_as_no_time():
     film.reboots()
     film.falls_silent(1)
     film.desires()
-    film.says(0)
+    film.reports(0)
     film.now += 60
     film.event(membership.Tick())
     assert film.phase == "Waiting"
 
 
-def test_ticks_are_asked_for_only_where_time_can_change_something():
+def test_ticks_are_requested_only_where_time_can_change_something():
     film = Film()
     assert membership.wake_at(film.state, film.now) is None
     film.desires()
@@ -162,7 +163,7 @@ def test_ticks_are_asked_for_only_where_time_can_change_something():
 def test_the_operator_sees_who_is_registered():
     film = Film()
     film.desires()
-    film.says(0, launcher="PerRank")
+    film.reports(0, launcher="PerRank")
     film.now += 0.5
     slot = film.report.slots["0"]
     assert (slot.registered, slot.node, slot.silent_seconds) == (True, "node-0", 0.5)
@@ -173,10 +174,10 @@ def test_the_operator_sees_who_is_registered():
     assert not film.report.slots["0"].registered
 
 
-def test_a_slot_without_any_agent_is_not_wished_away():
+def test_no_replacement_is_requested_for_a_slot_without_any_agent():
     film = Film().up(step=3)
     film.desires_slot(1, incarnation=2, pod_uid="pod-1-2")
-    film.obeys(0)
+    film.applies_orders(0)
     assert film.report.replacement_requests == ()
 
 
@@ -194,8 +195,8 @@ def test_forming_in_a_drain_waits_for_ranks_that_live():
     film.later(7)
     assert film.phase == "Forming"
     film.silent.clear()
-    film.says(0)
+    film.reports(0)
     film.desires(drain=True)
     assert film.report.why == "the job is to be drained; no world is started"
-    film.obeys()
+    film.applies_orders()
     assert film.phase == "Drained"

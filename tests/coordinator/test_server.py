@@ -59,7 +59,7 @@ async def test_orders_that_were_not_applied_are_sent_again(served: Served, monke
     await link.close()
 
 
-async def test_a_wrong_token_is_cut_off(served: Served):
+async def test_a_wrong_token_is_disconnected(served: Served):
     link = await Link(token=b"another job's").connect(served.agents)
     link.send(agent(0))
     assert await link.is_closed()
@@ -67,7 +67,7 @@ async def test_a_wrong_token_is_cut_off(served: Served):
     assert served.coordinator.state.agents == {}
 
 
-async def test_a_replayed_or_moved_frame_is_cut_off(served: Served):
+async def test_a_replayed_or_moved_frame_is_disconnected(served: Served):
     link = await Link().connect(served.agents)
     frame = link.sealer.seal(codec.encode(agent(0)))
     link.write(frame)
@@ -79,7 +79,7 @@ async def test_a_replayed_or_moved_frame_is_cut_off(served: Served):
     assert await other.is_closed()
 
 
-async def test_an_agent_of_the_release_before_is_heard(served: Served):
+async def test_a_report_of_an_agent_of_the_previous_release_is_accepted(served: Served):
     await put_desired(served.http, DESIRED)
     link = await Link(older=True).connect(served.agents)
     link.send(agent(0))
@@ -98,14 +98,14 @@ async def test_an_answer_in_pieces_is_the_same_answer(served: Served):
     await link.close()
 
 
-async def test_an_oversized_frame_is_cut_off_before_it_is_read(served: Served):
+async def test_an_oversized_frame_is_disconnected_before_it_is_read(served: Served):
     link = await Link().connect(served.agents)
     link.write(struct.pack(">I", wire.MAX_BODY + 1))
     assert await link.is_closed()
     assert served.logged("the limit is 1048576")
 
 
-async def test_garbage_and_genuine_nonsense_are_cut_off(served: Served):
+async def test_garbage_and_genuine_nonsense_are_disconnected(served: Served):
     for bad in (b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x00\x02" + b"x" * 40):
         link = await Link().connect(served.agents)
         link.write(bad)
@@ -164,7 +164,7 @@ async def test_one_connection_speaks_for_one_pod(served: Served):
     assert await link.is_closed()
 
 
-async def test_a_connection_that_says_nothing_is_closed(served: Served, monkeypatch):
+async def test_a_connection_that_sends_nothing_is_closed(served: Served, monkeypatch):
     monkeypatch.setattr(server, "FIRST_REPORT_SECONDS", 0.05)
     link = await Link().connect(served.agents)
     assert await link.is_closed()
@@ -214,7 +214,7 @@ async def test_a_grant_of_more_files_than_a_frame_holds_reaches_the_leading_agen
         await each.stop()
 
 
-async def test_a_lease_is_answered_now_and_then_also_before_the_operators_first_word(
+async def test_a_lease_is_answered_now_and_then_also_before_the_operators_first_request(
     served: Served, monkeypatch
 ):
     """fenceSeconds of an agent begin with the newest of its reports that was answered."""
@@ -249,14 +249,14 @@ async def test_an_empty_frame_is_a_lease_that_counts_and_is_answered_in_24_bytes
     await link.close()
 
 
-async def test_a_lease_before_any_report_is_cut_off(served: Served):
+async def test_a_lease_before_any_report_is_disconnected(served: Served):
     link = await Link().connect(served.agents)
     link.write(link.sealer.seal(LEASE) + link.sealer.seal(LEASE))
     assert await link.is_closed()
     assert served.logged("a lease was received before any report"), "the first one only shows the token"
 
 
-async def test_nobody_is_told_that_nothing_is_new_by_a_superseded_coordinator_or_who_does_not_count(
+async def test_a_superseded_coordinator_answers_no_lease_nor_does_any_of_a_foreign_pod(
     served: Served, monkeypatch
 ):
     monkeypatch.setattr(server, "answer_seconds", lambda _: 0.0)
@@ -290,7 +290,7 @@ async def test_time_alone_moves_it(served: Served):
     await agents[1].stop()
     await eventually(lambda: served.logged("slot 1, which stopped reporting"))
     report = await get_status(served.http)
-    assert [wish.slot for wish in report.replacement_requests] == [1]
+    assert [request.slot for request in report.replacement_requests] == [1]
     await agents[0].stop()
 
 

@@ -35,9 +35,9 @@ def generation(served: Served) -> int:
 async def test_a_conversation_costs_one_request_a_time(served: Served):
     operator = Operator(served.http)
     for count in range(1, 6):
-        status, text = await operator.ask(PUT, body(count))
+        status, text = await operator.request(PUT, body(count))
         assert (status, codec.decode(JobReport, text).observed_generation) == (200, count)
-        await operator.ask("GET /status")
+        await operator.request("GET /status")
     assert operator.requests == 2 * 5
 
 
@@ -60,31 +60,31 @@ async def test_the_first_request_of_an_operator_may_be_as_large_as_any(served: S
     """It is refused before its body is read, and its answer says what to sign the next one for."""
     for count in range(1, 6):
         large = body(count) + b" " * (MOST_BODY - len(body(count)))
-        assert (await Operator(served.http).ask(PUT, large))[0] == 200
+        assert (await Operator(served.http).request(PUT, large))[0] == 200
     assert generation(served) == 5
 
 
 async def test_a_recorded_request_is_refused(served: Served):
     operator = Operator(served.http)
-    await operator.ask(PUT, body(1))
+    await operator.request(PUT, body(1))
     recorded, _ = operator.signed(PUT, body(2))
     assert (await http(served.http, recorded))[0] == 200
     assert await http(served.http, recorded) == (401, UNSIGNED)
-    await operator.ask(PUT, body(3))
+    await operator.request(PUT, body(3))
     assert await http(served.http, recorded) == (401, UNSIGNED)
     assert generation(served) == 3
 
 
-async def test_a_request_that_was_held_back_is_no_news(served: Served):
+async def test_a_request_that_was_held_back_is_refused(served: Served):
     """A later one was taken meanwhile, of this operator or of the one that leads now."""
     operator, next_one = Operator(served.http), Operator(served.http)
-    await operator.ask(PUT, body(1))
+    await operator.request(PUT, body(1))
     held_back, _ = operator.signed(PUT, body(2))
-    await next_one.ask(PUT, body(3))
+    await next_one.request(PUT, body(3))
     assert await http(served.http, held_back) == (401, UNSIGNED)
     assert generation(served) == 3
     before = operator.requests
-    assert (await operator.ask(PUT, body(4)))[0] == 200
+    assert (await operator.request(PUT, body(4)))[0] == 200
     assert operator.requests == before + 2
 
 
@@ -92,7 +92,7 @@ async def test_a_request_that_is_held_back_for_long_is_refused_though_nothing_ca
     served: Served, monkeypatch
 ):
     operator = Operator(served.http)
-    await operator.ask(PUT, body(1))
+    await operator.request(PUT, body(1))
     held_back, _ = operator.signed(PUT, body(2))
     now = served.coordinator.now()
     monkeypatch.setattr(served.coordinator, "now", lambda: now + signing.CHALLENGE_SECONDS)
@@ -102,7 +102,7 @@ async def test_a_request_that_is_held_back_for_long_is_refused_though_nothing_ca
 
 async def test_an_altered_request_is_refused(served: Served):
     operator = Operator(served.http)
-    await operator.ask(PUT, body(1))
+    await operator.request(PUT, body(1))
     for old, new in ((b'"generation":2', b'"generation":7'), (b"PUT /desired", b"GET /status")):
         raw, signature = operator.signed(PUT, body(2))
         assert old in raw
@@ -114,11 +114,11 @@ async def test_an_altered_request_is_refused(served: Served):
 
 @pytest.mark.parametrize(("token", "term"), [(b"another job's", 1), (TOKEN, 2)])
 async def test_who_has_another_key_is_refused(served: Served, token: bytes, term: int):
-    stranger = Operator(served.http, token, term)
-    raw, signature = stranger.signed(PUT, body(1))
+    client = Operator(served.http, token, term)
+    raw, signature = client.signed(PUT, body(1))
     status, given, text = await answered(served.http, raw)
     assert (status, text, generation(served)) == (401, UNSIGNED, 0)
-    assert stranger.caller.is_genuine(signature, status, given, text.encode()) is (token == TOKEN)
+    assert client.caller.is_genuine(signature, status, given, text.encode()) is (token == TOKEN)
 
 
 @pytest.mark.parametrize("signature", ["", "x", "0" * 32, "é" * 200, "0" * 32 + " " + "0" * 64])
@@ -127,35 +127,35 @@ async def test_what_is_no_signature_is_refused_and_its_answer_not_signed(served:
     assert (await answered(served.http, raw))[:2] == (401, "")
 
 
-async def test_strangers_neither_spoil_the_challenge_nor_are_they_remembered(served: Served):
-    operator, stranger = Operator(served.http), Operator(served.http, b"another job's")
-    await operator.ask(PUT, body(1))
+async def test_unauthenticated_requests_neither_use_up_the_challenge_nor_are_remembered(served: Served):
+    operator, client = Operator(served.http), Operator(served.http, b"another job's")
+    await operator.request(PUT, body(1))
     for _ in range(100):
-        assert (await http(served.http, stranger.signed(PUT, body(9))[0]))[0] == 401
+        assert (await http(served.http, client.signed(PUT, body(9))[0]))[0] == 401
         assert (await http(served.http, request("GET", "/status")))[0] == 401
     before = operator.requests
-    await operator.ask(PUT, body(2))
+    await operator.request(PUT, body(2))
     assert operator.requests == before + 1
 
 
-async def test_a_coordinator_that_has_restarted_is_heard_in_the_same_round(served: Served):
+async def test_a_coordinator_that_has_restarted_is_reached_in_the_same_round(served: Served):
     operator = Operator(served.http)
-    await operator.ask(PUT, body(1))
+    await operator.request(PUT, body(1))
     recorded, _ = operator.signed(PUT, body(2))
     again = Coordinator(config(), 1, TOKEN, Log(served.lines.append))
     server = await asyncio.start_server(Http(again).serve, "127.0.0.1", 0, limit=MOST_HEAD)
     async with server:
         operator.port, before = server.sockets[0].getsockname()[1], operator.requests
-        assert (await operator.ask(PUT, body(3)))[0] == 200
+        assert (await operator.request(PUT, body(3)))[0] == 200
         assert operator.requests == before + 2
         assert (await http(operator.port, recorded))[0] == 401
     again.stop()
 
 
-async def test_nothing_but_what_was_asked_for_is_signed(served: Served):
+async def test_only_the_requested_response_is_signed(served: Served):
     """What anybody may ask, asked with a signature that was seen, makes no answer to that request."""
     operator = Operator(served.http)
-    await operator.ask(PUT, body(1))
+    await operator.request(PUT, body(1))
     signature = operator.signed(PUT, body(2))[1]
     for path in ("/metrics", "/healthz", "/nowhere"):
         raw = request("GET", path, X_Ropeteam_Signature=signature)
@@ -163,7 +163,7 @@ async def test_nothing_but_what_was_asked_for_is_signed(served: Served):
 
 
 async def test_the_body_of_who_signed_for_another_challenge_is_not_waited_for(served: Served):
-    await Operator(served.http).ask(PUT, body(1))
+    await Operator(served.http).request(PUT, body(1))
     raw, _ = Operator(served.http).signed(PUT, body(2))
     reader, writer = await asyncio.open_connection("127.0.0.1", served.http)
     writer.write(raw.partition(b"\r\n\r\n")[0] + b"\r\n\r\n")
@@ -184,7 +184,7 @@ async def test_a_bearer_is_taken_when_no_operator_signs(served: Served, monkeypa
     assert await show_bearer(served, 1) == 401, "it has just booted"
     later = http_module.BEARER_SECONDS
     assert await show_bearer(served, 1) == 200
-    await Operator(served.http).ask(PUT, body(2))
+    await Operator(served.http).request(PUT, body(2))
     assert await show_bearer(served, 3) == 401
     later = 2 * http_module.BEARER_SECONDS
     assert (await get_status(served.http)).observed_generation == 2

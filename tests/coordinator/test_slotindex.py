@@ -21,7 +21,7 @@ def ends(film: Film, slot: int, *exits: ProcessExit | None) -> None:
     ranks = film.agents[slot].ranks
     pairs = zip(ranks, exits, strict=True)
     gone = (replace(rank, phase=RankPhase.EXITED, exit=how) if how else rank for rank, how in pairs)
-    film.says(slot, ranks=tuple(gone))
+    film.reports(slot, ranks=tuple(gone))
 
 
 def test_of_a_pod_with_a_failed_rank_only_that_rank_is_the_cause():
@@ -30,18 +30,18 @@ def test_of_a_pod_with_a_failed_rank_only_that_rank_is_the_cause():
     assert (film.incident.cause, film.incident.rank) == (Cause.ERROR, 5)
 
 
-def test_the_roll_is_what_asking_everybody_gives():
+def test_the_index_of_facts_equals_one_of_all_slots():
     film = Film(processes=2).up(step=3)
     ends(film, 0, CLEAN, ABORTED)
     film.falls_silent(1)
     film.later(6)
     state = film.state
     blank = replace(state, facts=slotfacts.NOBODY, saved={})
-    asked = slotindex.refresh(None, blank, state.everybody, film.now)
-    assert (asked.facts, asked.saved) == (state.facts, state.saved)
+    expected = slotindex.refresh(None, blank, state.everybody, film.now)
+    assert (expected.facts, expected.saved) == (state.facts, state.saved)
 
 
-def test_a_lease_of_a_stranger_or_of_one_who_was_lost_is_not_enough():
+def test_a_lease_of_a_foreign_or_lost_pod_is_not_enough():
     film = Film().up(step=3)
     assert slotindex.lease_is_enough(film.state, Pod(1, 1, "pod-1-1"))
     assert not slotindex.lease_is_enough(film.state, Pod(1, 1, "stranger"))

@@ -17,15 +17,15 @@ from ropeteam_trainer.coordinator.membership.state.state import with_world
 def joins(seen: Film, *slots: int) -> None:
     for slot in slots:
         ranks = tuple(replace(rank, joins=True) for rank in seen.agents[slot].ranks)
-        seen.says(slot, ranks=ranks)
+        seen.reports(slot, ranks=ranks)
 
 
 def forms(seen: Film, size: int) -> None:
     for slot in range(size):
-        seen.says(slot, groups=(GroupReport("a", size, "train.py", (slot,), (slot,)),))
+        seen.reports(slot, groups=(GroupReport("a", size, "train.py", (slot,), (slot,)),))
 
 
-def ask(seen: Film) -> Stage:
+def get(seen: Film) -> Stage:
     """As the operator does, who says each second what it desires."""
     seen.desires()
     return seen.report.stage
@@ -33,19 +33,19 @@ def ask(seen: Film) -> Stage:
 
 def test_each_step_on_the_way_has_a_name():
     seen = Film(workers=3)
-    assert ask(seen) is Stage.UNKNOWN
+    assert get(seen) is Stage.UNKNOWN
     seen.up()
-    seen.says(2, ranks=(replace(seen.agents[2].ranks[0], phase=RankPhase.STARTING),))
-    stages, sentences = [ask(seen)], [seen.report.why]
+    seen.reports(2, ranks=(replace(seen.agents[2].ranks[0], phase=RankPhase.STARTING),))
+    stages, sentences = [get(seen)], [seen.report.why]
     for change in (
         lambda: joins(seen, 0),
         lambda: forms(seen, 3),
-        lambda: seen.says(0, progress=Progress(phase="restore")),
-        lambda: seen.says(0, progress=Progress(phase="data")),
+        lambda: seen.reports(0, progress=Progress(phase="restore")),
+        lambda: seen.reports(0, progress=Progress(phase="data")),
         lambda: seen.reaches(12, base=11),
     ):
         change()
-        stages.append(ask(seen))
+        stages.append(get(seen))
         sentences.append(seen.report.why)
     assert stages == [
         Stage.SCRIPT_STARTING,
@@ -65,7 +65,7 @@ def test_each_step_on_the_way_has_a_name():
     ]
     for slot in range(3):
         seen.exits(slot, CLEAN)
-    assert ask(seen) is Stage.UNKNOWN
+    assert get(seen) is Stage.UNKNOWN
 
 
 def test_ranks_that_are_not_started_yet():
@@ -88,26 +88,26 @@ def test_few_that_are_missed_are_named():
 def test_of_a_command_per_pod_the_first_rank_of_each_pod_speaks():
     seen = Film(feature_level=0, processes=2).up()
     for slot in (0, 1):
-        seen.says(slot, launcher="PerPod (accelerate launch)")
+        seen.reports(slot, launcher="PerPod (accelerate launch)")
     first, second = seen.agents[0].ranks
-    seen.says(0, ranks=(replace(first, joins=True), second))
+    seen.reports(0, ranks=(replace(first, joins=True), second))
     assert seen.report.why.endswith("rank 2 not in init_process_group yet")
 
 
-def test_a_script_that_tells_of_no_steps_trains_when_its_group_has_formed():
+def test_a_script_that_reports_no_steps_trains_when_its_group_has_formed():
     seen = Film(feature_level=0).up()
-    assert ask(seen) is Stage.SCRIPT_STARTING
+    assert get(seen) is Stage.SCRIPT_STARTING
     seen.later(59)
-    assert ask(seen) is Stage.SCRIPT_STARTING
+    assert get(seen) is Stage.SCRIPT_STARTING
     forms(seen, 2)
-    assert ask(seen) is Stage.FIRST_STEP, "it may be in init() of our library"
+    assert get(seen) is Stage.FIRST_STEP, "it may be in init() of our library"
     seen.later(2)
-    assert ask(seen) is Stage.TRAINING
+    assert get(seen) is Stage.TRAINING
     why = "world 1.0.1 runs with 2 ranks; no steps are reported, so a hang is not detected"
     assert seen.report.why == why
     for slot in (0, 1):
-        seen.says(slot, feature_level=1)
-    assert ask(seen) is Stage.TRAINING, "its first step is still to come, but it was said"
+        seen.reports(slot, feature_level=1)
+    assert get(seen) is Stage.TRAINING, "its first step is still to come, but it was said"
     seen.reaches(1)
     assert seen.report.why == "world 1.0.1 runs with 2 ranks"
 
@@ -115,59 +115,59 @@ def test_a_script_that_tells_of_no_steps_trains_when_its_group_has_formed():
 def test_a_script_that_uses_the_library_trains_from_its_first_step():
     seen = Film(feature_level=0).up()
     forms(seen, 2)
-    seen.says(0, feature_level=1)
+    seen.reports(0, feature_level=1)
     seen.later(60)
-    assert ask(seen) is Stage.FIRST_STEP
+    assert get(seen) is Stage.FIRST_STEP
     seen.reaches(1)
-    assert ask(seen) is Stage.TRAINING
+    assert get(seen) is Stage.TRAINING
 
 
 def test_ranks_that_wait_for_a_group_train_when_it_is_called_missing():
     seen = Film(feature_level=0).up()
     joins(seen, 0)
     seen.later(599)
-    assert ask(seen) is Stage.PROCESS_GROUP_FORMING
+    assert get(seen) is Stage.PROCESS_GROUP_FORMING
     seen.later(2)
-    assert ask(seen) is Stage.TRAINING
+    assert get(seen) is Stage.TRAINING
     assert seen.report.notice is not None
 
 
-def test_where_nobody_asks_for_a_group_none_is_waited_for():
+def test_where_no_rank_joins_a_group_none_is_waited_for():
     seen = Film(feature_level=0).up()
     seen.later(61)
-    assert ask(seen) is Stage.TRAINING
+    assert get(seen) is Stage.TRAINING
 
 
 @pytest.mark.parametrize("settings", [{"workers": 1}, {"worlds_per_pod": True}])
 def test_where_no_group_is_waited_for_time_decides(settings):
     seen = Film(feature_level=0, **settings).up()
     seen.later(9)
-    assert ask(seen) is Stage.SCRIPT_STARTING
+    assert get(seen) is Stage.SCRIPT_STARTING
     seen.later(2)
-    assert ask(seen) is Stage.TRAINING
+    assert get(seen) is Stage.TRAINING
     other = Film(feature_level=1, **settings).up()
     other.later(11)
-    assert ask(other) is Stage.FIRST_STEP
+    assert get(other) is Stage.FIRST_STEP
 
 
-def test_agents_of_an_earlier_release_tell_of_no_groups():
+def test_agents_of_an_earlier_release_report_no_groups():
     seen = Film(feature_level=0).up()
     for slot in (0, 1):
-        seen.says(slot, reports_groups=False)
+        seen.reports(slot, reports_groups=False)
     seen.state = with_world(seen.state, reporting_groups=0)
     seen.later(11)
-    assert ask(seen) is Stage.TRAINING
+    assert get(seen) is Stage.TRAINING
 
 
 @pytest.mark.parametrize(
     ("feature_level", "step", "then"),
     [(1, 5, Stage.TRAINING), (1, 0, Stage.SCRIPT_STARTING), (0, 0, Stage.TRAINING)],
 )
-def test_a_coordinator_that_was_restarted_says_what_the_one_before_had_said(feature_level, step, then):
+def test_a_restarted_coordinator_reports_the_same_stage(feature_level, step, then):
     seen = Film(feature_level=feature_level).up(step=step)
     seen.reboots()
     seen.desires()
     for slot in (0, 1):
-        seen.says(slot)
+        seen.reports(slot)
     assert seen.phase == "Running"
     assert seen.report.stage is then

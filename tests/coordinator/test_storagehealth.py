@@ -17,17 +17,17 @@ from ropeteam_trainer.coordinator.storagehealth import StorageHealth
 HEALTH = Request("GET", "/healthz", {})
 
 
-def test_a_folder_that_does_not_answer_for_half_a_minute_is_told(tmp_path: Path):
+def test_a_folder_that_does_not_answer_for_half_a_minute_is_reported(tmp_path: Path):
     now, folder = [0.0], tmp_path / "state"
-    pulse = StorageHealth(folder, lambda: now[0])
-    assert pulse.problem() == ""
+    health = StorageHealth(folder, lambda: now[0])
+    assert health.problem() == ""
     now[0] = 31.0
-    assert pulse.problem() == f"{folder} has not answered for 31 s"
-    pulse.touch()
-    assert pulse.problem().endswith(f"No such file or directory: '{folder}/alive'")
+    assert health.problem() == f"{folder} has not answered for 31 s"
+    health.touch()
+    assert health.problem().endswith(f"No such file or directory: '{folder}/alive'")
     folder.mkdir()
-    pulse.touch()
-    assert pulse.problem() == ""
+    health.touch()
+    assert health.problem() == ""
 
 
 async def test_the_folder_is_touched_by_a_thread(tmp_path: Path):
@@ -35,17 +35,17 @@ async def test_the_folder_is_touched_by_a_thread(tmp_path: Path):
     await eventually(lambda: (tmp_path / "alive").exists())
 
 
-async def test_the_probe_fails_while_there_is_trouble(served: Served):
+async def test_the_probe_fails_while_storage_does(served: Served):
     assert Http(served.coordinator)._health_answer().status == 200
     with pytest.raises(Refused, match="it hangs") as refused:
         Http(served.coordinator, lambda: "it hangs")._health_answer()
     assert refused.value.answer.status == 503
 
 
-def test_ranks_that_do_not_end_are_told_and_get_another_pod():
+def test_ranks_that_do_not_end_are_reported_and_get_another_pod():
     film = Film().up(step=3)
     film.exits(1, SIGKILL)
-    film.obeys(1)
+    film.applies_orders(1)
     assert film.phase == "Stopping"
     film.ranks(0, RankPhase.RUNNING, 3)
     film.later(59)
@@ -53,8 +53,8 @@ def test_ranks_that_do_not_end_are_told_and_get_another_pod():
     film.later(1)
     assert film.phase == "Stopping"
     assert film.report.why.endswith("those of slots 0 have not ended for 60 s: other pods are requested")
-    (wish,) = film.report.replacement_requests
-    assert (wish.slot, wish.incarnation) == (0, 1)
-    assert wish.message == "the ranks of slot 0 were ordered to end, and have not for 60 s"
+    (request,) = film.report.replacement_requests
+    assert (request.slot, request.incarnation) == (0, 1)
+    assert request.message == "the ranks of slot 0 were ordered to end, and have not for 60 s"
     film.replaces(0)
     assert film.phase == "Forming"

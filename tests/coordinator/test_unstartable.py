@@ -1,4 +1,4 @@
-"""Pods in which no rank can start: the job's fault ends it, a pod's fault asks for another pod."""
+"""Pods in which no rank can start: the job's fault ends it, a pod's fault requests another pod."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def replaced(film: Film, incarnation: int, problem: Problem | None, slot: int = 
     film.desires_slot(slot, incarnation=incarnation, pod_uid=f"pod-{slot}-{incarnation}")
     film.agents[slot] = agent(slot, incarnation, problem=problem)
     film.silent.discard(slot)
-    film.says(slot)
-    film.obeys()
+    film.reports(slot)
+    film.applies_orders()
 
 
 @pytest.mark.parametrize("problem", [STALE, DENIED, SLOW, NO_FILE], ids=lambda each: each.message)
@@ -34,35 +34,35 @@ def test_one_bad_node_does_not_end_a_job_that_has_trained(problem: Problem) -> N
     film.later(6)
     replaced(film, 2, problem)
     assert (film.phase, film.report.failure) == ("Forming", None)
-    (wish,) = film.report.replacement_requests
-    assert (wish.slot, wish.incarnation, wish.avoid_node) == (1, 2, True)
-    assert problem.message in wish.message
+    (request,) = film.report.replacement_requests
+    assert (request.slot, request.incarnation, request.avoid_node) == (1, 2, True)
+    assert problem.message in request.message
     assert problem.message in film.report.why
     replaced(film, 3, None)
     assert (film.phase, film.report.replacement_requests) == ("Running", ())
 
 
-def test_a_pod_that_becomes_unfit_in_a_world_that_begins_is_replaced_for_free() -> None:
+def test_a_pod_that_becomes_unstartable_in_a_world_that_begins_is_replaced_for_free() -> None:
     """Its folder cannot be claimed, and the other ranks wait for it."""
     film = Film(feature_level=2).up(step=3)
     film.exits(1, ProcessExit(1, None, fingerprint="E"))
-    film.obeys()
-    film.says(0, problem=STALE)
-    assert [(wish.slot, wish.cause) for wish in film.report.replacement_requests] == [
+    film.applies_orders()
+    film.reports(0, problem=STALE)
+    assert [(request.slot, request.cause) for request in film.report.replacement_requests] == [
         (0, Cause.STORAGE_UNAVAILABLE)
     ]
     replaced(film, 2, None, slot=0)
     film.later(61)
-    film.obeys()
+    film.applies_orders()
     assert (film.phase, film.report.replacement_requests, film.report.failure) == ("Running", (), None)
     assert not film.incident.charged
 
 
-def test_a_pod_that_becomes_unfit_ends_no_job_after_a_restart_of_the_coordinator() -> None:
+def test_a_pod_that_becomes_unstartable_ends_no_job_after_a_restart_of_the_coordinator() -> None:
     film = Film(feature_level=2).up(step=3)
     film.reboots()
     film.desires()
-    film.says(1, problem=DENIED)
+    film.reports(1, problem=DENIED)
     film.later(6)
     assert film.report.failure is None
     assert film.report.replacement_requests[0].cause is Cause.STORAGE_UNAVAILABLE
@@ -72,31 +72,31 @@ def test_a_pod_that_becomes_unfit_ends_no_job_after_a_restart_of_the_coordinator
 def test_what_any_pod_would_have_ends_a_job_that_never_ran(problem: Problem) -> None:
     film = Film()
     film.desires()
-    film.says(0, problem=problem)
+    film.reports(0, problem=problem)
     assert (film.phase, film.report.failure) == ("Failed", problem)
 
 
 @pytest.mark.parametrize("problem", [STALE, SLOW], ids=lambda each: each.message)
-def test_what_may_pass_asks_for_another_pod_at_a_first_start_too(problem: Problem) -> None:
+def test_a_transient_problem_requests_another_pod_at_a_first_start_too(problem: Problem) -> None:
     film = Film()
     film.desires()
-    film.says(0, problem=problem)
-    assert [wish.slot for wish in film.report.replacement_requests] == [0]
+    film.reports(0, problem=problem)
+    assert [request.slot for request in film.report.replacement_requests] == [0]
     assert film.report.failure is None
 
 
-def test_other_pods_are_asked_for_after_pauses_that_double() -> None:
+def test_other_pods_are_requested_after_pauses_that_double() -> None:
     film = Film(feature_level=2).up(step=3)
     replaced(film, 2, STALE)
     for incarnation, pause in enumerate((15, 30, 60, 120, 240, 300, 300), start=3):
-        assert [wish.incarnation for wish in film.report.replacement_requests] == [incarnation - 1]
+        assert [request.incarnation for request in film.report.replacement_requests] == [incarnation - 1]
         replaced(film, incarnation, STALE)
         film.later(pause - 1)
         assert film.report.replacement_requests == ()
         film.later(2)
 
 
-def test_from_the_third_unfit_pod_in_a_row_on_the_job_is_stalled_and_says_why() -> None:
+def test_from_the_third_unstartable_pod_in_a_row_on_the_job_is_stalled_with_a_reason() -> None:
     film = Film(feature_level=2).up(step=3)
     for incarnation in (2, 3):
         replaced(film, incarnation, STALE)
@@ -110,7 +110,7 @@ def test_from_the_third_unfit_pod_in_a_row_on_the_job_is_stalled_and_says_why() 
     )
     assert STALE.message in stalled.message
     film.agents[1] = agent(1, 4, problem=STALE, node="")
-    film.says(1)
+    film.reports(1)
     replaced(film, 5, agent(1, 5, node="").problem)
     assert (film.report.stalled, film.phase) == (None, "Running")
 
@@ -123,7 +123,7 @@ def test_while_a_slot_has_no_pod_its_count_goes_on() -> None:
     assert film.report.failure is None
     film.agents[1] = agent(1, 4, problem=STALE, node="")
     film.desires_slot(1, pod_uid="pod-1-4")
-    film.says(1)
+    film.reports(1)
     assert film.report.stalled is not None
     assert "each in another pod" in film.report.stalled.message
 
@@ -132,7 +132,7 @@ def test_a_job_that_ends_is_not_stalled() -> None:
     film = Film(feature_level=2).up(step=3)
     for incarnation in (2, 3, 4):
         replaced(film, incarnation, STALE)
-    film.says(0, problem=Problem(FailReason.CHECKPOINT_NOT_FOUND, "all are torn"))
+    film.reports(0, problem=Problem(FailReason.CHECKPOINT_NOT_FOUND, "all are torn"))
     assert (film.phase, film.report.stalled) == ("Failed", None)
 
 
@@ -147,18 +147,18 @@ def test_a_node_that_cannot_read_checkpoints_is_left_for_another_at_no_charge() 
     film = Film(feature_level=2, no_progress_limit=2).up()
     film.exits(0, unreadable("elsewhere"))
     film.exits(1, unreadable("here"))
-    film.obeys()
+    film.applies_orders()
     assert (film.incident.cause, film.incident.charged) == (Cause.STORAGE_UNAVAILABLE, False)
     assert (film.incident.slot, film.incident.node) == (1, "node-1")
-    (wish,) = film.report.replacement_requests
-    assert (wish.slot, wish.avoid_node) == (1, True)
+    (request,) = film.report.replacement_requests
+    assert (request.slot, request.avoid_node) == (1, True)
     stalled = film.report.stalled
     assert stalled is not None
     assert stalled.reason is FailReason.CHECKPOINT_UNAVAILABLE
     assert "on node node-1, rank 1 could not read its checkpoint: OSError: Stale" in stalled.message
     film.replaces(1)
     film.later(2)
-    film.obeys()
+    film.applies_orders()
     film.reaches(3)
     assert (film.phase, film.report.stalled) == ("Running", None)
 
@@ -166,29 +166,29 @@ def test_a_node_that_cannot_read_checkpoints_is_left_for_another_at_no_charge() 
 def test_a_volume_that_is_away_for_every_pod_never_ends_the_job() -> None:
     film = Film(feature_level=2, no_progress_limit=2, exit_codes=(ExitCodeRule((1,), ExitAction.FAIL),)).up()
     for slot in range(2):
-        film.says(slot, node="")
+        film.reports(slot, node="")
     for _ in range(12):
         for slot in range(2):
             film.exits(slot, unreadable("everywhere"))
-        film.obeys()
+        film.applies_orders()
         assert film.report.failure is None
         assert film.incident.cause is Cause.STORAGE_UNAVAILABLE
         assert film.report.stalled is not None
         film.later(61)
-        film.obeys()
+        film.applies_orders()
         assert film.phase == "Running"
     assert film.report.replace_all, "new pods have new mounts"
     assert "in slot 0, " in (film.report.stalled.message if film.report.stalled else "")
 
 
-def test_a_volume_that_hangs_is_told_with_its_since_and_training_goes_on() -> None:
+def test_a_volume_that_hangs_is_reported_with_its_start_and_training_continues() -> None:
     film = Film(feature_level=3).up(step=3)
-    film.says(0, pending_disk_request="the manifest of step 3")
+    film.reports(0, pending_disk_request="the manifest of step 3")
     film.later(90)
-    told = film.report.stalled
-    assert told
-    assert (told.reason, film.phase) == (FailReason.CHECKPOINT_UNAVAILABLE, "Running")
-    assert "had not answered slot 0 for a minute at 1970-01-01 00:16:40 UTC" in told.message
-    assert "pending: the manifest of step 3" in told.message
-    film.says(0, pending_disk_request="")
+    stalled = film.report.stalled
+    assert stalled
+    assert (stalled.reason, film.phase) == (FailReason.CHECKPOINT_UNAVAILABLE, "Running")
+    assert "had not answered slot 0 for a minute at 1970-01-01 00:16:40 UTC" in stalled.message
+    assert "pending: the manifest of step 3" in stalled.message
+    film.reports(0, pending_disk_request="")
     assert film.report.stalled is None

@@ -18,16 +18,16 @@ LOADS, WAITS = Hang("train.py:31 (load)"), Hang("train.py:40 (main)", waits=True
 NO_STACK = Hang()
 
 
-def standing(film: Film, slot: int, step: int, stands: Hang | None, **changes: Any) -> None:
+def standing(film: Film, slot: int, step: int, hang: Hang | None, **changes: Any) -> None:
     (rank,) = film.agents[slot].ranks
-    film.says(slot, ranks=(replace(rank, step=step, steps_here=step, hang=stands, **changes),))
+    film.reports(slot, ranks=(replace(rank, step=step, steps_here=step, hang=hang, **changes),))
 
 
-def film_of(*told: tuple[int, Hang | None], **settings: Any) -> Film:
+def film_of(*incident: tuple[int, Hang | None], **settings: Any) -> Film:
     """Rank 0 is killed as hung; where the others stand has been told before."""
-    film = Film(workers=len(told), **settings).up(step=3)
-    for slot, (step, stands) in reversed([*enumerate(told)]):
-        standing(film, slot, step, stands, **({} if slot else DEAD))
+    film = Film(workers=len(incident), **settings).up(step=3)
+    for slot, (step, hang) in reversed([*enumerate(incident)]):
+        standing(film, slot, step, hang, **({} if slot else DEAD))
     return film
 
 
@@ -42,10 +42,10 @@ def film_of(*told: tuple[int, Hang | None], **settings: Any) -> Film:
 )
 def test_who_is_behind_or_in_no_collective_held_up_the_others(zero, one, where):
     film = film_of(zero, one)
-    told = film.incident
-    assert (told.cause, told.slot, told.rank, told.node) == (Cause.HANG, 1, 1, "node-1")
-    assert told.message == f"rank 1 blocked the others ({where}): {ZERO}"
-    assert told.exit.last_lines == (), "they are of another rank"
+    incident = film.incident
+    assert (incident.cause, incident.slot, incident.rank, incident.node) == (Cause.HANG, 1, 1, "node-1")
+    assert incident.message == f"rank 1 blocked the others ({where}): {ZERO}"
+    assert incident.exit.last_lines == (), "they are of another rank"
 
 
 @pytest.mark.parametrize(

@@ -44,20 +44,20 @@ class Wrote:
 class Synced:
     what: int
     caller: str
-    """Which function of ours asked for it."""
+    """Which function of ours requested it."""
 
 
 @dataclass(frozen=True)
-class Said:
+class Noted:
     """Something was promised to somebody else."""
 
-    word: Any
+    note: Any
 
 
-Operation = Named | Wrote | Synced | Said
+Operation = Named | Wrote | Synced | Noted
 
 
-class Sight(NamedTuple):
+class Observation(NamedTuple):
     names: dict[tuple[int, str], int]
     """(inode of the folder, name) -> inode."""
     contents: dict[int, bytes]
@@ -68,7 +68,7 @@ class Recording:
     def __init__(self, root: Path) -> None:
         self._root = root
         self.operations: list[Operation] = []
-        self._seen = Sight({}, {})
+        self._seen = Observation({}, {})
         self._numbers = {root.stat().st_ino: 0}
         self._made = 0
         self._looking = False
@@ -76,9 +76,9 @@ class Recording:
         self.before = len(self.operations)
         """So many operations describe what was there, durable, before the recording began."""
 
-    def say(self, word: Any) -> None:
+    def note(self, note: Any) -> None:
         self.look(0)
-        self.operations.append(Said(word))
+        self.operations.append(Noted(note))
 
     def look(self, most: int = 1) -> None:
         """Note what has changed: at most so many changes of names."""
@@ -88,9 +88,9 @@ class Recording:
         come = {entry: ino for entry, ino in new.names.items() if old.names.get(entry) != ino}
         assert len(come) <= most, f"names changed in a call that is not recorded: {come}"
         for entry, ino in come.items():
-            moved = [former for former, inode in gone.items() if inode == ino]
-            for former in moved:
-                del gone[former]
+            moved = [previous for previous, inode in gone.items() if inode == ino]
+            for previous in moved:
+                del gone[previous]
             self._name(entry, ino, moved)
         assert len(gone) + len(come) <= most, f"names went in a call that is not recorded: {gone}"
         for folder, name in gone:
@@ -135,23 +135,23 @@ class Recording:
         return call
 
 
-def _look(root: Path) -> Sight:
-    sight = Sight({}, {})
+def _look(root: Path) -> Observation:
+    observation = Observation({}, {})
     folders = [(str(root), root.stat().st_ino)]
     for path, ino in folders:
         with os.scandir(path) as entries:
             for entry in sorted(entries, key=lambda each: each.name):
-                sight.names[ino, entry.name] = entry.inode()
+                observation.names[ino, entry.name] = entry.inode()
                 if entry.is_dir(follow_symlinks=False):
                     folders.append((entry.path, entry.inode()))
                 else:
                     with io.FileIO(entry.path) as file:
-                        sight.contents[entry.inode()] = file.readall()
-    return sight
+                        observation.contents[entry.inode()] = file.readall()
+    return observation
 
 
 def _caller() -> str:
-    """Our function that asked for it, and who asked that one."""
+    """Our function that requested it, and who asked that one."""
     frame, found = sys._getframe(2), []
     while frame.f_back:
         frame, code = frame.f_back, frame.f_code

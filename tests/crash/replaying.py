@@ -13,36 +13,36 @@ from itertools import combinations, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.crash.recording import Named, Operation, Said, Synced, Wrote
+from tests.crash.recording import Named, Noted, Operation, Synced, Wrote
 
 MOST_LOST = 3
-_KEPT, _LOST, _HALF, _ZEROS = range(4)
+_RETAINED, _LOST, _HALF, _ZEROS = range(4)
 Tree = dict[str, bytes | None]
 """By path. None: a folder."""
 
 
-class Cut(NamedTuple):
+class PowerLoss(NamedTuple):
     after: int
     """So many operations were begun."""
-    said: tuple[Any, ...]
+    noted: tuple[Any, ...]
     tree: Tree
     lost: tuple[int, ...]
 
 
-def cuts(operations: Sequence[Operation], before: int, most: int = MOST_LOST) -> Iterator[Cut]:
+def power_losses(operations: Sequence[Operation], before: int, most: int = MOST_LOST) -> Iterator[PowerLoss]:
     """Every disk that differs, or of which more had been said, once."""
     seen = set()
     for end in range(before, len(operations) + 1):
         begun = operations[:end]
-        said = tuple(op.word for op in begun if isinstance(op, Said))
+        noted = tuple(op.note for op in begun if isinstance(op, Noted))
         if end > before and isinstance(begun[-1], Synced):
             continue  # nothing that was not possible before
         for lost in losses(begun, before, most):
             tree = disk(begun, lost)
-            key = hash((len(said), frozenset(tree.items())))
+            key = hash((len(noted), frozenset(tree.items())))
             if key not in seen:
                 seen.add(key)
-                yield Cut(end, said, tree, tuple(sorted(lost)))
+                yield PowerLoss(end, noted, tree, tuple(sorted(lost)))
 
 
 def losses(begun: Sequence[Operation], before: int, most: int) -> Iterator[dict[int, int]]:
@@ -69,15 +69,15 @@ def disk(begun: Sequence[Operation], lost: dict[int, int]) -> Tree:
     names: dict[int, dict[str, int]] = {0: {}}
     contents: dict[int, bytes] = {}
     for number, operation in enumerate(begun):
-        how = lost.get(number, _KEPT)
+        how = lost.get(number, _RETAINED)
         if isinstance(operation, Wrote):
             new = operation.content
-            torn = {_KEPT: new, _HALF: new[: len(new) // 2], _ZEROS: bytes(len(new))}
+            torn = {_RETAINED: new, _HALF: new[: len(new) // 2], _ZEROS: bytes(len(new))}
             contents[operation.what] = torn.get(how, contents.get(operation.what, b""))
         elif isinstance(operation, Named):
             if operation.made is not None and operation.is_folder:
                 names.setdefault(operation.made, {})
-            for (folder, name), what in operation.changes if how == _KEPT else ():
+            for (folder, name), what in operation.changes if how == _RETAINED else ():
                 names[folder].pop(name, None)
                 if what is not None:
                     names[folder][name] = what

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from tests.agent.life import a_plan
 from tests.crash.recording import Operation, Recording, recorded
-from tests.crash.replaying import Cut, cuts, write
+from tests.crash.replaying import PowerLoss, power_losses, write
 from tests.trainer.looking import seen
 
 from ropeteam_trainer.agent.checkpoints import claim, prune, write_manifest
@@ -40,10 +40,10 @@ class Story(NamedTuple):
     operations: list[Operation]
     before: int
     """So many of them describe the folder as it was, durable."""
-    truth: dict[int, Files]
+    expected: dict[int, Files]
     """What belongs to each step."""
     claims: bool = False
-    """An agent claims the folder, and finds what to go on from."""
+    """An agent claims the folder, and finds what to continue from."""
 
 
 def plan(directory: Path, *restore: CheckpointRef, known: bool) -> RankPlan:
@@ -61,7 +61,7 @@ def under_an_agent(directory: Path) -> Story:
     """A rank writes, the agent commits what was granted and prunes what is not kept."""
     settings = settings_in(directory)
     lineage: tuple[CheckpointRef, ...] = ()
-    truth: dict[int, Files] = {}
+    expected: dict[int, Files] = {}
     with recorded(directory) as recording:
         held = claim(settings, "pod", a_plan(1)).held
         for step in STEPS:
@@ -72,17 +72,17 @@ def under_an_agent(directory: Path) -> Story:
             writer.wait()
             ref = CheckpointRef(step, EPOCH, run="uid")
             grant = Grant(ref, 1, shards[step], lineage[0] if lineage else None)
-            recording.say(grant.ref)
+            recording.note(grant.ref)
             ref = write_manifest(settings, held, grant)
             lineage = (ref, *lineage)[:KEEP]
-            commit(recording, directory, truth, ref)
+            commit(recording, directory, expected, ref)
             prune(settings, held, lineage)
-    return Story(recording.operations, recording.before, truth, claims=True)
+    return Story(recording.operations, recording.before, expected, claims=True)
 
 
 def alone(directory: Path) -> Story:
     """Without an operator the library does it all by itself."""
-    truth: dict[int, Files] = {}
+    expected: dict[int, Files] = {}
     with recorded(directory) as recording:
         checkpoints = Checkpoints(plan(directory, known=False), ALONE, None)
         checkpoints.register({"model": torch.nn.Linear(2, 2)})
@@ -91,13 +91,13 @@ def alone(directory: Path) -> Story:
             (found,) = (each for each in reader.find(directory) if each.step == step)
             written = reader.inspect(directory, found).manifest
             assert written is not None
-            commit(recording, directory, truth, written.ref)
-    return Story(recording.operations, recording.before, truth)
+            commit(recording, directory, expected, written.ref)
+    return Story(recording.operations, recording.before, expected)
 
 
-def commit(recording: Recording, directory: Path, truth: dict[int, Files], ref: CheckpointRef) -> None:
-    truth[ref.step] = files(directory, ref)
-    recording.say(ref)
+def commit(recording: Recording, directory: Path, expected: dict[int, Files], ref: CheckpointRef) -> None:
+    expected[ref.step] = files(directory, ref)
+    recording.note(ref)
 
 
 def files(directory: Path, ref: CheckpointRef) -> Files:
@@ -107,20 +107,20 @@ def files(directory: Path, ref: CheckpointRef) -> Files:
 def faults(story: Story, scratch: Path, most: int) -> Iterator[str]:
     """What a power cut may do that must not be."""
     directory = scratch / "cut"
-    for cut in cuts(story.operations, story.before, most):
+    for loss in power_losses(story.operations, story.before, most):
         directory.mkdir(parents=True)
-        write(cut.tree, directory)
+        write(loss.tree, directory)
         yield from (
-            f"after {cut.after} calls without {cut.lost}: {each}" for each in wrong(directory, story, cut)
+            f"after {loss.after} calls without {loss.lost}: {each}" for each in wrong(directory, story, loss)
         )
         shutil.rmtree(directory)
 
 
-def wrong(directory: Path, story: Story, cut: Cut) -> Iterator[str]:
+def wrong(directory: Path, story: Story, loss: PowerLoss) -> Iterator[str]:
     """With the lineage of a coordinator that lives on, with that of status, with what the folder tells."""
-    told = tuple(reversed(cut.said))
-    committed = tuple(ref for ref in told if ref.digest)[:KEEP]
-    pending = told[:1] if told and not told[0].digest else ()
+    problems = tuple(reversed(loss.noted))
+    committed = tuple(ref for ref in problems if ref.digest)[:KEEP]
+    pending = problems[:1] if problems and not problems[0].digest else ()
     worlds = {
         "the coordinator": (*pending, *committed),
         "status": committed,
@@ -142,5 +142,5 @@ def wrong(directory: Path, story: Story, cut: Cut) -> Iterator[str]:
         ref = found.ref
         if (ref.step if ref else 0) < newest:
             yield f"{who} goes on from {ref}, and step {newest} was committed"
-        if ref and not story.truth[ref.step].items() <= files(directory, replace(ref, digest="")).items():
+        if ref and not story.expected[ref.step].items() <= files(directory, replace(ref, digest="")).items():
             yield f"{who} goes on from a torn checkpoint of step {ref.step}"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.crash.recording import Operation, Synced, recorded
-from tests.crash.replaying import cuts, write
+from tests.crash.replaying import power_losses, write
 
 from ropeteam_trainer.coordinator.__main__ import count_boot
 
@@ -19,21 +19,21 @@ def boots(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Operation], in
     (folder / "boot").write_text("9")  # the half of 10 is 1
     with recorded(folder) as recording:
         for _ in range(3):
-            recording.say(count_boot(folder, CLOCK))
+            recording.note(count_boot(folder, CLOCK))
     return recording.operations, recording.before
 
 
 def goes_back(operations: list[Operation], before: int, scratch: Path) -> bool:
-    for number, cut in enumerate(cuts(operations, before)):
+    for number, loss in enumerate(power_losses(operations, before)):
         folder = scratch / str(number)
         folder.mkdir(parents=True)
-        write(cut.tree, folder)
-        if count_boot(folder, CLOCK) <= max(cut.said, default=9):
+        write(loss.tree, folder)
+        if count_boot(folder, CLOCK) <= max(loss.noted, default=9):
             return True
     return False
 
 
-def test_after_any_power_cut_the_next_boot_has_a_higher_number(
+def test_after_any_power_loss_the_next_boot_has_a_higher_number(
     boots: tuple[list[Operation], int], tmp_path: Path
 ) -> None:
     assert not goes_back(*boots, tmp_path)

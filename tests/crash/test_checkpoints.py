@@ -22,8 +22,8 @@ OTHER_WORLDS = {f"folders.sync for checkpoints.{each}" for each in ("_do", "_ren
 
 @pytest.fixture(scope="module", params=list(STORIES.values()), ids=list(STORIES))
 def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Story:
-    tell: Callable[[Path], Story] = request.param
-    return tell(tmp_path_factory.mktemp("checkpoints"))
+    note: Callable[[Path], Story] = request.param
+    return note(tmp_path_factory.mktemp("checkpoints"))
 
 
 @pytest.fixture(autouse=True)
@@ -32,8 +32,8 @@ def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
-def test_a_power_cut_loses_nothing_that_was_committed(story: Story, tmp_path: Path) -> None:
-    assert list(story.truth) == list(STEPS)
+def test_a_power_loss_loses_nothing_that_was_committed(story: Story, tmp_path: Path) -> None:
+    assert list(story.expected) == list(STEPS)
     assert any(isinstance(each, Named) and None in dict(each.changes).values() for each in story.operations)
     assert next(faults(story, tmp_path, most=3), "") == ""
 
@@ -42,8 +42,10 @@ def needless(story: Story, scratch: Path) -> set[str]:
     """Syncs that could all be left out, as far as a power cut of one machine can tell."""
     found = set()
     for caller in {each.caller for each in story.operations if isinstance(each, Synced)}:
-        kept = [each for each in story.operations if not (isinstance(each, Synced) and each.caller == caller)]
-        if not next(faults(story._replace(operations=kept), scratch / caller, most=1), ""):
+        retained = [
+            each for each in story.operations if not (isinstance(each, Synced) and each.caller == caller)
+        ]
+        if not next(faults(story._replace(operations=retained), scratch / caller, most=1), ""):
             found.add(caller)
     return found
 

@@ -41,20 +41,20 @@ def test_a_pod_that_was_deleted_by_force():
 def test_a_rank_that_was_killed():
     film = Film(workers=3, feature_level=2).up(step=120)
     film.saves(120)
-    film.obeys()
+    film.applies_orders()
     film.exits(1, SIGKILL)
     assert _orders(film) == (WorldPhase.STOPPING, {None})
-    film.obeys(2)
+    film.applies_orders(2)
     assert _orders(film) == (WorldPhase.STOPPING, {None})
     assert not film.state.faults[-1].incident.final
-    film.obeys(0)
+    film.applies_orders(0)
     assert _orders(film) == (WorldPhase.RUNNING, {"1.0.2"})
     incident = film.state.faults[-1].incident
     assert (incident.id, incident.cause, incident.charged) == ("1.0.1", Cause.SIGNAL, True)
     assert incident.final
     orders = film.orders(0)
     assert orders.plan.restore[0].step == 120
-    film.obeys()
+    film.applies_orders()
     film.now += 4
     film.reaches(121, base=120)
     incident = film.state.faults[-1].incident
@@ -67,13 +67,13 @@ def _orders(film: Film) -> tuple[WorldPhase, set[str | None]]:
 
 
 def test_an_agent_that_is_fenced():
-    life = Life(processes=1, timeouts=Timeouts(fence=120), checkpoint=None).sees(LinkUp())
+    life = Life(processes=1, timeouts=Timeouts(fence=120), checkpoint=None).receives(LinkUp())
     life.ordered(plan=a_plan(1, processes=1)).did_a(StartRanks)
-    life.sees(RanksStarted(epoch(1))).wait(30)
+    life.receives(RanksStarted(epoch(1))).wait(30)
     life.ordered(plan=None).did_a(KillRanks)
     assert life.wait(0.1).ordered(plan=a_plan(2, processes=1)).did == ()
     assert life.wait(0.3).died(0, n=1).did_a(StartRanks).plan.epoch == epoch(2)
-    life.sees(RanksStarted(epoch(2))).wait(9.6)
+    life.receives(RanksStarted(epoch(2))).wait(9.6)
     assert life.unanswered(119).did == ()
     life.unanswered(1).did_a(KillRanks)
 

@@ -288,7 +288,7 @@ async def _ranks() -> AsyncIterator[Attempt]:
                     ended.append("taken" if rank_socket._buffers else "refused")
                 rank_socket.drain()
         for each in received:
-            life.sees(RankMessage(epoch(1), 0, each))
+            life.receives(RankMessage(epoch(1), 0, each))
         life.wait(1)
         codec.encode(life.died(0, 1).report)
         agent_metrics.render(life.state, agent_metrics.count({}, life.state), 0.0)

@@ -44,7 +44,7 @@ def texts() -> dict[str, str]:
         checkpoint_unix_ms=1, progress=Progress(loss="1", total_steps=9),
         process_groups=(ProcessGroup(2, 2, (0, 1), "train.py"),),
     )  # fmt: skip
-    life = Life().running().beats(0, 1).said(0, served=Served(applied=2, staleness=1, dropped=1))
+    life = Life().running().heartbeats(0, 1).rank_sends(0, served=Served(applied=2, staleness=1, dropped=1))
     return {
         "operator": (generate_latest(operator.REGISTRY) + generate_latest(asked)).decode(),
         "coordinator": render(report, config())[0].decode(),

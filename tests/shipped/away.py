@@ -113,7 +113,7 @@ def _lose(site: Site, which: int) -> int:
         assert pod.process
         pod.process.die()
         if number % 2:
-            site.kubernetes.remove(pod.thing)
+            site.kubernetes.remove(pod.obj)
         else:
             pod.node.exited(pod, 137)
     return len(pods)

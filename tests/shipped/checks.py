@@ -35,7 +35,7 @@ _CLOCK_MARGIN = timedelta(seconds=50)
 """A status may be written so much later than its operator looked at its clock: it was frozen meanwhile."""
 _SOON = 1.0
 """A request is under way for so long."""
-_LOOK_SECONDS, _TOLD_SECONDS = 10.0, 180.0
+_LOOK_SECONDS, _REPORT_SECONDS = 10.0, 180.0
 __all__ = ["ShippedChecks", "require"]
 
 
@@ -51,7 +51,7 @@ class Written(NamedTuple):
     """By which its wall clock was."""
     at: datetime = BEGAN
     by: Process | None = None
-    said: datetime | None = None
+    text: datetime | None = None
     """By the job's clock."""
 
 
@@ -83,7 +83,7 @@ class ShippedChecks(Checks):
         self._idle_writes = 0
         """In a row."""
         self._was_over = False
-        """Status has said Complete."""
+        """Status has been Complete."""
         self._neighbour = neighbour.look(site.disk.root)
         site.loop.after(_LOOK_SECONDS, self._look)
 
@@ -94,11 +94,11 @@ class ShippedChecks(Checks):
         they are done, for as long as their last checkpoint may take."""
         site = self._site
         site.loop.after(_LOOK_SECONDS, self._look)
-        told = site.status.holds(ConditionType.RUNNING) and not site.status.finished
-        if not told or not site.operator_is_well() or any(rank.hung for rank in site.live_ranks()):
+        reported = site.status.holds(ConditionType.RUNNING) and not site.status.finished
+        if not reported or not site.operator_is_well() or any(rank.hung for rank in site.live_ranks()):
             self._lived_at = site.loop.now
         setup = site.setup
-        limit = _TOLD_SECONDS + 3 * setup.lost + setup.fence + setup.start
+        limit = _REPORT_SECONDS + 3 * setup.lost + setup.fence + setup.start
         running = site.status.condition(ConditionType.RUNNING)
         if running is not None and running.reason == "WorldCompleting":
             limit += AWAITED_COMMIT_SECONDS
@@ -122,7 +122,7 @@ class ShippedChecks(Checks):
         return frozenset(self._gangs)
 
     def base_after(self, formed: frozenset[Epoch]) -> int | None:
-        """Where the first world went on that is not one of these. None: there is none."""
+        """Where the first world continued that is not one of these. None: there is none."""
         later = [gang for epoch, gang in sorted(self._gangs.items()) if epoch not in formed]
         return (later[0].restored.step if later[0].restored else 0) if later else None
 
@@ -138,8 +138,8 @@ class ShippedChecks(Checks):
                 require(_sketch(one) == _sketch(other), "an epoch has one plan", one, other)
         except Broken:
             pods = [cast(Any, each.parent).process for each in gang.ranks.values()]
-            heard = [pod.alive and self._site.network.reaches(pod.node, CONTROL) for pod in pods]
-            if self.forgot and not any(heard):
+            received = [pod.alive and self._site.network.reaches(pod.node, CONTROL) for pod in pods]
+            if self.forgot and not any(received):
                 raise Forgotten from None
             raise
 
@@ -154,7 +154,7 @@ class ShippedChecks(Checks):
         """Status is to be as it was: what it names may be gone, and no operator knows what its clock said."""
         self.forgot |= not past.coordinator.pod_uid
         self.came_back |= named_by(past) - named_by(self._site.status)
-        self._written = self._written._replace(said=None)
+        self._written = self._written._replace(text=None)
 
     # ---- the job's clock
 
@@ -162,18 +162,18 @@ class ShippedChecks(Checks):
         return status.clock.job if status.clock else self._site.kubernetes.time()
 
     def _clock(self, new: JobStatus) -> None:
-        """It goes on as time does, whatever wall clocks do. What a wall clock is further ahead than the one
+        """It continues as time does, whatever wall clocks do. What a wall clock is further ahead than the one
         that wrote before counts, if that was another operator's (docs/critiques.md)."""
         now, writer = self._site.kubernetes.time(), self._site.writer
         ahead = new.clock.wall - now if new.clock else timedelta()
         old = self._written
-        if new.clock and new.clock.job == old.said:
+        if new.clock and new.clock.job == old.text:
             return  # of a job that has ended it stands
         self._written = Written(ahead, now, writer, new.clock.job if new.clock else None)
-        if old.said is None or new.clock is None:
+        if old.text is None or new.clock is None:
             return
         unseen = max(ahead - old.ahead, timedelta()) if writer is not old.by else timedelta()
-        passed, most = new.clock.job - old.said, now - old.at + unseen + _CLOCK_MARGIN
+        passed, most = new.clock.job - old.text, now - old.at + unseen + _CLOCK_MARGIN
         require(timedelta() <= passed <= most, "the job's clock goes on as time does", passed, most)
 
     def _details(self, before: Object, after: Object) -> None:
@@ -188,13 +188,13 @@ class ShippedChecks(Checks):
         require(self._idle_writes < 2, "words alone are not worth a write", new.get("reason"), now - last[2])
 
     def _gone(self, old: JobStatus, new: JobStatus) -> None:
-        """Here the loop of an agent may stand still while its ranks go on: see _fenced."""
+        """Here the loop of an agent may are paused while its ranks continue: see _fenced."""
 
     # ---- hooks of this world
 
     def wrote(self, process: Process, grant: Grant) -> None:
         pod = next(pod for pod in self._site.pods.values() if pod.process is process)
-        self._site.film.tell(process.name, f"writes the manifest of {key_of(grant.ref)}")
+        self._site.film.write(process.name, f"writes the manifest of {key_of(grant.ref)}")
         self._is_ours(grant.ref)
         self._is_ours(grant.parent)
         self.manifest_written(cast(Any, pod), grant)
@@ -225,8 +225,8 @@ class ShippedChecks(Checks):
             wanted = next((each.incarnation for each in status.slots if each.slot == slot), 0)
             named = int(labels["ropeteam.dev/incarnation"])
             begun = any(each.pod_uid for each in status.slots) or self._site.kubernetes.all("NetworkPolicy")
-            former = self._site.writer is not None and self._site.writer.former
-            require(bool(begun) or former, "no gang is started before its NetworkPolicy", pod)
+            previous = self._site.writer is not None and self._site.writer.previous
+            require(bool(begun) or previous, "no gang is started before its NetworkPolicy", pod)
         require(named <= wanted, "intent before effect", pod["metadata"]["name"], "but status says", wanted)
 
     def saving(self, before: Object, after: Object) -> None:
@@ -291,18 +291,18 @@ def _sketch(plan: Plan) -> tuple[object, ...]:
     """What every agent knows of it, whether it was given all of the plan or its part."""
     whole = plan.whole or plan.part(plan.members[0].slot).whole
     assert whole is not None
-    said = plan.epoch, plan.attempt, plan.store_host, plan.store_port, plan.restart_count, plan.origin
-    return (*said, plan.members[0], whole.slots, whole.ranks, whole.incarnations)
+    text = plan.epoch, plan.attempt, plan.store_host, plan.store_port, plan.restart_count, plan.origin
+    return (*text, plan.members[0], whole.slots, whole.ranks, whole.incarnations)
 
 
 def _essence(status: Object) -> Object:
     """All but counts, and words for people."""
-    words = ("clock", "conditions", "reason", "launcher", "workers", "state", "coordinator")
-    said = [
+    fields = ("clock", "conditions", "reason", "launcher", "workers", "state", "coordinator")
+    text = [
         (each["type"], each["status"], each.get("observedGeneration"))
         for each in status.get("conditions", ())
     ]
     state = "Pending" if status.get("state") == "Starting" else status.get("state")
     coordinator = {key: value for key, value in status.get("coordinator", {}).items() if key != "boot"}
-    rest = {key: value for key, value in status.items() if key not in words}
-    return {**rest, "said": said, "state": state, "coordinator": coordinator}
+    rest = {key: value for key, value in status.items() if key not in fields}
+    return {**rest, "said": text, "state": state, "coordinator": coordinator}

@@ -28,7 +28,7 @@ LAUNCH = Launch(run=Run.SCRIPT, argv=("train.py",), python="python", text="PerRa
 _UNIX = 1_767_225_600
 
 
-class Words(io.TextIOBase):
+class LogLines(io.TextIOBase):
     """Whatever an agent says on stderr, by whom."""
 
     def __init__(self, site: Site) -> None:
@@ -38,7 +38,9 @@ class Words(io.TextIOBase):
         owner = OWNER.get()
         self._site.prints(owner)
         if text.strip():
-            self._site.film.tell(owner.name if owner else "?", text.strip().removeprefix("[ropeteam agent] "))
+            self._site.film.write(
+                owner.name if owner else "?", text.strip().removeprefix("[ropeteam agent] ")
+            )
         return len(text)
 
 
@@ -73,11 +75,11 @@ async def agent(site: Site, process: Process, pod: Pod) -> None:
 async def coordinator(site: Site, process: Process, pod: Pod) -> None:
     settings = codec.decode(CoordinatorConfig, pod.env[config.CONFIG])
 
-    def say(line: str) -> None:
+    def write(line: str) -> None:
         site.prints(process)
-        site.film.tell(process.name, line.partition(" ")[2])
+        site.film.write(process.name, line.partition(" ")[2])
 
-    log = Log(say, site.loop.time)
+    log = Log(write, site.loop.time)
 
     def wall() -> float:
         return _UNIX + site.loop.now + process.wall_ahead

@@ -33,7 +33,7 @@ KEYS: seals.Keys = (b"of the folder",)
 
 
 class Disk:
-    """`wrote(process, grant)` is told of each manifest."""
+    """`wrote(process, grant)` is called for each manifest."""
 
     def __init__(self, loop: Loop, root: Path, lead_rank: int = 0) -> None:
         self._loop, self.root, self._lead_rank = loop, root, lead_rank

@@ -58,9 +58,9 @@ def _node(rank: Rank) -> str:
     return cast(SimPod, rank.parent).process.node
 
 
-def hash_of(*words: str) -> int:
+def hash_of(*fields: str) -> int:
     """The same in each interpreter."""
     number = 7
-    for letter in "".join(words):
+    for letter in "".join(fields):
         number = (number * 31 + ord(letter)) % 1_000_003
     return number

@@ -48,10 +48,10 @@ def draw(seed: int) -> History:
     """One of all: any legal timeouts, most worlds small and a few of up to 64 workers, another run in the
     folder or none, faults one by one or as they come together."""
     random = Random(seed)
-    pace = Random(f"pace of {seed}")
+    rate = Random(f"pace of {seed}")
     lost = random.choice((2, 4, 4, 5, 8, 12, 20, 30))
     size = Random(f"size of {seed}")
-    step_ms = pace.choice((700, 1500, 3000, 3000))
+    step_ms = rate.choice((700, 1500, 3000, 3000))
     workers = random.choice((1, 1, 2, 2, 3, 3, 4, 6) if random.random() < 0.97 else (8, 16))
     setup = Setup(
         seed=seed,
@@ -68,9 +68,9 @@ def draw(seed: int) -> History:
         spread=random.choice((0, 1)),
         evict=random.choice((20, 60)),
         self_fence=int(seed % 3 == 0),
-        former=int(seed % 3 != 0 and pace.random() < 0.3),
+        previous=int(seed % 3 != 0 and rate.random() < 0.3),
         neighbour=int(size.random() < 0.25),
-        tick_ms=pace.choice((200, *(min(1000, 250 * lost),) * 4)),
+        tick_ms=rate.choice((200, *(min(1000, 250 * lost),) * 4)),
     )
     moves: list[Move] = []
     if size.random() < 0.01:
@@ -162,7 +162,7 @@ def _play(site: Site, moves: tuple[Move, ...]) -> None:
         site.counts["rule steps"] += 1
         if site.over:
             break
-    site.film.tell("-- move", "quiet: faults stop")
+    site.film.write("-- move", "quiet: faults stop")
     site.settle()
 
 

@@ -36,8 +36,8 @@ _KINDS = {
 _PLURALS = {kind: plural for plural, kind in _KINDS.items()}
 
 
-def copy_of(thing: Object) -> Object:
-    copied: Object = orjson.loads(orjson.dumps(thing))
+def copy_of(obj: Object) -> Object:
+    copied: Object = orjson.loads(orjson.dumps(obj))
     return copied
 
 
@@ -46,7 +46,8 @@ def stamp(when: datetime) -> str:
 
 
 class Kubernetes:
-    """`changed(event type, object)` is told of every write, `saving(old, new)` of those of a job's status."""
+    """`changed(event type, object)` is called for every write, `saving(old, new)` of those of a job's
+    status."""
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
@@ -65,14 +66,14 @@ class Kubernetes:
     @property
     def job(self) -> Any:
         """As tests/sim's checks ask for it."""
-        thing = next(iter(self.all("TrainingJob")), {})
-        return SimpleNamespace(status=JobStatus.model_validate(thing.get("status") or {}))
+        obj = next(iter(self.all("TrainingJob")), {})
+        return SimpleNamespace(status=JobStatus.model_validate(obj.get("status") or {}))
 
     def find(self, kind: str, name: str, namespace: str = "default") -> Object | None:
         return self.objects.get((kind, "" if kind == "Node" else namespace, name))
 
     def all(self, kind: str) -> list[Object]:
-        return [thing for (of, _, _), thing in self.objects.items() if of == kind]
+        return [obj for (of, _, _), obj in self.objects.items() if of == kind]
 
     # ---- requests
 
@@ -96,9 +97,9 @@ class Kubernetes:
 
     def _list(self, kind: str, namespace: str, selector: str) -> Object:
         items = [
-            thing
-            for (of, where, _), thing in self.objects.items()
-            if of == kind and namespace in ("", where) and matches(thing, selector)
+            obj
+            for (of, where, _), obj in self.objects.items()
+            if of == kind and namespace in ("", where) and matches(obj, selector)
         ]
         return {"metadata": {"resourceVersion": str(self.revision)}, "items": items}
 
@@ -128,8 +129,8 @@ class Kubernetes:
         return 201, self.put("ADDED", new)
 
     def _orphan(self, kind: str, namespace: str, name: str) -> None:
-        if thing := self.objects.get((kind, namespace, name)):
-            self.delete(thing)
+        if obj := self.objects.get((kind, namespace, name)):
+            self.delete(obj)
 
     def _update(self, method: str, old: Object, body: Object, sub: str) -> Answer:
         new = copy_of(old)
@@ -157,13 +158,13 @@ class Kubernetes:
         meta = new["metadata"]
         meta["resourceVersion"] = str(self.revision)
         self.objects[new["kind"], "" if new["kind"] == "Node" else meta["namespace"], meta["name"]] = new
-        self._tell(event, new)
+        self._send_event(event, new)
         return new
 
-    def edit(self, thing: Object, change: Callable[[Object], None]) -> Object | None:
+    def edit(self, obj: Object, change: Callable[[Object], None]) -> Object | None:
         """By somebody who is no operator. None: it is not there any more."""
-        now = self.find(thing["kind"], thing["metadata"]["name"])
-        if now is None or now["metadata"]["uid"] != thing["metadata"]["uid"]:
+        now = self.find(obj["kind"], obj["metadata"]["name"])
+        if now is None or now["metadata"]["uid"] != obj["metadata"]["uid"]:
             return None
         new = copy_of(now)
         change(new)
@@ -173,11 +174,11 @@ class Kubernetes:
             new["metadata"]["generation"] += 1
         return self.put("MODIFIED", new)
 
-    def delete(self, thing: Object, grace: float | None = None) -> Object:
+    def delete(self, obj: Object, grace: float | None = None) -> Object:
         """Pods that have a node stay until their kubelet says that they have ended."""
-        spec = thing.get("spec") or {}
-        if thing["kind"] != "Pod" or not spec.get("nodeName"):
-            return self.remove(thing)
+        spec = obj.get("spec") or {}
+        if obj["kind"] != "Pod" or not spec.get("nodeName"):
+            return self.remove(obj)
         seconds = spec.get("terminationGracePeriodSeconds", 30) if grace is None else grace
         until = self.time() + timedelta(seconds=seconds)
 
@@ -189,32 +190,32 @@ class Kubernetes:
                     "deletionGracePeriodSeconds": int(seconds),
                 }
 
-        return self.edit(thing, mark) or thing
+        return self.edit(obj, mark) or obj
 
-    def remove(self, thing: Object) -> Object:
+    def remove(self, obj: Object) -> Object:
         """Gone from the API, whatever still runs."""
-        meta = thing["metadata"]
-        key = thing["kind"], "" if thing["kind"] == "Node" else meta["namespace"], meta["name"]
+        meta = obj["metadata"]
+        key = obj["kind"], "" if obj["kind"] == "Node" else meta["namespace"], meta["name"]
         known = self.objects.get(key)
         if known is None or known["metadata"]["uid"] != meta["uid"]:
-            return thing
+            return obj
         del self.objects[key]
         self.revision += 1
         last = copy_of(known)
         last["metadata"]["resourceVersion"] = str(self.revision)
-        self._tell("DELETED", last)
+        self._send_event("DELETED", last)
         for owned in list(self.objects.values()):
             owners = owned["metadata"].get("ownerReferences") or ()
             if any(owner["uid"] == meta["uid"] for owner in owners):
                 self.loop.after(self.loop.random.random(), self.delete, owned)
         return last
 
-    def _tell(self, event: str, thing: Object) -> None:
+    def _send_event(self, event: str, obj: Object) -> None:
         if len(self._history) == _HISTORY:
             self._forgotten = self._history[0][0]
-        self._history.append((self.revision, event, thing))
+        self._history.append((self.revision, event, obj))
         for call in list(self.changed):
-            call(event, thing)
+            call(event, obj)
 
     def since(
         self, kind: str, namespace: str, selector: str, version: int
@@ -222,7 +223,7 @@ class Kubernetes:
         """None: that is too long ago."""
         if version < self._forgotten:
             return None
-        found = ((n, event, thing) for n, event, thing in self._history if n > version)
+        found = ((n, event, obj) for n, event, obj in self._history if n > version)
         return [(e, t) for _, e, t in found if concerns(t, kind, namespace, selector)]
 
     def compact(self) -> None:
@@ -230,13 +231,13 @@ class Kubernetes:
         self._history.clear()
 
 
-def concerns(thing: Object, kind: str, namespace: str, selector: str) -> bool:
-    here = namespace in ("", thing["metadata"].get("namespace"))
-    return thing["kind"] == kind and here and matches(thing, selector)
+def concerns(obj: Object, kind: str, namespace: str, selector: str) -> bool:
+    here = namespace in ("", obj["metadata"].get("namespace"))
+    return obj["kind"] == kind and here and matches(obj, selector)
 
 
-def matches(thing: Object, selector: str) -> bool:
-    labels = thing["metadata"].get("labels") or {}
+def matches(obj: Object, selector: str) -> bool:
+    labels = obj["metadata"].get("labels") or {}
     pairs = (pair.split("=") for pair in selector.split(",") if pair)
     return all(labels.get(name) == value for name, value in pairs)
 

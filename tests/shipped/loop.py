@@ -180,11 +180,11 @@ class Loop(asyncio.BaseEventLoop):
             heapq.heappush(self._heap, (self.now, self.count, owner, handle))
 
     def put_off(self, owner: Process, seconds: float) -> None:
-        """Its clock stood still: its timers are due that much later."""
+        """Its clock was paused: its timers are due that much later."""
         self._heap = [(entry[0] + seconds * (entry[2] is owner), *entry[1:]) for entry in self._heap]
         heapq.heapify(self._heap)
 
-    def bury(self) -> None:
+    def forget(self) -> None:
         """The end of the world: every coroutine ends now, and nothing that it does in its end matters."""
         self._over = True
         self._heap.clear()
@@ -209,7 +209,7 @@ class Process:
     def __init__(self, loop: Loop, name: str, node: str = "", ip: str = "") -> None:
         self.loop, self.name, self.node, self.ip = loop, name, node, ip
         self.alive, self.frozen = True, False
-        self.former = False
+        self.previous = False
         """Of the release before (skew.py)."""
         self.ahead = 0.0
         self.wall_ahead = 0.0

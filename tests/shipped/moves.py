@@ -11,9 +11,8 @@ from random import Random
 from tests.shipped.kubernetes import stamp
 from tests.shipped.nodes import Pod
 from tests.shipped.site import Site
-from tests.shipped.strangers import knock
 from tests.shipped.surroundings import (
-    SURROUNDINGS,
+    FAULT_MOVES,
     coordinators,
     freeze,
     heal,
@@ -22,13 +21,14 @@ from tests.shipped.surroundings import (
     resume_pod,
     workers,
 )
+from tests.shipped.unauthenticated import knock
 from tests.sim.moves import MOST, Move
 
 from ropeteam_trainer.contract.world import ProcessExit
 
 
 def play(site: Site, move: Move) -> None:
-    site.film.tell("-- move", str(move))
+    site.film.write("-- move", str(move))
     if MOVES[move.name](site, move) is not False:
         site.counts[f"fault {move.name}"] += 1
 
@@ -144,7 +144,7 @@ def _late_loop(site: Site, move: Move) -> bool:
 
 
 def _block_stdout(site: Site, move: Move) -> bool:
-    """Nobody reads the containers' output: who waits for a reader stands still."""
+    """Nobody reads the containers' output: who waits for a reader is paused."""
     pods = [*workers(site), *coordinators(site)]
     pod = pick(pods, move)
     if pod and pod.process:
@@ -153,7 +153,7 @@ def _block_stdout(site: Site, move: Move) -> bool:
     return pod is not None
 
 
-def _stranger(site: Site, move: Move) -> bool:
+def _unauthenticated_peer(site: Site, move: Move) -> bool:
     """Several, at the ports of a coordinator."""
     pod = pick(coordinators(site), move)
     if pod is None:
@@ -208,8 +208,8 @@ MOVES: dict[str, Callable[[Site, Move], bool]] = {
     "hang_coordinator": _hang_coordinator,
     "late_loop": _late_loop,
     "block_stdout": _block_stdout,
-    "stranger": _stranger,
-    **SURROUNDINGS,
+    "stranger": _unauthenticated_peer,
+    **FAULT_MOVES,
     "suspend": _suspend,
     "resize": _resize,
     "restart": _restart,

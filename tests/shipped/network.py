@@ -3,7 +3,7 @@
 Each direction keeps its order; two connections do not keep each other's. What is sent over a cut waits and is
 sent again when the cut heals, unless TCP_USER_TIMEOUT (or 900 s) ends the connection first. A process that
 dies closes its connections; a machine without power says nothing, and resets when it is back and asked.
-A frozen process's kernel goes on: it accepts and acknowledges.
+A frozen process's kernel continues: it accepts and acknowledges.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Network:
         self.resolve: Callable[[str, str], str] = lambda _, ip: ip
         self.islands: dict[str, int] = {}
         """By node; on the mainland is who is not in it."""
-        self.cuts: set[frozenset[str]] = set()
+        self.partitions: set[frozenset[str]] = set()
         self.slowness: dict[str, float] = {}
         self.hosts: dict[str, Process] = {}
         self._ends: list[End] = []
@@ -43,7 +43,7 @@ class Network:
             return True
         if self.islands.get(one, 0) != self.islands.get(other, 0):
             return False
-        return frozenset((one, other)) not in self.cuts
+        return frozenset((one, other)) not in self.partitions
 
     def island(self, nodes: set[str]) -> None:
         """These reach each other, and nobody else."""
@@ -52,7 +52,7 @@ class Network:
 
     def heal(self) -> None:
         self.islands.clear()
-        self.cuts.clear()
+        self.partitions.clear()
         self.slowness.clear()
 
     def delay(self, one: str, other: str) -> float:
@@ -87,8 +87,8 @@ class Network:
         self.loop.after(self.delay(owner.node, ""), self._knock, owner, host, port, until, future)
         listener = await future
         client, server = End(self, owner, copy_context()), End(self, listener.owner, listener.context)
-        client.meet(server, (host, port))
-        server.meet(client, (owner.ip, 30000 + len(self._ends) % 20000))
+        client.connect_to(server, (host, port))
+        server.connect_to(client, (owner.ip, 30000 + len(self._ends) % 20000))
         protocol = client.begin(factory())
         self._ends = [end for end in self._ends if not end.over] + [client, server]
         listener.owner.loop.after(
@@ -164,7 +164,7 @@ class End(asyncio.Transport):
         self._trying = False
         owner.at_end.append(self._owner_died)
 
-    def meet(self, peer: End, name: tuple[str, int]) -> None:
+    def connect_to(self, peer: End, name: tuple[str, int]) -> None:
         self.peer, self._name = peer, name
 
     def begin(self, protocol: Any) -> Any:
@@ -224,14 +224,14 @@ class End(asyncio.Transport):
         if not self.is_closing():
             self._closing = True
             self._send("end", b"")
-            self._tell(self._finish, None)
+            self._notify(self._finish, None)
 
     def abort(self) -> None:
         if not self.over:
             self._closing = True
             self._unsent.clear()
             self._send("reset", b"")
-            self._tell(self._finish, None)
+            self._notify(self._finish, None)
 
     # ---- the kernel
 
@@ -292,18 +292,18 @@ class End(asyncio.Transport):
             if kind == "data" and self.peer and not self.deaf:
                 self.peer.lose(ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"))
         elif kind == "data":
-            self._tell(self._data, data)
+            self._notify(self._data, data)
         elif kind == "end":
-            self._tell(self._eof, None)
+            self._notify(self._eof, None)
         else:
             self.lose(ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"))
 
     def lose(self, error: OSError) -> None:
         """The connection is over, as far as this end is concerned."""
         self._unsent.clear()
-        self._tell(self._finish, error)
+        self._notify(self._finish, error)
 
-    def _tell(self, call: Callable[..., None], argument: Any) -> None:
+    def _notify(self, call: Callable[..., None], argument: Any) -> None:
         if self._protocol is None:
             self._early.append((call, argument))
         else:

@@ -28,7 +28,7 @@ KILLED = 137
 class Pod:
     """What the kubelet knows of one pod."""
 
-    thing: Object = field(repr=False)
+    obj: Object = field(repr=False)
     """As it was made."""
     node: Node = field(repr=False)
     ip: str
@@ -41,14 +41,14 @@ class Pod:
 
     @property
     def name(self) -> str:
-        return str(self.thing["metadata"]["name"])
+        return str(self.obj["metadata"]["name"])
 
     @property
     def uid(self) -> str:
-        return str(self.thing["metadata"]["uid"])
+        return str(self.obj["metadata"]["uid"])
 
     def label(self, name: str) -> str:
-        return str(self.thing["metadata"]["labels"].get(f"ropeteam.dev/{name}", ""))
+        return str(self.obj["metadata"]["labels"].get(f"ropeteam.dev/{name}", ""))
 
     @property
     def slot(self) -> int:
@@ -60,7 +60,7 @@ class Pod:
 
     @property
     def container(self) -> Object:
-        found: Object = self.thing["spec"]["containers"][0]
+        found: Object = self.obj["spec"]["containers"][0]
         return found
 
     @property
@@ -73,7 +73,7 @@ class Node:
 
     def __init__(self, site: Site, name: str, start: Callable[[Pod], Process]) -> None:
         self.site, self.name, self._start_process = site, name, start
-        self.powered, self.hears = True, True
+        self.powered, self.receives = True, True
         """`hears`: its kubelet runs (pods can live without it)."""
         self.pods: dict[str, Pod] = {}
         self.kubelet = Process(site.loop, f"kubelet of {name}", name, f"10.1.0.{name}")
@@ -83,18 +83,18 @@ class Node:
         conditions = [{"type": "Ready", "status": "True"}]
         meta = {"name": name, "uid": name, "namespace": ""}
         site.kubernetes.put("ADDED", {"kind": "Node", "metadata": meta, "status": {"conditions": conditions}})
-        site.loop.after(1.0, self._beat)
+        site.loop.after(1.0, self._renew_lease)
 
     @property
     def in_touch(self) -> bool:
-        return self.powered and self.hears and self.site.network.reaches(self.name, CONTROL)
+        return self.powered and self.receives and self.site.network.reaches(self.name, CONTROL)
 
     # ---- the control plane's view
 
-    def _beat(self) -> None:
+    def _renew_lease(self) -> None:
         """Each second: what the node lifecycle controller would conclude from leases."""
         site = self.site
-        site.loop.after(1.0, self._beat)
+        site.loop.after(1.0, self._renew_lease)
         if self.in_touch and not site.api_away:
             self._silent_since = None
             self._set_ready(True)
@@ -110,12 +110,9 @@ class Node:
         if silent >= site.setup.notice:
             self._set_ready(False)
         if silent >= site.setup.notice + site.setup.evict:
-            for thing in site.kubernetes.all("Pod"):
-                if (
-                    thing["spec"].get("nodeName") == self.name
-                    and "deletionTimestamp" not in thing["metadata"]
-                ):
-                    site.kubernetes.delete(thing)
+            for obj in site.kubernetes.all("Pod"):
+                if obj["spec"].get("nodeName") == self.name and "deletionTimestamp" not in obj["metadata"]:
+                    site.kubernetes.delete(obj)
 
     def _set_ready(self, ready: bool) -> None:
         if ready == self.ready:
@@ -149,7 +146,7 @@ class Node:
 
     def come_back(self) -> None:
         """With power and a kubelet; what ran before a power cut has ended."""
-        had_power, self.powered, self.hears = self.powered, True, True
+        had_power, self.powered, self.receives = self.powered, True, True
         if node := self.site.kubernetes.find("Node", self.name):
             new = copy_of(node)
             new.pop("spec", None)
@@ -171,27 +168,27 @@ class Node:
         else:
             self._missed.append((call, *arguments))
 
-    def accept(self, thing: Object) -> None:
-        pod = Pod(thing, self, self.site.next_ip())
+    def accept(self, obj: Object) -> None:
+        pod = Pod(obj, self, self.site.next_ip())
         self.pods[pod.uid] = pod
         self._later(0.2 + 1.5 * self.site.loop.random.random(), self._start, pod)
 
-    def told(self, event: str, thing: Object) -> None:
+    def on_event(self, event: str, obj: Object) -> None:
         """Its object changed, or is gone."""
-        pod = self.pods.get(thing["metadata"]["uid"])
+        pod = self.pods.get(obj["metadata"]["uid"])
         if pod is None:
             return
         if event == "DELETED":
             self._later(0.1, self._end, pod, 0.0)
-        elif "deletionTimestamp" in thing["metadata"] and not pod.deleting:
-            grace = float(thing["metadata"]["deletionGracePeriodSeconds"])
+        elif "deletionTimestamp" in obj["metadata"] and not pod.deleting:
+            grace = float(obj["metadata"]["deletionGracePeriodSeconds"])
             self._later(0.1, self._end, pod, grace)
 
     def _start(self, pod: Pod) -> None:
         if pod.deleting or pod.over or self.pods.get(pod.uid) is not pod:
             return
         secrets = [
-            volume["secret"]["secretName"] for volume in pod.thing["spec"]["volumes"] if "secret" in volume
+            volume["secret"]["secretName"] for volume in pod.obj["spec"]["volumes"] if "secret" in volume
         ]
         if not all(self.site.kubernetes.find("Secret", name) for name in secrets):
             self._later(1.0, self._start, pod)
@@ -214,7 +211,7 @@ class Node:
         def write(new: Object) -> None:
             new["status"] = copy_of(pod.status)
 
-        self.site.kubernetes.edit(pod.thing, write)
+        self.site.kubernetes.edit(pod.obj, write)
 
     def _end(self, pod: Pod, grace: float) -> None:
         pod.deleting = True
@@ -233,7 +230,7 @@ class Node:
             self.exited(pod, 143)
 
     def _kill(self, pod: Pod, process: Process) -> None:
-        if process.alive and self.powered and self.hears:
+        if process.alive and self.powered and self.receives:
             process.die()
             self.exited(pod, KILLED)
 
@@ -260,7 +257,7 @@ class Node:
 
     def _forget(self, pod: Pod) -> None:
         self.pods.pop(pod.uid, None)
-        self.site.kubernetes.remove(pod.thing)
+        self.site.kubernetes.remove(pod.obj)
 
     def evict(self, pod: Pod) -> None:
         """Node pressure: the kubelet fails the pod; the object stays."""
@@ -277,21 +274,21 @@ class Node:
         failures = 0
         while life.alive and pod.process is life:
             await asyncio.sleep(float(probe.get("periodSeconds", 10)))
-            if not self.powered or not self.hears:
+            if not self.powered or not self.receives:
                 continue
-            well = await self._asks(pod, probe["httpGet"], float(probe.get("timeoutSeconds", 1)))
+            well = await self._polls(pod, probe["httpGet"], float(probe.get("timeoutSeconds", 1)))
             failures = 0 if well else failures + 1
             if failures >= int(probe.get("failureThreshold", 3)) and life.alive:
                 self.site.counts["liveness kills"] += 1
                 life.signal(signal.SIGTERM, life.die)
-                await asyncio.sleep(float(pod.thing["spec"].get("terminationGracePeriodSeconds", 30)))
+                await asyncio.sleep(float(pod.obj["spec"].get("terminationGracePeriodSeconds", 30)))
                 if life.alive:
                     life.die()
                 if pod.process is life and not pod.over:
                     self.exited(pod, KILLED)
                 return
 
-    async def _asks(self, pod: Pod, get: Object, seconds: float) -> bool:
+    async def _polls(self, pod: Pod, get: Object, seconds: float) -> bool:
         port = get["port"]
         named = {each["name"]: each["containerPort"] for each in pod.container.get("ports") or ()}
         try:
@@ -313,30 +310,30 @@ class Scheduler:
         self._site, self._nodes = site, nodes
         site.kubernetes.changed.append(self._changed)
 
-    def _changed(self, event: str, thing: Object) -> None:
-        if thing["kind"] != "Pod":
+    def _changed(self, event: str, obj: Object) -> None:
+        if obj["kind"] != "Pod":
             return
         if event == "ADDED":
-            self._site.loop.after(0.05 + 0.3 * self._site.loop.random.random(), self._schedule, thing)
-        elif name := thing["spec"].get("nodeName"):
-            self._nodes[name].told(event, thing)
+            self._site.loop.after(0.05 + 0.3 * self._site.loop.random.random(), self._schedule, obj)
+        elif name := obj["spec"].get("nodeName"):
+            self._nodes[name].on_event(event, obj)
 
-    def _schedule(self, thing: Object) -> None:
+    def _schedule(self, obj: Object) -> None:
         kubernetes, random = self._site.kubernetes, self._site.loop.random
-        known = kubernetes.find("Pod", thing["metadata"]["name"])
-        if known is None or known["metadata"]["uid"] != thing["metadata"]["uid"]:
+        known = kubernetes.find("Pod", obj["metadata"]["name"])
+        if known is None or known["metadata"]["uid"] != obj["metadata"]["uid"]:
             return
         ready = [node for node in self._nodes.values() if node.ready]
         wanted = self._wanted(ready)
         if not wanted:
-            self._site.loop.after(2.0, self._schedule, thing)
+            self._site.loop.after(2.0, self._schedule, obj)
             return
         node = random.choice(wanted)
 
         def place(new: Object) -> None:
             new["spec"]["nodeName"] = node.name
 
-        if placed := kubernetes.edit(thing, place):
+        if placed := kubernetes.edit(obj, place):
             node.accept(placed)
 
     def _wanted(self, ready: list[Node]) -> list[Node]:

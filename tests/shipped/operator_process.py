@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 KEY = OperatorKey(b"k" * 32)
 _LEASE = ObjectRef("Lease", "default", "ropeteam")
-_FORMER = read(["--image", "ropeteam:sim"], {})
-_SETTINGS = replace(_FORMER, job_policy=JobPolicy(operator_from=({"namespaceSelector": {}},)))
+_PREVIOUS = read(["--image", "ropeteam:sim"], {})
+_SETTINGS = replace(_PREVIOUS, job_policy=JobPolicy(operator_from=({"namespaceSelector": {}},)))
 
 
 async def _load() -> Access:
@@ -52,7 +52,7 @@ async def main(site: Site, process: Process) -> None:
     try:
         await _lead(site, process)
     except* (LeadershipLost, ApiError, aiohttp.ClientError, OSError) as group:
-        site.film.tell(process.name, f"ends: {group.exceptions[0]}")
+        site.film.write(process.name, f"ends: {group.exceptions[0]}")
     process.die()
     site.operator_ended(process)
 
@@ -70,7 +70,7 @@ async def _lead(site: Site, process: Process) -> None:
     client = _client(site, process, may_write=elector.may_write)
     async with elector._client, client, coordinators:
         agent, now = AgentSecret(b"agent"), site.loop.time
-        settings, keys = _FORMER if process.former else _SETTINGS, OperatorKeys((KEY,))
+        settings, keys = _PREVIOUS if process.previous else _SETTINGS, OperatorKeys((KEY,))
         operator = connected(settings, client, coordinators, keys, agent, Clocks(clock, now, elector.ahead))
         ready = asyncio.Event()
         async with asyncio.TaskGroup() as group:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tests.shipped.site import Site
 
 
-def end_hung_strangers(site: Site) -> None:
+def end_hung_foreign_pods(site: Site) -> None:
     """Ranks that are not known to use the library: nobody else sees them hang."""
     for uid, agent in site.checks.agents.items():
         for rank in site.pods[uid].alive.values() if agent._state.feature_level == 0 else ():
@@ -21,18 +21,18 @@ def end_hung_strangers(site: Site) -> None:
 
 def vouch(site: Site) -> None:
     """Do what status asks for, once it is true."""
-    former, stalled = site.status.coordinator.previous, site.status.condition(ConditionType.STALLED)
-    asked = stalled is not None and stalled.reason == "PreviousCoordinatorMayRun"
-    if stalled and asked and not any(_lives(site, each) for each in former):
+    previous, stalled = site.status.coordinator.previous, site.status.condition(ConditionType.STALLED)
+    confirmed = stalled is not None and stalled.reason == "PreviousCoordinatorMayRun"
+    if stalled and confirmed and not any(_lives(site, each) for each in previous):
         name, _, term = stalled.message.split()[-2].partition("=")
         vouched, job = {"annotations": {name: term}}, site.job
         assert job
         site.kubernetes.edit(job, lambda job: job["metadata"].update(vouched))
 
 
-def _lives(site: Site, former: PreviousCoordinatorStatus) -> bool:
+def _lives(site: Site, previous: PreviousCoordinatorStatus) -> bool:
     live = site.live_containers(coordinators=True)
-    if former.pod_uid:
-        return any(pod.uid == former.pod_uid for pod in live)
-    terms = (int(pod.thing["metadata"]["labels"]["ropeteam.dev/term"]) for pod in live)
-    return any(term <= former.term for term in terms)
+    if previous.pod_uid:
+        return any(pod.uid == previous.pod_uid for pod in live)
+    terms = (int(pod.obj["metadata"]["labels"]["ropeteam.dev/term"]) for pod in live)
+    return any(term <= previous.term for term in terms)

@@ -116,12 +116,16 @@ class SimPod:
     def send(self, epoch: Epoch, number: int, message: ToRank) -> None:
         rank = self.alive.get(number)
         if rank and rank.plan.epoch == epoch:
-            self._site.loop.after(0.001, rank.tell, message)
+            self._site.loop.after(0.001, rank.receive, message)
 
     def read_heartbeats(self) -> HeartbeatsRead | None:
-        beats = {number: beat for number, rank in self.alive.items() if rank.alive and (beat := rank.beat())}
+        heartbeats = {
+            number: heartbeat
+            for number, rank in self.alive.items()
+            if rank.alive and (heartbeat := rank.send_heartbeat())
+        }
         epoch = next((rank.plan.epoch for rank in self.alive.values()), None)
-        return HeartbeatsRead(epoch, beats) if epoch and beats else None
+        return HeartbeatsRead(epoch, heartbeats) if epoch and heartbeats else None
 
     @property
     def pod_slot(self) -> int:
@@ -134,13 +138,13 @@ class SimPod:
 
     # ---- the parent of ranks (tests/sim/ranks.py)
 
-    def heard(self, rank: Rank, said: FromRank) -> None:
-        self.process.call(self._post, RankMessage(rank.plan.epoch, rank.number, said))
+    def on_message(self, rank: Rank, text: FromRank) -> None:
+        self.process.call(self._post, RankMessage(rank.plan.epoch, rank.number, text))
 
     def reaped(self, rank: Rank, exit: ProcessExit) -> None:
-        epoch, beat, random = rank.plan.epoch, rank.beat(), self._site.random
-        if beat:
-            self.process.call(self._post, HeartbeatsRead(epoch, {rank.number: beat}))
+        epoch, heartbeat, random = rank.plan.epoch, rank.send_heartbeat(), self._site.random
+        if heartbeat:
+            self.process.call(self._post, HeartbeatsRead(epoch, {rank.number: heartbeat}))
         if exit.signal is not None and not rank.finished and random.random() < 0.7:
             self.process.call(self._post, RankDying(epoch, rank.number, exit))
         event = RankExited(epoch, rank.number, replace(exit, reached_end=rank.finished))
@@ -190,7 +194,7 @@ class SiteRank(Rank):
             except OSError as error:
                 self.raises("OSError writer.py", f"OSError: {error}")
                 return
-            self.say(FromRank(shard_step=step, shard_files=files))
+            self.send(FromRank(shard_step=step, shard_files=files))
             then()
 
         self.writing = True

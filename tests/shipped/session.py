@@ -83,11 +83,11 @@ class ApiSession:
 
     def _serve(self, method: str, path: str, params: dict[str, str], body: Object | None) -> Answer:
         self._site.writer = self._process
-        if method == "POST" and self._process.former:
+        if method == "POST" and self._process.previous:
             body = skew.made(body)
         status, answer = self._site.kubernetes.handle(method, path, params, body)
-        if method == "POST" and status == 201 and self._process.former:
-            self._site.former_pods.add(answer["metadata"].get("uid", ""))
+        if method == "POST" and status == 201 and self._process.previous:
+            self._site.previous_pods.add(answer["metadata"].get("uid", ""))
         self._site.loop.note(self._process.name, method, path, status)
         return Answer(status, orjson.dumps(answer))
 
@@ -134,15 +134,15 @@ class Stream:
     def __init__(self, site: Site, process: Process, what: tuple[str, str, str]) -> None:
         self._site, self._process, self._what = site, process, what
         self._queue: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self._tells_at = 0.0
+        self._sends_at = 0.0
         self._open = True
 
     def begin(self, version: int, seconds: float) -> bool:
         missed = self._site.kubernetes.since(*self._what, version)
         if missed is None:
             return False
-        for event, thing in missed:
-            self._tell(event, thing)
+        for event, obj in missed:
+            self._send_event(event, obj)
         self._site.kubernetes.changed.append(self._changed)
         self._site.streams.append(self)
         self._site.loop.after(seconds, self._end)
@@ -163,24 +163,24 @@ class Stream:
                 return
             yield chunk
 
-    def _changed(self, event: str, thing: Object) -> None:
-        if concerns(thing, *self._what):
-            self._tell(event, thing)
+    def _changed(self, event: str, obj: Object) -> None:
+        if concerns(obj, *self._what):
+            self._send_event(event, obj)
 
     def _bookmark(self) -> None:
         if self._open and self._process.alive:
             meta = {"metadata": {"resourceVersion": str(self._site.kubernetes.revision)}}
-            self._tell("BOOKMARK", meta)
+            self._send_event("BOOKMARK", meta)
             self._site.loop.after(_BOOKMARK_SECONDS, self._bookmark)
 
-    def _tell(self, event: str, thing: Object) -> None:
-        line = orjson.dumps({"type": event, "object": thing}) + b"\n"
+    def _send_event(self, event: str, obj: Object) -> None:
+        line = orjson.dumps({"type": event, "object": obj}) + b"\n"
         self._send(line)
 
     def _send(self, line: bytes | None) -> None:
         site = self._site
-        when = max(self._tells_at, site.loop.now + site.api_seconds() + site.lag)
-        self._tells_at = when
+        when = max(self._sends_at, site.loop.now + site.api_seconds() + site.lag)
+        self._sends_at = when
         site.loop.after(when - site.loop.now, self._arrive, line)
 
     def _arrive(self, line: bytes | None) -> None:
@@ -193,7 +193,7 @@ class Stream:
         if self._open:
             self._send(None)
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """The API server ends."""
         self._process.call(self._queue.put_nowait, None)
 
@@ -210,7 +210,7 @@ class CoordinatorSession:
         self, url: str, *, data: bytes, headers: dict[str, str], allow_redirects: bool
     ) -> AsyncIterator[Answer]:
         assert not allow_redirects
-        data = skew.said(self._process, data)
+        data = skew.sent(self._process, data)
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port or 80
         async with asyncio.timeout(3.0):
@@ -230,7 +230,7 @@ class CoordinatorSession:
         if not head:
             raise aiohttp.ServerDisconnectedError
         status = int(head.split(b" ", 2)[1])
-        answer = Answer(status, skew.heard(self._process, content) if status == 200 else content)
-        told = dict(line.partition(": ")[::2] for line in head.decode().split("\r\n"))
-        answer.headers[signing.HEADER] = told.get(signing.HEADER, "")
+        answer = Answer(status, skew.received(self._process, content) if status == 200 else content)
+        reported = dict(line.partition(": ")[::2] for line in head.decode().split("\r\n"))
+        answer.headers[signing.HEADER] = reported.get(signing.HEADER, "")
         yield answer

@@ -80,7 +80,7 @@ class Setup:
     evict: int = 20
     tick_ms: int = 200
     """How often agents look at their clocks."""
-    former: int = 0
+    previous: int = 0
     """1: all begins with the release before."""
     neighbour: int = 0
     """1: another run has checkpoints in the folder."""
@@ -147,7 +147,7 @@ class Site:
         """Nobody starts one."""
         self.writer: Process | None = None
         """Whose request is served."""
-        self.former, self.former_pods = bool(setup.former), set[str]()
+        self.previous, self.previous_pods = bool(setup.previous), set[str]()
         """Are operators of the release before, and which pods are?"""
         self.crash_after: dict[str, int] = {}
         self.hung: list[Process] = []
@@ -197,9 +197,9 @@ class Site:
     def api_seconds(self) -> float:
         return (0.002 + 0.01 * self.random.random()) * self.api_slowness
 
-    def _changed(self, event: str, thing: Object) -> None:
-        if thing["kind"] == "Service" and event != "DELETED":
-            term = thing["spec"]["selector"]["ropeteam.dev/term"]
+    def _changed(self, event: str, obj: Object) -> None:
+        if obj["kind"] == "Service" and event != "DELETED":
+            term = obj["spec"]["selector"]["ropeteam.dev/term"]
             if term != self._pointed[1]:
                 self._pointed = self._pointed[1], term, self.loop.now
 
@@ -221,7 +221,7 @@ class Site:
     def _start(self, pod: Pod) -> Process:
         name = pod.name if not pod.restarts else f"{pod.name}/{pod.restarts}"
         process = Process(self.loop, name, pod.node.name, pod.ip)
-        process.former = pod.uid in self.former_pods
+        process.previous = pod.uid in self.previous_pods
         self.network.hosts[pod.ip] = process
         self.containers[pod.uid] = pod
         main = containers.coordinator if pod.is_coordinator else containers.agent
@@ -232,7 +232,7 @@ class Site:
         if self.operators_away:
             return
         process = Process(self.loop, f"operator-{number}", f"operator-{number}", f"10.2.0.{number + 1}")
-        process.former = self.former
+        process.previous = self.previous
         self.operators = [each for each in self.operators if each.node != process.node] + [process]
         self.network.hosts[process.ip] = process
         process.spawn(lambda: operator_main(self, process))
@@ -252,8 +252,8 @@ class Site:
         return well and reach and not self.api_away and not self.network.slowness and self.api_slowness == 1.0
 
     def all_is_well(self) -> bool:
-        cut = self.network.cuts or not all(node.in_touch for node in self.nodes.values())
-        return not cut and self.operator_is_well()
+        partition = self.network.partitions or not all(node.in_touch for node in self.nodes.values())
+        return not partition and self.operator_is_well()
 
     def called(self, process: Process) -> None:
         """Between two calls to the API server: the place to die."""
@@ -327,7 +327,7 @@ class Site:
     @contextlib.contextmanager
     def _voices(self) -> Iterator[None]:
         logging.getLogger("ropeteam").disabled = True
-        with contextlib.redirect_stderr(cast(Any, containers.Words(self))):
+        with contextlib.redirect_stderr(cast(Any, containers.LogLines(self))):
             yield
 
     @property
@@ -355,7 +355,7 @@ class Site:
         for pod in self.live_pods():
             pod.stopped = False
             pod.process.thaw()
-        people.end_hung_strangers(self)
+        people.end_hung_foreign_pods(self)
         for each in (*self.operators, *(p.process for p in self.containers.values() if p.process)):
             self._unread.discard(each.name)
             if each not in self.hung:
@@ -379,6 +379,6 @@ class Site:
         self.checks.final()
 
     def end(self) -> None:
-        self.loop.bury()
+        self.loop.forget()
         if _BACKGROUND:  # it holds the tasks of processes that were killed
             _BACKGROUND._tasks -= {t for t in _BACKGROUND._tasks if t.get_loop() is self.loop}

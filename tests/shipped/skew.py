@@ -27,39 +27,39 @@ _NEW_IN_DESIRED = ("boot", "heard")
 _NEW_IN_JOB_REPORT = ("stalled", "newer_term", "sent", "leased")
 _NEW_IN_REPORT = ("number", "disk_owes", "superseded")
 _NEW_IN_ORDERS = ("answers", "same")
-_asks, _greeting = wire.accepts_answer, wire.greeting
+_accepts_answer, _greeting = wire.accepts_answer, wire.greeting
 
 
-def _is_former() -> bool:
+def _is_previous() -> bool:
     owner = OWNER.get()
-    return owner is not None and owner.former
+    return owner is not None and owner.previous
 
 
 def _accepts_answer_of_its_release(nonce: bytes) -> bool:
-    return _asks(nonce) and not _is_former()
+    return _accepts_answer(nonce) and not _is_previous()
 
 
 def _greeting_of_its_release(chance: bytes) -> bytes:
-    return wire.HELLO + chance if _is_former() else _greeting(chance)
+    return wire.HELLO + chance if _is_previous() else _greeting(chance)
 
 
-def said(process: Process, desired: bytes) -> bytes:
+def sent(process: Process, desired: bytes) -> bytes:
     """What an operator tells a coordinator."""
-    return _without(desired, _NEW_IN_DESIRED) if process.former else desired
+    return _without(desired, _NEW_IN_DESIRED) if process.previous else desired
 
 
-def made(thing: Any) -> Any:
+def made(obj: Any) -> Any:
     """What an operator creates: a coordinator's pod is told the contract that it speaks."""
-    text, ours, theirs = orjson.dumps(thing), f'contract\\":{VERSION}', f'contract\\":{OLDEST}'
+    text, ours, theirs = orjson.dumps(obj), f'contract\\":{VERSION}', f'contract\\":{OLDEST}'
     return orjson.loads(text.replace(ours.encode(), theirs.encode()))
 
 
 def _auth_for(keys: signing.Keys, contract: int) -> operators_end.RequestAuth:
-    return operators_end.auth_for(keys, OLDEST if _is_former() else contract)
+    return operators_end.auth_for(keys, OLDEST if _is_previous() else contract)
 
 
-def heard(process: Process, report: bytes) -> bytes:
-    return _without(report, _NEW_IN_JOB_REPORT) if process.former else report
+def received(process: Process, report: bytes) -> bytes:
+    return _without(report, _NEW_IN_JOB_REPORT) if process.previous else report
 
 
 def _without(text: bytes, names: tuple[str, ...]) -> bytes:
@@ -72,11 +72,11 @@ def _without(text: bytes, names: tuple[str, ...]) -> bytes:
 
 def _encode(report: AgentReport) -> bytes:
     text = codec.encode(report)
-    return _without(text, _NEW_IN_REPORT) if _is_former() else text
+    return _without(text, _NEW_IN_REPORT) if _is_previous() else text
 
 
 def _decode(cls: type[Orders], text: bytes) -> Orders:
-    if not _is_former():
+    if not _is_previous():
         return codec.decode(cls, text)
     try:
         plain = orjson.loads(text)
@@ -89,9 +89,9 @@ def _decode(cls: type[Orders], text: bytes) -> Orders:
 
 _link: dict[str, Any] = {
     "codec": SimpleNamespace(encode=_encode, decode=_decode, DecodeError=codec.DecodeError),
-    "as_answer": lambda body: None if _is_former() else as_answer(body),
+    "as_answer": lambda body: None if _is_previous() else as_answer(body),
     "grantchunks": SimpleNamespace(
-        read=lambda body: None if _is_former() else grantchunks.read(body),
+        read=lambda body: None if _is_previous() else grantchunks.read(body),
         with_part=grantchunks.with_part,
         with_files=grantchunks.with_files,
     ),
@@ -102,7 +102,7 @@ _link: dict[str, Any] = {
 
 class _Reader(codec.Reader[AgentReport]):
     def decode(self, data: bytes) -> AgentReport:
-        if not _is_former():
+        if not _is_previous():
             return super().decode(data)
         report = super().decode(_without(data, _NEW_IN_REPORT))
         if report.contract > OLDEST:
@@ -111,7 +111,7 @@ class _Reader(codec.Reader[AgentReport]):
 
 
 def _authenticate(http: Http, request: Request) -> bool:
-    if not _is_former():
+    if not _is_previous():
         return _authenticated(http, request)
     if not http._has_bearer(request):
         raise Refused(401, "a bearer of this job is needed")
@@ -125,7 +125,7 @@ _codec = SimpleNamespace(
 
 
 def _replace(module: ModuleType, **new: Any) -> None:
-    """What is not there would be replaced in vain."""
+    """What is not there would be replaced without effect."""
     missing = new.keys() - vars(module).keys()
     assert not missing, f"{module.__name__} has no {missing}"
     vars(module).update(new)

@@ -18,8 +18,8 @@ from ropeteam.api.status import JobStatus
 T = TypeVar("T")
 
 
-def pick(things: list[T], move: Move) -> T | None:
-    return things[move.place % len(things)] if things else None
+def pick(objects: list[T], move: Move) -> T | None:
+    return objects[move.place % len(objects)] if objects else None
 
 
 def workers(site: Site) -> list[Pod]:
@@ -46,11 +46,11 @@ def _site_nodes(site: Site) -> list[str]:
     return [CONTROL, *(each.node for each in site.operators), *site.nodes]
 
 
-def _cut_pair(site: Site, move: Move) -> bool:
+def _partition_pair(site: Site, move: Move) -> bool:
     nodes = _site_nodes(site)
     one, other = nodes[move.place % len(nodes)], nodes[move.size % len(nodes)]
     if one != other:
-        site.network.cuts.add(frozenset((one, other)))
+        site.network.partitions.add(frozenset((one, other)))
     return one != other
 
 
@@ -106,7 +106,7 @@ def _power_off(site: Site, move: Move) -> bool:
 
 
 def _kubelet_away(site: Site, move: Move) -> bool:
-    _node(site, move).hears = False
+    _node(site, move).receives = False
     return True
 
 
@@ -120,15 +120,15 @@ def node_back(site: Site, move: Move) -> bool:
 def _remove_node(site: Site, move: Move) -> bool:
     """Out of touch, and its object deleted: the pods vanish without a proof of their end."""
     node = _node(site, move)
-    node.hears = False
-    for thing in site.kubernetes.all("Pod"):
-        if thing["spec"].get("nodeName") == node.name:
-            site.kubernetes.remove(thing)
+    node.receives = False
+    for obj in site.kubernetes.all("Pod"):
+        if obj["spec"].get("nodeName") == node.name:
+            site.kubernetes.remove(obj)
     return True
 
 
 def _lose_node(site: Site, move: Move) -> bool:
-    """Its machine is cut off for good, and its object deleted, while what runs there goes on."""
+    """Its machine is cut off for good, and its object deleted, while what runs there continues."""
     node = _node(site, move)
     site.gone.add(node.name)
     site.network.island({node.name})
@@ -138,7 +138,7 @@ def _lose_node(site: Site, move: Move) -> bool:
 def _sick_node(site: Site, move: Move) -> bool:
     """The container runtime hangs: nobody is started, killed or read there."""
     node = _node(site, move)
-    node.hears = False
+    node.receives = False
     for pod in node.pods.values():
         if pod.process and pod.process.alive:
             site.block_stdout(pod.process)
@@ -147,7 +147,7 @@ def _sick_node(site: Site, move: Move) -> bool:
 
 
 def _suspend_machine(site: Site, move: Move) -> bool:
-    """All processes of a node stand still, and so do their clocks."""
+    """All processes of a node are paused, and so do their clocks."""
     node = _node(site, move)
     seconds = 1.0 + 4.0 * move.size
     for pod in site.containers.values():
@@ -208,10 +208,10 @@ def _crash_between_calls(site: Site, move: Move) -> bool:
 
 def _upgrade(site: Site, move: Move) -> bool:
     """Its Deployment replaces the operators one after the other; the pods stay."""
-    former, site.former = site.former, False
-    for number, process in enumerate(site.operators if former else ()):
+    previous, site.previous = site.previous, False
+    for number, process in enumerate(site.operators if previous else ()):
         site.loop.after(0.1 + number * (1.0 + move.size), _replace_operator, site, process)
-    return former
+    return previous
 
 
 def _replace_operator(site: Site, process: Process) -> None:
@@ -238,7 +238,7 @@ def _api_back(site: Site) -> None:
     site.api_away = False
     site.kubernetes.compact()
     for stream in list(site.streams):
-        stream.cut()
+        stream.abort()
 
 
 def _restore_backup(site: Site, move: Move) -> bool:
@@ -263,11 +263,11 @@ def _lag(site: Site, move: Move) -> bool:
     return True
 
 
-def _cut_watches(site: Site, move: Move) -> bool:
+def _close_watches(site: Site, move: Move) -> bool:
     if move.size % 2:
         site.kubernetes.compact()
     for stream in list(site.streams):
-        stream.cut()
+        stream.abort()
     return True
 
 
@@ -307,8 +307,8 @@ def _damage(site: Site, _: Move) -> bool:
     return site.disk.damage_newest()
 
 
-SURROUNDINGS = {
-    "cut_pair": _cut_pair,
+FAULT_MOVES = {
+    "cut_pair": _partition_pair,
     "isolate": _isolate,
     "island": _island,
     "slow_node": _slow_node,
@@ -331,7 +331,7 @@ SURROUNDINGS = {
     "restore_backup": _restore_backup,
     "slow_api": _slow_api,
     "lag": _lag,
-    "cut_watches": _cut_watches,
+    "cut_watches": _close_watches,
     "slow_disk": _slow_disk,
     "break_disk": _break_disk,
     "break_mount": _break_mount,

@@ -127,7 +127,7 @@ def test_a_job_whose_status_was_restored_loses_no_lineage() -> None:
         for pod in site.live_containers(True) + site.live_containers(False):
             assert pod.process
             pod.process.die()
-            site.kubernetes.remove(pod.thing)
+            site.kubernetes.remove(pod.obj)
         site.settle()
         assert site.status.state == "Complete"
         base = site.checks.base_after(formed)
@@ -143,7 +143,7 @@ def test_a_restored_status_catches_up_with_what_runs(coordinator: bool, feature_
         lost = site.live_containers(coordinators=coordinator)[0]
         assert lost.process
         lost.process.die()
-        site.kubernetes.remove(lost.thing)
+        site.kubernetes.remove(lost.obj)
         site.run(30.0)
         ago = enumerate(reversed(site.checks.past))
         size = next(n for n, job in ago if not any(slot.get("podUID") for slot in job["status"]["slots"]))
@@ -155,19 +155,19 @@ def test_a_restored_status_catches_up_with_what_runs(coordinator: bool, feature_
 
 def test_a_running_job_goes_on_in_one_world_through_an_upgrade() -> None:
     """And what comes later is of the new release, beside agents of the one before."""
-    setup = Setup(seed=5, workers=3, feature_level=3, total_steps=120, former=1, operators=2)
+    setup = Setup(seed=5, workers=3, feature_level=3, total_steps=120, previous=1, operators=2)
     with world(setup) as site:
         for move in ("long_wait(3,9)", "upgrade(0,1)", "long_wait(5,15)"):
             play(site, Move.parse(move))
         assert site.checks.counts["worlds"] == 1
-        assert [each.former for each in site.operators] == [False, False]
-        assert all(pod.process and pod.process.former for pod in site.containers.values())
+        assert [each.previous for each in site.operators] == [False, False]
+        assert all(pod.process and pod.process.previous for pod in site.containers.values())
         running = site.status.condition(ConditionType.RUNNING)
         assert running is not None
         assert (running.status, running.reason) == ("True", "CoordinatorOutdated")
         play(site, Move("force_delete_pod", 1, 0))
         site.settle()
-        assert {pod.process.former for pod in site.containers.values() if pod.process} == {True, False}
+        assert {pod.process.previous for pod in site.containers.values() if pod.process} == {True, False}
         assert site.status.state == "Complete"
 
 
@@ -175,12 +175,12 @@ def test_a_running_job_goes_on_in_one_world_through_a_rollback() -> None:
     """Its coordinator is newer than the operators then, and takes their bearer after a minute."""
     with world(Setup(seed=5, workers=3, feature_level=3, total_steps=400, operators=2)) as site:
         play(site, Move.parse("long_wait(3,9)"))
-        site.former = True
+        site.previous = True
         for process in site.operators:
             process.die()
             site.operator_ended(process)
         site.run(120.0)
-        assert all(process.former for process in site.operators)
+        assert all(process.previous for process in site.operators)
         assert site.checks.counts["worlds"] == 1
         play(site, Move("force_delete_pod", 1, 0))
         site.settle()
@@ -223,7 +223,7 @@ def test_every_kind_of_fault_fires() -> None:
     """Each in a running job; what it does to the job is the campaigns' affair."""
     counts = Counter[str]()
     for name in FAULTS:
-        with world(Setup(seed=11, workers=2, total_steps=60, former=1)) as site:
+        with world(Setup(seed=11, workers=2, total_steps=60, previous=1)) as site:
             for move in (Move("long_wait", 3, 4), Move(name, 1, 3), Move("wait", 0, 2)):
                 play(site, move)
             counts += site.counts

@@ -55,14 +55,14 @@ class Agent:
         self.every_rank: list[Rank] = []
         self.stores: dict[Epoch, int] = {}
         """Their ports."""
-        self._looks_in_vain = 0
+        self._polls_without_answer = 0
         self.restore: tuple[CheckpointRef, ...] = ()
         self.memory: Memory | None = None
         """Outlives ranks."""
         self._connection: Connection | None = None
-        self._told: AgentReport | None = None
-        self._told_at = self._reached_at = 0.0
-        self._heard_at = 0.0
+        self._last_sent: AgentReport | None = None
+        self._last_sent_at = self._reached_at = 0.0
+        self._received_at = 0.0
         self._leader, self._answered_at, self._awake_since = (0, 0), world.clock.now, world.clock.now
         """The newest coordinator that has answered, and when the newest report that it answered was sent."""
         self._sent: list[float] = []
@@ -132,7 +132,7 @@ class Agent:
             for effect in effects:
                 self._carry_out(effect)
             if self.alive:
-                self._tell()
+                self._send_report()
         self._busy = False
 
     def _tick(self) -> None:
@@ -140,14 +140,16 @@ class Agent:
         if self.frozen:
             return
         self._watch_connection()
-        beats = {number: beat for number, rank in self.ranks.items() if (beat := rank.beat())}
-        if beats:
-            self.see(state.HeartbeatsRead(next(iter(self.ranks.values())).plan.epoch, beats))
+        heartbeats = {
+            number: heartbeat for number, rank in self.ranks.items() if (heartbeat := rank.send_heartbeat())
+        }
+        if heartbeats:
+            self.see(state.HeartbeatsRead(next(iter(self.ranks.values())).plan.epoch, heartbeats))
         self.see(state.Tick())
         if self.is_awake:
             self._world.checks.alone(self, self._world.clock.now - self._answered_at)
-            self._looks_in_vain = self._looks_in_vain + 1 if self._waits_in_vain() else 0
-            self._world.checks.store_is_missed(self, self._looks_in_vain)
+            self._polls_without_answer = self._polls_without_answer + 1 if self._waits_without_answer() else 0
+            self._world.checks.store_is_missed(self, self._polls_without_answer)
 
     def _carry_out(self, effect: effects.Effect) -> None:
         world, clock, random = self._world, self._world.clock, self._world.random
@@ -159,7 +161,7 @@ class Agent:
                 world.checks.ranks_start(self, plan)
                 clock.after(0.05 if fork else 0.3 + random.random(), self._start_ranks, plan)
             case effects.KillRanks(epoch, ranks):
-                self._world.film.tell(self.pod.name, f"kills ranks {ranks} of {epoch}")
+                self._world.film.write(self.pod.name, f"kills ranks {ranks} of {epoch}")
                 for number in ranks:
                     clock.after(0.01 + 0.2 * random.random(), self._signal, epoch, number, 9)
             case effects.TerminateRanks(epoch, ranks):
@@ -170,7 +172,7 @@ class Agent:
                     self.see(state.StackShown(epoch, number, Hang()))
             case effects.SendToRank(epoch, number, message):
                 if (rank := self.ranks.get(number)) and rank.plan.epoch == epoch:
-                    rank.tell(message)
+                    rank.receive(message)
             case effects.HostStore(epoch):
                 clock.after(0.05 + 0.3 * random.random(), self._open_store, epoch)
             case effects.CloseStore(epoch):
@@ -187,14 +189,14 @@ class Agent:
                 self._exit(code)
 
     def _exit(self, code: int) -> None:
-        self._world.film.tell(self.pod.name, f"exits with {code}")
+        self._world.film.write(self.pod.name, f"exits with {code}")
         checks, now = self._world.checks, self._world.clock.now
         members = checks.pods(checks.newest.plan) if checks.newest else frozenset()
         held = {slot.slot: slot.incarnation for slot in self._world.kubernetes.job.status.slots}
         agents = [agent for agent in self._world.live_agents() if agent.pod.uid in members]
         mates = [agent for agent in agents if agent.pod.incarnation == held.get(agent.pod.slot)]
-        told = [agent for agent in mates if now - agent._answered_at < agent.config.timeouts.lost / 2]
-        checks.agent_exits(code, [agent.pod.name for agent in told if agent.state.completed is None])
+        reported = [agent for agent in mates if now - agent._answered_at < agent.config.timeouts.lost / 2]
+        checks.agent_exits(code, [agent.pod.name for agent in reported if agent.state.completed is None])
         self.kill()
         if self.pod.kubelet:
             self.pod.kubelet.exited(self.pod, code)
@@ -228,15 +230,15 @@ class Agent:
         elif signal == 9:
             self.see(state.RankExited(epoch, number, ProcessExit(None, 9)))
 
-    def heard(self, rank: Rank, said: FromRank) -> None:
-        self.see(state.RankMessage(rank.plan.epoch, rank.number, said))
+    def on_message(self, rank: Rank, message: FromRank) -> None:
+        self.see(state.RankMessage(rank.plan.epoch, rank.number, message))
 
     def reaped(self, rank: Rank, exit: ProcessExit) -> None:
         """Its page is read once more, all descendants are killed, then the machine is told. That a signal
         takes it apart may be seen before."""
-        epoch, beat = rank.plan.epoch, rank.beat()
-        if beat:
-            self.see(state.HeartbeatsRead(epoch, {rank.number: beat}))
+        epoch, heartbeat = rank.plan.epoch, rank.send_heartbeat()
+        if heartbeat:
+            self.see(state.HeartbeatsRead(epoch, {rank.number: heartbeat}))
         if exit.signal is not None and not rank.finished and self._world.random.random() < 0.7:
             self.see(state.RankDying(epoch, rank.number, exit))
         event = state.RankExited(epoch, rank.number, replace(exit, reached_end=rank.finished))
@@ -257,11 +259,11 @@ class Agent:
     def _store_dies(self, epoch: Epoch) -> None:
         """Maybe before its plan comes, maybe while ranks wait in it, maybe after."""
         if self.alive and epoch in self.stores:
-            self._world.film.tell(self.pod.name, f"loses the store of {epoch}")
+            self._world.film.write(self.pod.name, f"loses the store of {epoch}")
             del self.stores[epoch]
             self.see(state.StoreDown(epoch))
 
-    def _waits_in_vain(self) -> bool:
+    def _waits_without_answer(self) -> bool:
         """Ranks live here, and nobody has asked for their end, although the store that we held is gone."""
         world, orders = self.state.world, self.state.orders
         if world is None or world.killing or (orders and orders.pause == world.plan.epoch):
@@ -284,8 +286,8 @@ class Agent:
             self.see(state.RunSuperseded(found.by))
             return
         restore = disk.carry_out(journal.lineage(held, plan.restore))
-        pasts = disk.carry_out(journal.ancestors(restore))
-        self.see(state.RunClaimed(plan.epoch, held, restore, pasts))
+        ancestors = disk.carry_out(journal.ancestors(restore))
+        self.see(state.RunClaimed(plan.epoch, held, restore, ancestors))
 
     def _write_manifest(self, held: Held, grant: Grant) -> None:
         if not self.alive:
@@ -303,7 +305,7 @@ class Agent:
             return
         self._world.moments["manifest"] += 1
         self._world.checks.manifest_written(self, grant)
-        self._world.film.tell(self.pod.name, f"writes the manifest of step {ref.step}, epoch {ref.epoch}")
+        self._world.film.write(self.pod.name, f"writes the manifest of step {ref.step}, epoch {ref.epoch}")
         lost = self._world.confirmations_lost and self._world.random.random() < 0.5
         self.see(state.ManifestFailed(grant.ref) if lost else state.ManifestWritten(ref))
 
@@ -321,8 +323,8 @@ class Agent:
         if server is None or self.frozen or not world.network.reaches(self.site, server.site):
             self._timer = world.clock.after(0.3 + 0.4 * world.random.random(), self._connect)
             return
-        self._connection, self._told = world.network.connect(self, server), None
-        self._heard_at, self._sent = world.clock.now, []
+        self._connection, self._last_sent = world.network.connect(self, server), None
+        self._received_at, self._sent = world.clock.now, []
         server.accepted(self._connection)
         self.see(state.LinkUp())
 
@@ -347,7 +349,7 @@ class Agent:
 
     def received(self, connection: Connection, message: Any) -> None:
         if connection is self._connection:
-            self._heard_at = self._world.clock.now
+            self._received_at = self._world.clock.now
             orders = codec.decode(Orders, message) if isinstance(message, bytes) else message
             assert orders.answers is not None
             self._note(orders)
@@ -364,26 +366,26 @@ class Agent:
         if connection is self._connection:
             self._drop()
 
-    def _tell(self) -> None:
+    def _send_report(self) -> None:
         """A report, at once when there is news, else when the lease asks for one."""
         connection, now = self._connection, self._world.clock.now
         if connection is None or not connection.open:
             return
-        told = report.report(self.state)
+        reported = report.report(self.state)
         lease = renew_seconds(self.config.timeouts.lost)
         if (
-            self._told is not None
-            and now - self._told_at < lease
-            and report.urgent_part(told) == report.urgent_part(self._told)
+            self._last_sent is not None
+            and now - self._last_sent_at < lease
+            and report.urgent_part(reported) == report.urgent_part(self._last_sent)
         ):
             return
-        self._told, self._told_at = told, now
-        silent = now - self._heard_at
+        self._last_sent, self._last_sent_at = reported, now
+        silent = now - self._received_at
         if silent > 3 * self.config.timeouts.lost:
             self._drop()
             return
         if silent >= self.config.timeouts.lost:
-            told = replace(told, applied_orders=0)  # asks for an answer
+            reported = replace(reported, applied_orders=0)  # asks for an answer
         self._sent.append(now)
-        told = replace(told, number=len(self._sent))
-        connection.send(self, codec.encode(told) if self._world.codec else told)
+        reported = replace(reported, number=len(self._sent))
+        connection.send(self, codec.encode(reported) if self._world.codec else reported)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from tests.sim.lines import LineChecks
 from tests.sim.promise import require
 from tests.sim.ranks import Gang, Rank
-from tests.sim.servers import Line
-from tests.sim.told import Told, wrong_event
+from tests.sim.reported import StatusChecks, wrong_event
+from tests.sim.servers import ServerConnection
 
 from ropeteam.api.conditions import ConditionType
 from ropeteam.api.status import JobStatus
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tests.sim.ranks import Rank
     from tests.sim.world import World
 
-Place = tuple[int, Epoch]
+CheckpointKey = tuple[int, Epoch]
 """A checkpoint's step and epoch."""
 _SAMPLE = 7
 _LOOKS = 5
@@ -44,7 +44,7 @@ _SETTLES_WITHIN = 5
 _MANY_WRITES, _HOT_SECONDS = 40, 4.0
 
 
-def place(ref: CheckpointRef | None) -> Place | None:
+def place(ref: CheckpointRef | None) -> CheckpointKey | None:
     return (ref.step, ref.epoch) if ref else None
 
 
@@ -53,9 +53,9 @@ class Checks:
         self._world = world
         self.newest: Gang | None = None
         self._gangs: dict[Epoch, Gang] = {}
-        self._parents: dict[Place, Place | None] = {}
+        self._parents: dict[CheckpointKey, CheckpointKey | None] = {}
         """Of every manifest ever written: what it truly descends from."""
-        self._newest: dict[Epoch, Place] = {}
+        self._newest: dict[Epoch, CheckpointKey] = {}
         self._pods: dict[str, frozenset[str]] = {}
         """By the hash of a plan."""
         self._ends: dict[Epoch, dict[int, bool]] = {}
@@ -64,7 +64,7 @@ class Checks:
         self._ended: dict[tuple[Epoch, int], Epoch] = {}
         """When in the line that process was started. One that was cut off may end after its successor."""
         self.lines = LineChecks(world)
-        self.told = Told(world)
+        self.status = StatusChecks(world)
         self._decisions = 0
         self._writes: deque[float] = deque(maxlen=_MANY_WRITES)
         self.counts: Counter[str] = Counter()
@@ -90,7 +90,7 @@ class Checks:
                 self._fenced(gang)
         elif gang is not highest:
             self._older_steps(gang, highest, step)
-        self.told.stepped(gang.plan.epoch, step)
+        self.status.stepped(gang.plan.epoch, step)
         self.counts["steps"] += 1
 
     def _fenced(self, gang: Gang) -> None:
@@ -101,7 +101,7 @@ class Checks:
             require(ended, "ranks of an older world have ended", text)
 
     def _is_awake(self, rank: Rank) -> bool:
-        """Who stands still, or stood until a moment ago, has not looked at its clock yet."""
+        """Who is paused, or stood until a moment ago, has not looked at its clock yet."""
         return any(agent is rank.parent and agent.is_awake for agent in self._world.live_agents())
 
     def _older_steps(self, gang: Gang, newer: Gang, step: int) -> None:
@@ -150,7 +150,7 @@ class Checks:
 
     # ---- one lineage commits
 
-    def _ancestors(self, youngest: Place | None) -> set[Place | None]:
+    def _ancestors(self, youngest: CheckpointKey | None) -> set[CheckpointKey | None]:
         found = {youngest}
         while youngest is not None:
             youngest = self._parents.get(youngest)
@@ -158,7 +158,7 @@ class Checks:
         return found
 
     def manifest_written(self, agent: Agent, grant: Grant) -> None:
-        """The grant names what the state truly descends from: the epoch's last commit, or what it went on
+        """The grant names what the state truly descends from: the epoch's last commit, or what it continued
         from.
         """
         epoch, setup = grant.ref.epoch, self._world.setup
@@ -177,17 +177,18 @@ class Checks:
         mine = (grant.ref.step, epoch)
         if mine in self._parents:
             return
-        line = began.epoch if isinstance(began, Line) else epoch
-        truth = self._newest.get(line) or place(began.restored)
-        # A line goes on from memory: the leading rank may die while its last manifest is still being written,
-        # and the next one is granted without it. Of several worlds, only the newest may be the parent.
-        past = self._ancestors(truth) if isinstance(began, Line) else {truth}
-        require(place(grant.parent) in past, "a manifest's parent is its past", mine, grant.parent, truth)
-        self._parents[mine], self._newest[line] = truth, mine
+        line = began.epoch if isinstance(began, ServerConnection) else epoch
+        expected = self._newest.get(line) or place(began.restored)
+        # A line continues from memory: the leading rank may die while its last manifest is still being
+        # written, and the next one is granted without it. Of several worlds, only the newest may be the
+        # parent.
+        past = self._ancestors(expected) if isinstance(began, ServerConnection) else {expected}
+        require(place(grant.parent) in past, "a manifest's parent is its past", mine, grant.parent, expected)
+        self._parents[mine], self._newest[line] = expected, mine
         self.counts["commits"] += 1
 
-    def _past(self, newest: Place | None) -> list[Place]:
-        line: list[Place] = []
+    def _past(self, newest: CheckpointKey | None) -> list[CheckpointKey]:
+        line: list[CheckpointKey] = []
         while newest is not None:
             line.append(newest)
             newest = self._parents.get(newest)
@@ -219,7 +220,7 @@ class Checks:
     # ---- the end
 
     def rank_ended(self, rank: Rank, exit: ProcessExit) -> None:
-        self.told.ended(rank, exit)
+        self.status.ended(rank, exit)
         done = exit.clean or (exit.signal is not None and rank.finished)
         key = (rank.plan.server_generation, rank.number)
         if rank.plan.epoch >= self._ended.get(key, rank.plan.epoch):
@@ -298,12 +299,12 @@ class Checks:
             require(one <= other, "numbers never go back", what, one, other)
         self._budget(old, new)
         self._lineage(old, new)
-        lie = self.told.lies(new)
+        lie = self.status.lies(new)
         require(not lie, "what is told of a fault is true", lie)
         self._gone(old, new)
 
     def _gone(self, old: JobStatus, new: JobStatus) -> None:
-        living = self.told.living(old, new)
+        living = self.status.living(old, new)
         require(not living, "a pod that is told to be gone has no ranks", living)
 
     def job_time(self, status: JobStatus) -> datetime:  # noqa: ARG002 (not of this world's)
@@ -314,14 +315,14 @@ class Checks:
         now, most = self.job_time(new), self._world.setup.max_failures
         spent = min(old.failures.charged, new.failures.charged) > most
         require(not spent or new.finished, "an overdrawn budget ends the job at once", new.failures)
-        kept = {charge.id for charge in new.failures.charges}
+        retained = {charge.id for charge in new.failures.charges}
         window = self._world.setup.window_seconds
         for charge in old.failures.charges:
             age = (now - charge.time).total_seconds()
-            require(charge.id in kept or age >= window, "the budget never grows back", charge.id, age)
+            require(charge.id in retained or age >= window, "the budget never grows back", charge.id, age)
         for each in new.incidents:
             age = (now - each.time).total_seconds()
-            free = not each.final or not each.charged or age >= window or each.id in kept
+            free = not each.final or not each.charged or age >= window or each.id in retained
             require(free, "what is settled as charged is charged", each.id, each.cause)
         causes = {each.id: each.cause for each in new.incidents}
         for each in old.incidents:
@@ -369,7 +370,7 @@ class Checks:
         require(not twice and full <= set(used), "every sample is used once", twice, full - set(used))
 
 
-def _places(status: JobStatus) -> tuple[Place, ...]:
+def _places(status: JobStatus) -> tuple[CheckpointKey, ...]:
     lineage = status.checkpoint.lineage if status.checkpoint else ()
     return tuple((ref.step, Epoch.parse(ref.world)) for ref in lineage)
 

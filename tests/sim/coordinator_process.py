@@ -31,7 +31,7 @@ RESEND_SECONDS = 1.0
 
 
 @dataclass
-class Line:
+class AgentConnection:
     """What the server knows of one connection."""
 
     report: AgentReport | None = None
@@ -48,7 +48,7 @@ class Coordinator:
         settings = codec.decode(CoordinatorConfig, pod_environment(pod)[config.CONFIG])
         self.state = membership.initial(settings, boot, world.clock.now)
         self.running, self.frozen = True, False
-        self._lines: dict[Connection, Line] = {}
+        self._lines: dict[Connection, AgentConnection] = {}
         self._backlog: deque[tuple[Connection, AgentReport]] = deque()
         self._timer: Timer | None = None
 
@@ -83,13 +83,13 @@ class Coordinator:
     def thaw(self) -> None:
         self.frozen = False
         while self._backlog and self.running:
-            self._heard(*self._backlog.popleft())
+            self._received(*self._backlog.popleft())
         self._tick()
 
     # ---- the server
 
     def accepted(self, connection: Connection) -> None:
-        self._lines[connection] = Line()
+        self._lines[connection] = AgentConnection()
 
     def closed(self, connection: Connection) -> None:
         self._lines.pop(connection, None)
@@ -99,9 +99,9 @@ class Coordinator:
         if self.frozen:
             self._backlog.append((connection, report))
         elif self.running:
-            self._heard(connection, report)
+            self._received(connection, report)
 
-    def _heard(self, connection: Connection, report: AgentReport) -> None:
+    def _received(self, connection: Connection, report: AgentReport) -> None:
         line = self._lines.get(connection)
         if line is None:
             return
@@ -145,13 +145,13 @@ class Coordinator:
         wake = membership.wake_at(self.state, now)
         self._timer = None if wake is None else self._world.clock.at(max(wake, now + 0.01), self._tick)
 
-    def _send(self, connection: Connection, line: Line, orders: Orders | None) -> None:
+    def _send(self, connection: Connection, line: AgentConnection, orders: Orders | None) -> None:
         if orders is None or orders == line.sent:
             return
         line.sent, line.sent_at, line.number = orders, self._world.clock.now, line.number + 1
         self._write(connection, line, replace(orders, number=line.number))
 
-    def _write(self, connection: Connection, line: Line, orders: Orders) -> None:
+    def _write(self, connection: Connection, line: AgentConnection, orders: Orders) -> None:
         assert line.report is not None
         line.spoke_at = self._world.clock.now
         numbered = replace(orders, answers=line.report.number)
@@ -168,4 +168,4 @@ class Coordinator:
         film = self._world.film
         if film.on:
             report = membership.job_report(self.state, self._world.clock.now)
-            film.says(self.pod.name, f"[{report.phase.value} {report.epoch or ''}] {report.why}")
+            film.line(self.pod.name, f"[{report.phase.value} {report.epoch or ''}] {report.why}")

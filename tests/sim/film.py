@@ -28,15 +28,15 @@ class Film:
         self.lines: list[str] = []
         self._why = ""
 
-    def tell(self, who: str, what: str) -> None:
+    def write(self, who: str, what: str) -> None:
         if self.on:
             self.lines.append(f"{self._clock.now:8.2f}  {who:<22} {what}")
 
-    def says(self, who: str, why: str) -> None:
-        """A sentence that is told only when it changes."""
+    def line(self, who: str, why: str) -> None:
+        """A sentence that is written only when it changes."""
         if self.on and why != self._why:
             self._why = why
-            self.tell(who, why)
+            self.write(who, why)
 
     def wrote_status(self, old: JobStatus, new: JobStatus, why: str) -> None:
         if not self.on:
@@ -55,7 +55,7 @@ class Film:
             )
             if (before := getattr(old, name)) != (after := getattr(new, name))
         ]
-        self.tell("operator", f"saves [{'; '.join(changes)}] because {why}")
+        self.write("operator", f"saves [{'; '.join(changes)}] because {why}")
 
     def text(self) -> str:
         """All of it, or beginning and end."""

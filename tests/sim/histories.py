@@ -90,7 +90,7 @@ def play_history(history: History, film: bool = False) -> World:
             world.checks.counts["rule steps"] += 1
             if world.ended:
                 break
-        world.film.tell("-- move", "quiet: faults stop")
+        world.film.write("-- move", "quiet: faults stop")
         world.settle()
     except Exception as error:
         if film:

@@ -97,7 +97,7 @@ class Kubelet:
         self.pods.append(pod)
         self._later(0.2 + 1.5 * self._kubernetes.random.random(), self._start, pod, 0)
 
-    def asked_to_delete(self, pod: Pod, grace: float) -> None:
+    def deletion_requested(self, pod: Pod, grace: float) -> None:
         self._later(0.05, self._delete, pod, grace)
 
     # ---- power and cable

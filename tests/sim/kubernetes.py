@@ -2,7 +2,7 @@
 
 What an operator can do is `execute(action)` and `write_status`; nothing else creates or deletes in its name.
 Every change makes a new View. Views are kept for a while, because a cache may be behind.
-Kubelets (kubelet.py) start, signal and reap; a node that is out of touch reports nothing and obeys nothing.
+Kubelets (kubelet.py) start, signal and reap; a node that is out of touch reports nothing and applies nothing.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ class Kubernetes:
         if pod.kubelet is None:
             self.remove(pod)
         else:
-            pod.kubelet.asked_to_delete(pod, grace)
+            pod.kubelet.deletion_requested(pod, grace)
         self.changed()
 
     def force_delete(self, pod: Pod) -> None:
@@ -239,7 +239,7 @@ class Kubernetes:
         pod.deleting = True
         self.remove(pod)
         if pod.kubelet:
-            pod.kubelet.asked_to_delete(pod, 0)
+            pod.kubelet.deletion_requested(pod, 0)
 
     def remove(self, pod: Pod) -> None:
         if self.pods.get(pod.name) is pod:

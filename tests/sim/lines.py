@@ -9,14 +9,14 @@ from tests.sim.promise import require
 from ropeteam_trainer.contract.world import Epoch
 
 if TYPE_CHECKING:
-    from tests.sim.servers import Line, Server, Worker
+    from tests.sim.servers import Server, ServerConnection, Worker
     from tests.sim.world import World
 
 
 class LineChecks:
     def __init__(self, world: World) -> None:
         self._world = world
-        self.of: dict[Epoch, Line] = {}
+        self.of: dict[Epoch, ServerConnection] = {}
         """By each epoch that started ranks of it."""
         self._newest: tuple[Epoch, frozenset[str]] | None = None
 
@@ -41,8 +41,8 @@ class LineChecks:
         require(not lost, "no acknowledged update is lost", lost, memory.steps)
 
     def rejoined(self, worker: Worker) -> None:
-        told = worker.line.steps[worker.number]
-        require(worker.step >= told, "a worker goes on from what was acknowledged", worker.step, told)
+        reported = worker.line.steps[worker.number]
+        require(worker.step >= reported, "a worker goes on from what was acknowledged", worker.step, reported)
 
     def acknowledged(self, worker: Worker) -> None:
         line, pods = worker.line, self._world.checks.pods(worker.plan)

@@ -40,12 +40,12 @@ class Move:
 
 
 def play(world: World, move: Move) -> None:
-    world.film.tell("-- move", str(move))
+    world.film.write("-- move", str(move))
     MOVES[move.name](world, move)
 
 
-def _pick(things: list[T], move: Move) -> T | None:
-    return things[move.place % len(things)] if things else None
+def _pick(objects: list[T], move: Move) -> T | None:
+    return objects[move.place % len(objects)] if objects else None
 
 
 # ---- time
@@ -140,11 +140,11 @@ def _sites(world: World) -> list[str]:
     return ["operator", *(c.site for c in world.live_coordinators()), *(a.site for a in world.live_agents())]
 
 
-def _cut_pair(world: World, move: Move) -> None:
+def _partition_pair(world: World, move: Move) -> None:
     sites = _sites(world)
     one, other = sites[move.place % len(sites)], sites[move.size % len(sites)]
     if one != other:
-        world.network.cut(one, other)
+        world.network.partition(one, other)
 
 
 def _isolate(world: World, move: Move) -> None:
@@ -174,12 +174,12 @@ def _node_down(world: World, move: Move) -> None:
     kubelet = world.kubernetes.kubelets[move.place % len(world.kubernetes.kubelets)]
     what = ("power", "cable", "kubelet")[move.size % 3]
     if what == "cable":
-        cut_cable(world, kubelet)
+        partition(world, kubelet)
     else:
         kubelet.go_out_of_touch(power_too=what == "power")
 
 
-def _cut_off(world: World, move: Move) -> None:
+def _partition_one(world: World, move: Move) -> None:
     """The node of a worker is, for longer than others wait to hear of it; they have all that they need. Then
     so is that of its successor, or that ends."""
     world.stop_faults()
@@ -189,17 +189,17 @@ def _cut_off(world: World, move: Move) -> None:
             break
     pod = _pick(_worker_pods(world), move)
     if pod and pod.kubelet:
-        cut_cable(world, pod.kubelet)
+        partition(world, pod.kubelet)
         world.run(world.setup.lost + 2.0 + move.size / 4)
         next_one = max((p for p in _worker_pods(world) if p.slot == pod.slot), key=lambda p: p.incarnation)
         if move.size % 3 == 1 and next_one.kubelet:
-            cut_cable(world, next_one.kubelet)
+            partition(world, next_one.kubelet)
         elif move.size % 3 == 2:
             _kill_process(lambda _: [next_one])(world, move)
         world.run(20.0 + 2 * move.size)
 
 
-def cut_cable(world: World, kubelet: Kubelet) -> None:
+def partition(world: World, kubelet: Kubelet) -> None:
     kubelet.cabled = False
     for pod in kubelet.pods:
         world.network.isolate(pod.uid)
@@ -357,14 +357,14 @@ MOVES: dict[str, Callable[[World, Move], Any]] = {
     "kill_coordinator": _kill_process(_coordinator_pods),
     "freeze_agent": _freeze_agent,
     "freeze_coordinator": _freeze_coordinator,
-    "cut_pair": _cut_pair,
+    "cut_pair": _partition_pair,
     "isolate": _isolate,
     "heal": _heal,
     "slow_site": _slow_site,
     "reset_connections": _reset_connections,
     "node_down": _node_down,
     "node_back": _node_back,
-    "cut_off": _cut_off,
+    "cut_off": _partition_one,
     "remove_node": _remove_node,
     "delete_pod": _delete_pod,
     "force_delete_pod": _force_delete_pod,

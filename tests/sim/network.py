@@ -3,7 +3,7 @@
 Connections are TCP's: bytes arrive in order or not at all. A cut between two sites holds what is under way
 and delivers it when the cut heals, unless the connection was closed meanwhile; neither end learns of a cut.
 An end whose process dies says so to the other (its kernel does), one whose machine loses power says
-nothing. Delays are drawn anew for each message; a slow site multiplies them.
+nothing. Delays are drawn again for each message; a slow site multiplies them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.sim.clock import Clock
 
 
 class Peer(Protocol):
-    """One end of a connection: what it is told."""
+    """One end of a connection: its notifications."""
 
     site: str
 
@@ -28,7 +28,7 @@ class Peer(Protocol):
 class Network:
     def __init__(self, clock: Clock, random: Random) -> None:
         self.clock, self._random = clock, random
-        self._cuts: set[frozenset[str]] = set()
+        self._partitions: set[frozenset[str]] = set()
         self._islands: dict[str, int] = {}
         """Sites that are cut off from all others but those of the same number."""
         self.slowness: dict[str, float] = {}
@@ -38,10 +38,10 @@ class Network:
     def reaches(self, one: str, other: str) -> bool:
         if self._islands and self._islands.get(one) != self._islands.get(other):
             return False
-        return not self._cuts or frozenset((one, other)) not in self._cuts
+        return not self._partitions or frozenset((one, other)) not in self._partitions
 
-    def cut(self, one: str, other: str) -> None:
-        self._cuts.add(frozenset((one, other)))
+    def partition(self, one: str, other: str) -> None:
+        self._partitions.add(frozenset((one, other)))
 
     def isolate(self, site: str) -> None:
         """Cut this site off from all others."""
@@ -54,7 +54,7 @@ class Network:
 
     def heal(self) -> None:
         """Undo every cut and slowness; what was held arrives now, in order."""
-        self._cuts.clear()
+        self._partitions.clear()
         self._islands.clear()
         self.slowness.clear()
         held, self._held = self._held, []
@@ -86,7 +86,7 @@ class Network:
         return connection
 
     def reset(self, site: str) -> None:
-        """Every connection of this site breaks (a middlebox restarts): both ends are told."""
+        """Every connection of this site breaks (a middlebox restarts): both ends are notified."""
         for connection in self._opened:
             if connection.open and site in (connection.client.site, connection.server.site):
                 connection.close(by=connection.client)
@@ -107,7 +107,7 @@ class Connection:
         self._later(to_server, lambda: receiver.received(self, message))
 
     def close(self, by: Peer) -> None:
-        """Closed by one end (or by the kernel of its dead process); the other is told a little later."""
+        """Closed by one end (or by the kernel of its dead process); the other is notified a little later."""
         if not self.open:
             return
         to_server = by is self.client
@@ -116,10 +116,10 @@ class Connection:
         self.open = False
 
     def vanish(self) -> None:
-        """One end lost power: nothing arrives any more, and nobody is told."""
+        """One end lost power: nothing arrives any more, and nobody is notified."""
         self.open = False
 
-    def _later(self, to_server: bool, tell: Callable[[], None], last: bool = False) -> None:
+    def _later(self, to_server: bool, notify: Callable[[], None], last: bool = False) -> None:
         if not self.open:
             return
         network, one, other = self._network, self.client.site, self.server.site
@@ -128,6 +128,6 @@ class Connection:
 
         def deliver() -> None:
             if self.open or last:
-                tell()
+                notify()
 
         network.clock.at(when, network.carry, one, other, deliver)

@@ -54,11 +54,11 @@ class Operator:
     def __init__(self, world: World) -> None:
         self._world = world
         self._task: Task | None = None
-        self._bell = self._sleeps = False
+        self._wakeup = self._sleeps = False
         self.lag = 0.0
         self.crash_after: int | None = None
         """Die after this many more calls to the API server or the coordinator."""
-        self._asking = False
+        self._polling = False
         self.start()
 
     # ---- life
@@ -79,8 +79,8 @@ class Operator:
             self._own = self._world.kubernetes.view(0.0)
             """What it wrote itself last: its cache is never behind that."""
             self._seen_until = 0.0
-            self._pace = ProgressRateLimiter()
-            self._bell = self._sleeps = self._asking = False
+            self._rate_limit = ProgressRateLimiter()
+            self._wakeup = self._sleeps = self._polling = False
             self.crash_after = None
             self._task = self._world.clock.spawn(self._run())
 
@@ -92,27 +92,27 @@ class Operator:
     def ring(self) -> None:
         """Something changed; a cache that is behind hears of it when it has it."""
         if self.lag:
-            self._world.clock.after(self.lag + REACTION, self._hear)
-        self._hear()
+            self._world.clock.after(self.lag + REACTION, self._receive)
+        self._receive()
 
     def catch_up(self) -> None:
         """The caches are fresh again."""
         self.lag = 0.0
-        self._hear()
+        self._receive()
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         """Something changed in the cluster: the next round comes at once, or after the one under way."""
-        if self._sleeps and not self._bell and self._task is not None:
+        if self._sleeps and not self._wakeup and self._task is not None:
             self._task.wake(REACTION)
-        self._bell = True
+        self._wakeup = True
 
     # ---- rounds
 
     def _run(self) -> Process:
         while True:
-            self._bell = False
+            self._wakeup = False
             again = yield from self._round()
-            if self._bell:
+            if self._wakeup:
                 yield REACTION
                 continue
             self._sleeps = True
@@ -122,7 +122,7 @@ class Operator:
     def _round(self) -> Process:
         world = self._world
         view = max(self._own, self._cached(), key=lambda view: view.version)
-        report, error = yield from self._ask(view)
+        report, error = yield from self._poll(view)
         pods = self._cached()
         if not world.kubernetes.job.exists:
             return None
@@ -130,16 +130,18 @@ class Operator:
         decision = decide(seen)
         world.checks.decided(seen, decision)
         writes = decision.status != seen.status
-        if writes and not self._pace.permits(seen.status, decision.status, seen.now):
+        if writes and not self._rate_limit.permits(seen.status, decision.status, seen.now):
             return PACED
         if writes:
             saved = yield from self._save(view, decision)
             if not saved:
                 return 0.1
-        told, self._desired = self._desired, decision.desired
+        reported, self._desired = self._desired, decision.desired
         yield from self._act(decision)
         return (
-            0.0 if writes or decision.actions or told != decision.desired else decision.requeue_after_seconds
+            0.0
+            if writes or decision.actions or reported != decision.desired
+            else decision.requeue_after_seconds
         )
 
     def _cached(self) -> View:
@@ -169,7 +171,7 @@ class Operator:
         for action in decision.actions:
             yield world.api_seconds()
             world.checks.acts(action)
-            world.film.tell("operator", str(action))
+            world.film.write("operator", str(action))
             world.kubernetes.execute(action)
             if isinstance(action, CreateSecret):
                 self._secret_at = world.clock.now
@@ -178,11 +180,11 @@ class Operator:
             yield self._called()
 
     def _called(self) -> float:
-        """Between two calls: the place to die. Returns how long it takes to go on."""
+        """Between two calls: the place to die. Returns how long it takes to continue."""
         if self.crash_after is not None:
             self.crash_after -= 1
             if self.crash_after < 0:
-                self._world.film.tell("operator", "crashes between two calls")
+                self._world.film.write("operator", "crashes between two calls")
                 self.kill()
         return 0.0
 
@@ -214,7 +216,7 @@ class Operator:
             self._world.checks.same("observation through JSON", again, seen)
         return seen
 
-    def _ask(self, view: View) -> Process:
+    def _poll(self, view: View) -> Process:
         """PUT /desired: (report, "") or (None, why not)."""
         if self._desired is None or view.service is None:
             return None, ""
@@ -222,14 +224,14 @@ class Operator:
         task = self._task
 
         def answered(answer: JobReport | str) -> None:
-            if not answers and task is not None and task is self._task and self._asking:
+            if not answers and task is not None and task is self._task and self._polling:
                 answers.append(answer)
                 task.wake(0.0)
 
-        self._asking = True
+        self._polling = True
         self._put(self._leases.with_acknowledgement(self._desired), answered)
         yield CALL_TIMEOUT
-        self._asking = False
+        self._polling = False
         yield self._called()
         if not answers:
             return None, "no answer within 3 s"

@@ -53,7 +53,7 @@ class Parent(Protocol):
     memory: Memory | None
     restore: tuple[CheckpointRef, ...]
 
-    def heard(self, rank: Rank, said: FromRank) -> None: ...
+    def on_message(self, rank: Rank, message: FromRank) -> None: ...
 
     def reaped(self, rank: Rank, exit: ProcessExit) -> None: ...
 
@@ -70,7 +70,7 @@ class Rank:
         self.silent = False
         """Its machine lost power: nobody hears of its end."""
         self.joined = self.waiting = self.drained = False
-        self.told = ToRank()
+        self.orders = ToRank()
         self.step = self.base = 0
         self.beaten_at = 0.0
         self.writing = False
@@ -87,7 +87,7 @@ class Rank:
         return self.hung or self.parent.frozen
 
     def when_awake(self, call: Callable[[], None]) -> None:
-        """Go on with `call`, once not stuck, if still alive."""
+        """Continue with `call`, once not stuck, if still alive."""
         if not self.alive:
             return
         if self.stuck:
@@ -97,15 +97,15 @@ class Rank:
 
     # ---- what the agent sees and does
 
-    def beat(self) -> Beat | None:
+    def send_heartbeat(self) -> Beat | None:
         if self._world.script.feature_level < 1 or not self.beaten_at:
             return None
         phase = "paused" if self.waiting else self.work
         here = self.step - self.base
         return Beat(self.step, here, int(self.beaten_at * 1e9), phase, here * 4.0, self.finished)
 
-    def tell(self, message: ToRank) -> None:
-        self.told = message
+    def receive(self, message: ToRank) -> None:
+        self.orders = message
         if self.waiting:
             self.when_awake(self._go_on)
 
@@ -114,15 +114,15 @@ class Rank:
             self.waiting = False
             self.report()
 
-    def say(self, said: FromRank) -> None:
+    def send(self, message: FromRank) -> None:
         if self.alive and self._world.script.feature_level >= 1:
-            self.parent.heard(self, said)
+            self.parent.on_message(self, message)
 
     # ---- its life
 
     def boot(self) -> None:
         """Imports are done; join the others."""
-        self.say(
+        self.send(
             FromRank(
                 hello_pid=1000 + self.number, rank=self.number, feature_level=self._world.script.feature_level
             )
@@ -138,16 +138,16 @@ class Rank:
 
     def report(self) -> None:
         """job.report(): after each step, the only place where a rank can be asked to wait."""
-        script, told = self._world.script, self.told
+        script, reported = self._world.script, self.orders
         if self.drained:
             self.waiting = True
             return
-        if told.pause and script.feature_level >= 1:
-            if told.stop_at is None:
+        if reported.pause and script.feature_level >= 1:
+            if reported.stop_at is None:
                 self.waiting = True
-                self.say(FromRank(paused=self.step))
+                self.send(FromRank(paused=self.step))
                 return
-            if self.step >= told.stop_at:
+            if self.step >= reported.stop_at:
                 self._drain()
                 return
         if self.gang:
@@ -156,9 +156,9 @@ class Rank:
     def _drain(self) -> None:
         self.waiting = self.drained = True
         if self._world.script.feature_level >= 2:
-            self.save(lambda: self.say(FromRank(drained=self.step)))
+            self.save(lambda: self.send(FromRank(drained=self.step)))
         else:
-            self.say(FromRank(drained=self.step))
+            self.send(FromRank(drained=self.step))
 
     def save(self, then: Callable[[], None] = lambda: None) -> None:
         """Write the shard in the background, then tell."""
@@ -167,7 +167,7 @@ class Rank:
         def written() -> None:
             self.writing = False
             files = self._world.disk.write_shard(step, self.plan.epoch, self.number, position)
-            self.say(FromRank(shard_step=step, shard_files=files))
+            self.send(FromRank(shard_step=step, shard_files=files))
             then()
 
         self.writing = True
@@ -185,9 +185,11 @@ class Rank:
     def raises(self, fingerprint: str, message: str, code: int = 1) -> None:
         name = message.split(":")[0]
         error_class = f"ropeteam_trainer.checkpoint.decisions.restore.{name}"
-        self.say(FromRank(error_type=name, error_class=error_class, fingerprint=fingerprint, message=message))
+        self.send(
+            FromRank(error_type=name, error_class=error_class, fingerprint=fingerprint, message=message)
+        )
         if self.alive and self._world.script.feature_level >= 1:
-            self._world.checks.told.raised(self, message)
+            self._world.checks.status.raised(self, message)
         self.die(ProcessExit(code, None))
 
     def signalled(self, number: int) -> None:
@@ -203,7 +205,9 @@ class Rank:
         if not self.alive:
             return
         self.alive = False
-        self._world.film.tell(f"rank {self.number}", f"ends: {exit.code=} {exit.signal=} at step {self.step}")
+        self._world.film.write(
+            f"rank {self.number}", f"ends: {exit.code=} {exit.signal=} at step {self.step}"
+        )
         self._world.checks.rank_ended(self, exit)
         self.parent.reaped(self, exit)
         if self.gang:
@@ -238,7 +242,7 @@ class Gang:
             self._world.clock.after(0.05, self._begin)
 
     def _begin(self) -> None:
-        """init_process_group has returned on all ranks; rank 0 chooses where to go on."""
+        """init_process_group has returned on all ranks; rank 0 chooses where to continue."""
         if self.broken or not self._all_there() or any(rank.stuck for rank in self.ranks.values()):
             if not self.broken:
                 self._world.clock.after(0.5, self._begin)
@@ -255,7 +259,7 @@ class Gang:
                 self.ranks[0].raises("CheckpointNotFound", f"CheckpointNotFound: {error}")
                 return
         self.begun = True
-        self._world.film.tell(f"epoch {self.plan.epoch}", f"{len(self.ranks)} ranks go on from step {step}")
+        self._world.film.write(f"epoch {self.plan.epoch}", f"{len(self.ranks)} ranks go on from step {step}")
         self._world.checks.began(self, step)
         for rank in self.ranks.values():
             rank.go_on_from(step)
@@ -274,14 +278,14 @@ class Gang:
             rank.raises("UnavailableEverywhere", f"UnavailableEverywhere: {why}")
 
     def _restore(self, first: Rank) -> int:
-        told = replace(self.plan, restore=first.parent.restore)
-        disk, plan = self._world.disk, rank_plan(first.parent.config, told, first.parent.identity)
+        reported = replace(self.plan, restore=first.parent.restore)
+        disk, plan = self._world.disk, rank_plan(first.parent.config, reported, first.parent.identity)
         chosen = choose(plan, disk.found(), disk.look).manifest
         if chosen is None:
             return 0
         self.restored = chosen.ref
         self.position = disk.position(chosen.ref)
-        first.say(FromRank(restored=chosen.ref))
+        first.send(FromRank(restored=chosen.ref))
         return chosen.step
 
     # ---- steps
@@ -290,8 +294,8 @@ class Gang:
         """A rank entered the next step; the last one lets it happen."""
         if self.begun and not self.broken and not self._stepping:
             self._stepping = True
-            pace = 0.8 + 0.4 * self._world.random.random()
-            self._world.clock.after(self._world.script.step_seconds * pace, self._step)
+            rate = 0.8 + 0.4 * self._world.random.random()
+            self._world.clock.after(self._world.script.step_seconds * rate, self._step)
 
     def _step(self) -> None:
         self._stepping = False
@@ -299,7 +303,7 @@ class Gang:
             return
         ranks = self.ranks.values()
         if any(rank.waiting or rank.finished for rank in ranks):
-            return  # blocked in the all-reduce until the waiting ones go on
+            return  # blocked in the all-reduce until the waiting ones continue
         if any(rank.stuck for rank in ranks) or not self._connected():
             self._stepping = True
             self._world.clock.after(0.5, self._step)

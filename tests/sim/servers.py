@@ -41,7 +41,7 @@ class Memory:
 
 
 @dataclass
-class Line:
+class ServerConnection:
     """The truth about a line of worlds: what servers acknowledged while it lasted."""
 
     epoch: Epoch
@@ -62,7 +62,7 @@ class Served(Rank):
         self._server_pods = [m.pod_uid for m in plan.members if config.is_server(m.slot)]
 
     def boot(self) -> None:
-        self.say(
+        self.send(
             FromRank(
                 hello_pid=1000 + self.number, rank=self.number, feature_level=self._world.script.feature_level
             )
@@ -81,14 +81,21 @@ class Worker(Served):
         super().__init__(world, parent, plan, number)
         self.blocked = False
 
-    def beat(self) -> Beat | None:
-        """While it waits for servers it beats as long as it lives."""
+    def send_heartbeat(self) -> Beat | None:
+        """While it waits for servers it sends heartbeats as long as it lives."""
         if self.blocked and not self.stuck:
             self.touch()
-        beat = super().beat()
-        if beat is None or not self.blocked:
-            return beat
-        return Beat(beat.step, beat.steps_here, beat.monotonic_ns, "serve", beat.samples, beat.reached_end)
+        heartbeat = super().send_heartbeat()
+        if heartbeat is None or not self.blocked:
+            return heartbeat
+        return Beat(
+            heartbeat.step,
+            heartbeat.steps_here,
+            heartbeat.monotonic_ns,
+            "serve",
+            heartbeat.samples,
+            heartbeat.reached_end,
+        )
 
     def begin(self) -> None:
         """Show the servers who comes; they tell how far this rank had come."""
@@ -183,7 +190,7 @@ class Worker(Served):
             return
         for memory in memories:
             memory.stopped.add(self.number)
-        self.say(FromRank(drained=self.step))
+        self.send(FromRank(drained=self.step))
 
 
 class Server(Served):
@@ -209,7 +216,7 @@ class Server(Served):
         return memory
 
     def begin(self) -> None:
-        """Go on from what is in memory, or with the line's first state."""
+        """Continue from what is in memory, or with the line's first state."""
         if self.parent.memory is None and not self.line.begun:
             if not self.leads:
                 self.later(LOOK_SECONDS, self.begin)
@@ -228,8 +235,8 @@ class Server(Served):
         disk, workers = self._world.disk, range(self._first_server)
         try:
             wanted = replace(self.plan, restore=self.parent.restore)
-            told = rank_plan(self.parent.config, wanted, self.parent.identity)
-            chosen = choose(told, disk.found(), disk.look).manifest
+            reported = rank_plan(self.parent.config, wanted, self.parent.identity)
+            chosen = choose(reported, disk.found(), disk.look).manifest
         except CheckpointUnavailable:
             self.later(LOOK_SECONDS, self.begin)
             return False
@@ -239,7 +246,7 @@ class Server(Served):
         steps = dict.fromkeys(workers, 0)
         if chosen is not None:
             steps = dict(self._world.saved_steps[chosen.ref.step, chosen.ref.epoch])
-            self.say(FromRank(restored=chosen.ref))
+            self.send(FromRank(restored=chosen.ref))
         self.line.begun, self.line.restored = True, chosen.ref if chosen else None
         self.line.base, self.line.steps = dict(steps), dict(steps)
         self._world.checks.lines.began(self)
@@ -254,12 +261,12 @@ class Server(Served):
         self.step = self._slowest()
         self.touch()
         if len(memory.left) == self._first_server:
-            self.say(FromRank(left=True))
+            self.send(FromRank(left=True))
             self.end()
             return
         if self.leads and not self.writing and self.step >= self.saved + script.every_steps:
             self.save()
-        if self.told.stop_at is not None and not self.drained:
+        if self.orders.stop_at is not None and not self.drained:
             self._stop_when_all_have(memory)
         self.later(LOOK_SECONDS, self._look)
 
@@ -268,18 +275,18 @@ class Server(Served):
             return
         self.drained = True
         if self.leads and self.step > self.saved:
-            self.save(lambda: self.say(FromRank(drained=self.step)))
+            self.save(lambda: self.send(FromRank(drained=self.step)))
         else:
-            self.say(FromRank(drained=self.step))
+            self.send(FromRank(drained=self.step))
 
     def save(self, then: Callable[[], None] = lambda: None) -> None:
         self.saved = self.step
         self._world.saved_steps[self.step, self.plan.epoch] = dict(self.memory.steps)
         super().save(then)
 
-    def tell(self, message: ToRank) -> None:
+    def receive(self, message: ToRank) -> None:
         """A pause does not keep it from serving."""
-        paused = message.pause and not self.told.pause
-        self.told = message
+        paused = message.pause and not self.orders.pause
+        self.orders = message
         if paused and self.ready:
-            self.say(FromRank(paused=self.step))
+            self.send(FromRank(paused=self.step))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.sim.kubelet import Kubelet
-from tests.sim.moves import Move, cut_cable, play
+from tests.sim.moves import Move, partition, play
 from tests.sim.world import Setup, World
 
 from ropeteam.api.conditions import ConditionType
@@ -21,8 +21,10 @@ def a_world(setup: Setup) -> World:
 
 
 @pytest.mark.parametrize(("lost", "fence"), [(9, 10), (20, 30), (60, 120)])
-def test_a_node_that_is_cut_off_and_removed_never_trains_beside_its_successor(lost: int, fence: int) -> None:
-    cut = 0
+def test_a_node_that_is_partitioned_and_removed_never_trains_beside_its_successor(
+    lost: int, fence: int
+) -> None:
+    partitions = 0
     for seed in range(4):
         world = a_world(Setup(seed=seed, workers=1, feature_level=1, total_steps=900, lost=lost, fence=fence))
         (old,) = world.live_agents()
@@ -30,13 +32,13 @@ def test_a_node_that_is_cut_off_and_removed_never_trains_beside_its_successor(lo
         if world.live_coordinators()[0].pod.kubelet is kubelet:
             continue
         assert kubelet
-        cut_cable(world, kubelet)
+        partition(world, kubelet)
         kubelet.disown()
-        cut += 1
+        partitions += 1
         world.run(2.0 * lost + fence + 60.0)  # the checks demand that one world advances
         assert not any(rank.alive for rank in old.ranks.values())
         assert [agent for agent in world.live_agents() if any(r.alive for r in agent.ranks.values())]
-    assert cut
+    assert partitions
 
 
 def test_a_coordinator_that_restarts_without_an_operator_keeps_the_world_alive() -> None:
@@ -67,7 +69,7 @@ def test_an_island_of_a_coordinator_and_its_agents_is_the_only_world(
             world.network.island(*(pod.uid for pod in old))
         else:
             for pod in old:
-                world.network.cut("operator", pod.uid)
+                world.network.partition("operator", pod.uid)
         before = world.checks.counts["steps"]
         world.run(150.0)  # the checks demand that one world advances
         assert world.checks.counts["steps"] > before + 100, "it trains on"
@@ -115,7 +117,7 @@ def test_an_island_that_fences_itself_ends_before_its_successor_begins(
 
 
 @pytest.mark.parametrize("feature_level", [0, 1])
-def test_who_knows_that_the_island_has_ended_says_so_and_the_job_goes_on(feature_level: int) -> None:
+def test_a_person_confirms_that_the_island_has_ended_and_the_job_continues(feature_level: int) -> None:
     world = a_world(Setup(seed=1, workers=2, feature_level=feature_level, total_steps=400))
     old = list(world.kubernetes.pods.values())
     for kubelet in dict.fromkeys(pod.kubelet for pod in old if pod.kubelet):

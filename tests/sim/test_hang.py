@@ -1,4 +1,4 @@
-"""A coordinator that hangs for good: its kubelet starts it anew, and training goes on."""
+"""A coordinator that hangs for good: its kubelet starts it again, and training continues."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_coordinator_that_hangs_for_ever_does_not_stop_the_job(feature_level: 
     assert world.kubernetes.job.status.state == "Complete"
 
 
-def test_one_that_hangs_where_the_kubelet_does_nothing_is_told_and_left_to_a_person() -> None:
+def test_one_that_hangs_where_the_kubelet_does_nothing_is_reported_and_left_to_a_person() -> None:
     world = World(Setup(seed=3, workers=2, total_steps=300))
     world.run(15.0)
     (hung,) = world.live_coordinators()

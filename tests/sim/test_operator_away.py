@@ -1,4 +1,4 @@
-"""The operator is away, training goes on, and pods are lost before it returns: no job fails by that."""
+"""The operator is away, training continues, and pods are lost before it returns: no job fails by that."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def test_a_deleted_worker_disturbs_nobody(seed: int, gently: bool) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_server_that_is_asked_to_leave_costs_no_step(seed: int) -> None:
+def test_a_terminating_server_costs_no_step(seed: int) -> None:
     world = running(seed)
     before = processes(world)
     world.kubernetes.delete(world.kubernetes.pods["climb-4-1"], None)

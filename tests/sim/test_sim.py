@@ -73,7 +73,7 @@ def test_an_undisturbed_job_completes_in_one_world(feature_level: int) -> None:
     assert not world.kubernetes.job.status.incidents
 
 
-def test_an_invalid_spec_is_said_once() -> None:
+def test_an_invalid_spec_is_reported_once() -> None:
     world = World(Setup())
     world.kubernetes.edit(workers=0)
     world.run(30.0)

@@ -25,7 +25,7 @@ from tests.sim.network import Network
 from tests.sim.operator_process import Operator
 from tests.sim.promise import require
 from tests.sim.ranks import Gang, Rank, Script
-from tests.sim.servers import Line, Server, Worker
+from tests.sim.servers import Server, ServerConnection, Worker
 
 from ropeteam.api.conditions import ConditionType
 from ropeteam.core.seen.observation import Role
@@ -118,7 +118,7 @@ class World:
         self.saved_steps: dict[tuple[int, Epoch], dict[int, int]] = {}
         """What each checkpoint of parameter servers has of each worker."""
         self._gangs: dict[Epoch, Gang] = {}
-        self._lines: dict[Epoch, Line] = {}
+        self._lines: dict[Epoch, ServerConnection] = {}
         self._number = 0
         self.kubernetes = Kubernetes(
             self.clock, self.random, setup.spec(), nodes=setup.workers + setup.servers + 1
@@ -173,8 +173,8 @@ class World:
         kind = Server if agent.config.is_server(agent.pod.slot) else Worker
         return kind(self, agent, plan, number)
 
-    def line(self, plan: Plan) -> Line:
-        return self._lines.setdefault(plan.server_generation, Line(plan.server_generation))
+    def line(self, plan: Plan) -> ServerConnection:
+        return self._lines.setdefault(plan.server_generation, ServerConnection(plan.server_generation))
 
     def live_agents(self) -> list[Agent]:
         return [agent for agent in self.agents.values() if agent.alive]
@@ -183,11 +183,11 @@ class World:
         return [rank for agent in self.live_agents() for rank in agent.ranks.values() if rank.alive]
 
     def living(self, slot: int, incarnation: int) -> list[str]:
-        """Pods of this slot before that incarnation in which ranks go on. One that stood still until a moment
-        ago has not looked at its clock yet."""
+        """Pods of this slot before that incarnation in which ranks continue. One that was paused until a
+        moment ago has not looked at its clock yet."""
         agents = [agent for agent in self.live_agents() if agent.pod.slot == slot and agent.is_awake]
-        former = [agent for agent in agents if agent.pod.incarnation < incarnation]
-        return [a.pod.name for a in former if any(rank.alive for rank in a.ranks.values())]
+        previous = [agent for agent in agents if agent.pod.incarnation < incarnation]
+        return [a.pod.name for a in previous if any(rank.alive for rank in a.ranks.values())]
 
     def live_coordinators(self) -> list[Coordinator]:
         return [each for each in self.coordinators if each.running]
@@ -257,11 +257,11 @@ class World:
 
     def vouch(self) -> None:
         """A person does what status says, once it is true."""
-        former = self.kubernetes.job.status.coordinator.previous
+        previous = self.kubernetes.job.status.coordinator.previous
         live = {coordinator.pod.uid for coordinator in self.live_coordinators()}
         stalled = self.kubernetes.job.status.condition(ConditionType.STALLED)
-        asked = stalled is not None and stalled.reason == "PreviousCoordinatorMayRun"
-        if asked and not any(each.pod_uid in live for each in former):
+        confirmed = stalled is not None and stalled.reason == "PreviousCoordinatorMayRun"
+        if confirmed and not any(each.pod_uid in live for each in previous):
             self.kubernetes.annotate(*stalled.message.split()[-2].split("="))
 
     def settle(self) -> None:

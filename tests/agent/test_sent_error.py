@@ -1,4 +1,4 @@
-"""What the shim tells of an exception, and what agent and coordinator make of its class."""
+"""What the shim sends of an exception, and what agent and coordinator make of its class."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from ropeteam_trainer.coordinator.membership import evidence
     ],
     ids=lambda each: type(each).__name__,
 )
-def test_exceptions_with_a_meaning_are_known_by_the_class_that_the_shim_tells(
+def test_exceptions_with_a_meaning_are_known_by_the_class_that_the_shim_sends(
     error: Exception, known: Container[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    said = told(error, monkeypatch, tmp_path)
-    assert said.error_type == type(error).__name__
-    assert (events._checkpoint_error(said.error_class) or said.error_class) in known
+    message = sent_error(error, monkeypatch, tmp_path)
+    assert message.error_type == type(error).__name__
+    assert (events._checkpoint_error(message.error_class) or message.error_class) in known
 
 
-def told(error: Exception, monkeypatch: pytest.MonkeyPatch, folder: Path) -> FromRank:
+def sent_error(error: Exception, monkeypatch: pytest.MonkeyPatch, folder: Path) -> FromRank:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(folder / "s"))
         listener.listen()
@@ -48,12 +48,12 @@ def told(error: Exception, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Fro
             return codec.decode(FromRank, lines.readline())
 
 
-def test_a_file_name_that_is_not_utf_8_is_told_with_a_question_mark(
+def test_a_file_name_that_is_not_utf_8_is_sent_with_a_question_mark(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     error = ValueError("cannot decode sample " + os.fsdecode(b"caf\xe9.txt"))
-    said = told(error, monkeypatch, tmp_path)
-    assert said.message == "ValueError: cannot decode sample caf?.txt (?)"
+    message = sent_error(error, monkeypatch, tmp_path)
+    assert message.message == "ValueError: cannot decode sample caf?.txt (?)"
 
 
 class Unspeakable(Exception):
@@ -61,8 +61,8 @@ class Unspeakable(Exception):
         raise KeyError("no words")
 
 
-def test_an_exception_that_cannot_say_what_it_is_is_told_all_the_same(
+def test_an_exception_whose_text_fails_is_sent_all_the_same(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    said = told(Unspeakable(), monkeypatch, tmp_path)
-    assert said.message == "Unspeakable: its __str__ raised KeyError (?)"
+    message = sent_error(Unspeakable(), monkeypatch, tmp_path)
+    assert message.message == "Unspeakable: its __str__ raised KeyError (?)"

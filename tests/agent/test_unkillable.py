@@ -1,4 +1,5 @@
-"""What of a rank cannot be killed, started or heard is told all the same, and holds up nothing else."""
+"""What of a rank cannot be killed, started or received is reported all the same, and holds up nothing
+else."""
 
 from __future__ import annotations
 
@@ -82,7 +83,7 @@ async def test_an_environment_that_the_kernel_holds_back_stops_no_report(pod, co
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a process of somebody else's takes root")
-async def test_a_stray_that_cannot_be_killed_is_told_and_ends_the_container(pod, coordinator):
+async def test_a_stray_that_cannot_be_killed_is_reported_and_ends_the_container(pod, coordinator):
     (pod.folder / "x.py").write_text(STRAY)
     pod.start("python3", "x.py", agent=(sys.executable, "-c", WITHOUT_CAP_KILL))
     coordinator.order(plan=a_plan())
@@ -94,8 +95,8 @@ async def test_a_stray_that_cannot_be_killed_is_told_and_ends_the_container(pod,
     assert "rank 0 has not ended after 1 s: process" in pod.text()
 
 
-def test_a_rank_that_cannot_be_buried_ends_the_agent_once_the_others_are_dead():
-    life = Life().running().sees(RankUnkillable(world().epoch, 0, ERROR, LEFT))
+def test_a_rank_that_cannot_be_reaped_ends_the_agent_once_the_others_are_dead():
+    life = Life().running().receives(RankUnkillable(world().epoch, 0, ERROR, LEFT))
     assert life.did_a(KillRanks).ranks == (0, 1)
     assert life.did_no(Exit)
     assert not life.report.stopped
@@ -108,7 +109,7 @@ def test_a_rank_that_cannot_be_buried_ends_the_agent_once_the_others_are_dead():
 def test_what_is_left_of_a_rank_that_was_done_ends_with_the_release():
     life = Life().running()
     for rank in (0, 1):
-        life.sees(RankUnkillable(world().epoch, rank, ProcessExit(0, None), LEFT))
+        life.receives(RankUnkillable(world().epoch, rank, ProcessExit(0, None), LEFT))
     assert life.did_no(Exit)
     assert all(each.phase is RankPhase.EXITED and each.exit.clean for each in life.report.ranks)
     life.ordered(complete=world().epoch).ordered(release=True)
@@ -116,13 +117,13 @@ def test_what_is_left_of_a_rank_that_was_done_ends_with_the_release():
 
 
 def test_what_is_left_of_a_rank_that_was_done_keeps_no_next_world_waiting():
-    life = Life().running().sees(RankUnkillable(world().epoch, 0, ProcessExit(0, None), LEFT))
+    life = Life().running().receives(RankUnkillable(world().epoch, 0, ProcessExit(0, None), LEFT))
     life.ordered(plan=world(2)).died(1)
     assert life.did_a(Exit).code == 3
 
 
-def test_a_rank_that_is_buried_late_was_not_given_up_in_vain():
-    life = Life().running().sees(RankUnkillable(world().epoch, 0, killed(), LEFT))
+def test_a_rank_that_is_reaped_late_ends_no_agent():
+    life = Life().running().receives(RankUnkillable(world().epoch, 0, killed(), LEFT))
     life.died(0)
     assert life.did_no(Exit)
     assert life.died(1).did_a(Exit).code == 3
@@ -146,7 +147,7 @@ async def test_a_rank_that_cannot_be_prepared_is_an_exit_and_leaves_nothing(pod,
     await coordinator.wait_for(lambda r: r.ranks and r.ranks[0].phase is RankPhase.RUNNING)
 
 
-async def test_a_rank_whose_files_cannot_be_removed_is_buried_all_the_same(pod, coordinator):
+async def test_a_rank_whose_files_cannot_be_removed_is_reaped_all_the_same(pod, coordinator):
     (pod.folder / "x.py").write_text("import time; time.sleep(1000)")
     pod.start("python3", "x.py")
     coordinator.order(plan=a_plan())
@@ -176,7 +177,7 @@ class Library:
         self.socket.setblocking(False)
         self.lines = b""
 
-    def heard(self) -> list[ToRank]:
+    def received(self) -> list[ToRank]:
         """All whole messages so far."""
         try:
             while data := self.socket.recv(1 << 16):
@@ -187,35 +188,35 @@ class Library:
 
 
 async def test_of_what_a_rank_did_not_read_it_gets_the_newest_when_it_reads_again(tmp_path):
-    heard: list[FromRank] = []
-    peer = RankSocket(tmp_path / "s", heard.append)
+    received: list[FromRank] = []
+    peer = RankSocket(tmp_path / "s", received.append)
     library = Library(peer.path)
-    await until(lambda: heard, lambda: "no hello")
+    await until(lambda: received, lambda: "no hello")
     servers = tuple("x" * 100 for _ in range(100))
     for step in range(200):  # 2 MB: the socket's buffer is full long before
         peer.send(ToRank(stop_at=step, servers=servers))
     peer.send(ToRank(pause=True, stop_at=1000))
-    await until(lambda: ToRank(pause=True, stop_at=1000) in library.heard(), lambda: "the pause is lost")
-    steps = [message.stop_at or 0 for message in library.heard()]
+    await until(lambda: ToRank(pause=True, stop_at=1000) in library.received(), lambda: "the pause is lost")
+    steps = [message.stop_at or 0 for message in library.received()]
     assert steps == sorted(steps)
     assert len(steps) < 200, "its buffer was never full"
     peer.close()
     library.socket.close()
 
 
-async def test_a_library_that_comes_again_is_told_again(tmp_path):
+async def test_a_library_that_connects_again_receives_the_state_again(tmp_path):
     peer = RankSocket(tmp_path / "s", lambda _: None)
     peer.send(ToRank(pause=True))
     for _ in range(2):
         library = Library(peer.path)
-        await until(lambda: library.heard() == [ToRank(pause=True)], lambda: "it is not told")  # noqa: B023
+        await until(lambda: library.received() == [ToRank(pause=True)], lambda: "it is not told")  # noqa: B023
         library.socket.close()
     peer.close()
 
 
-async def test_a_rank_is_heard_once_there_is_a_descriptor_for_it(tmp_path, capfd):
-    heard: list[FromRank] = []
-    peer = RankSocket(tmp_path / "s", heard.append)
+async def test_a_rank_is_received_once_there_is_a_descriptor_for_it(tmp_path, capfd):
+    received: list[FromRank] = []
+    peer = RankSocket(tmp_path / "s", received.append)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     library = Library(peer.path)
     try:
@@ -223,8 +224,8 @@ async def test_a_rank_is_heard_once_there_is_a_descriptor_for_it(tmp_path, capfd
         await asyncio.sleep(0.1)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert not heard
+    assert not received
     assert "cannot accept, trying again" in capfd.readouterr().err
-    await until(lambda: heard, lambda: "it is never heard")
+    await until(lambda: received, lambda: "it is never heard")
     peer.close()
     library.socket.close()

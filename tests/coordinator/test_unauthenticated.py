@@ -18,7 +18,7 @@ from ropeteam_trainer.coordinator import server
 
 DESIRED = Desired(1, 1, 1, {str(slot): SlotDesired(1, f"pod-{slot}-1") for slot in (0, 1)}, allowance=5)
 LONGEST = struct.pack(">I", wire.MAX_BODY) + b"x" * wire.MAX_BODY
-"""A frame that lacks the last 32 bytes."""
+"""A frame without the last 32 bytes."""
 
 
 def long_report() -> AgentReport:
@@ -34,7 +34,7 @@ async def registered(served: Served, report: AgentReport) -> None:
     await link.close()
 
 
-async def test_silent_strangers_keep_no_agent_out(served: Served):
+async def test_silent_unauthenticated_peers_keep_no_agent_out(served: Served):
     await put_desired(served.http, DESIRED)
     crowd = Crowd(served.agents, 150)
     await crowd.has_come()
@@ -80,7 +80,7 @@ async def test_half_requests_keep_neither_the_operator_nor_a_probe_nor_prometheu
     await crowd.go()
 
 
-async def test_whatever_strangers_say_the_log_does_not_grow_with_it(served: Served):
+async def test_the_log_does_not_grow_with_unauthenticated_input(served: Served):
     for size in range(3):
         link = await Link().connect(served.agents)
         link.write(struct.pack(">I", wire.MAX_BODY + 1 + size))
@@ -93,9 +93,7 @@ def held(served: Served) -> int:
     return sum(len(line._opener._buffer) for line in served.coordinator._lines if line._opener)
 
 
-async def test_what_strangers_have_said_is_held_within_a_bound(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-):
+async def test_unauthenticated_input_is_held_within_a_bound(served: Served, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(server, "FIRST_REPORT_SECONDS", 300.0)
     crowd = Crowd(served.agents, 20, LONGEST)
     await crowd.has_come()
@@ -106,8 +104,8 @@ async def test_what_strangers_have_said_is_held_within_a_bound(
 
 
 @pytest.mark.parametrize("address", ["127.0.0.2", "127.0.0.1"])
-async def test_a_long_first_report_is_heard_beside_them(served: Served, address: str):
-    """Its shards are told again on each new connection."""
+async def test_a_long_first_report_is_received_beside_them(served: Served, address: str):
+    """Its shards are reported again on each new connection."""
     await put_desired(served.http, DESIRED)
     report = long_report()
     crowd = Crowd(served.agents, 5, LONGEST, address)

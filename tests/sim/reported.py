@@ -26,7 +26,7 @@ _OF_A_RANK = (Cause.ERROR, Cause.SIGNAL, Cause.HANG, Cause.RETRIED_FREE)
 """Causes that only a rank has. A container can be out of memory, too."""
 
 
-class Told:
+class StatusChecks:
     def __init__(self, world: World) -> None:
         self._world = world
         self._exits: dict[tuple[str, int], ProcessExit] = {}

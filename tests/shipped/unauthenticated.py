@@ -1,7 +1,7 @@
 """Who has no business there knocks: a scanner, an old client, a proxy that spoils what it passes on.
 
-A stranger sends a request in which something is wrong, to either port of the coordinator, and goes. Promise:
-it is told why not, or cut off where it does not even speak HTTP; nothing else happens.
+An unauthenticated peer sends a request in which something is wrong, to either port of the coordinator, and
+goes. Promise: it is told why not, or cut off where it does not even speak HTTP; nothing else happens.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _NAMES = ("Content-Length", "content-length", "Authorization", "Transfer-Encodin
 
 def request(random: Random) -> bytes:
     """Mostly HTTP, never what a coordinator should act on."""
-    words = [random.choice(("PUT", "PUT", "POST", "GET", "")), random.choice(_PATHS)]
-    words.append(random.choice(("HTTP/1.1", "HTTP/1.1", "HTTP/1.1", "HTTP/1.0", "HTTP/2")))
+    fields = [random.choice(("PUT", "PUT", "POST", "GET", "")), random.choice(_PATHS)]
+    fields.append(random.choice(("HTTP/1.1", "HTTP/1.1", "HTTP/1.1", "HTTP/1.0", "HTTP/2")))
     names = random.choices(_NAMES, k=random.randint(0, 3))
     headers = [f"{name}:{random.choice((' ', ''))}{random.choice(_VALUES)}" for name in names]
     head, body = (
-        "\r\n".join((" ".join(words), *headers, "", "")),
+        "\r\n".join((" ".join(fields), *headers, "", "")),
         random.randbytes(random.choice((0, 5, 5000))),
     )
     whole = head.encode() + body
@@ -41,9 +41,9 @@ def request(random: Random) -> bytes:
 
 
 def knock(site: Site, pod: Pod, random: Random) -> None:
-    stranger = Process(site.loop, "stranger", pod.node.name, site.next_ip())
+    peer = Process(site.loop, "stranger", pod.node.name, site.next_ip())
     port = random.choice((config.COORDINATOR_HTTP_PORT, config.COORDINATOR_AGENT_PORT))
-    stranger.spawn(lambda: _visit(site, pod, port, request(random)))
+    peer.spawn(lambda: _visit(site, pod, port, request(random)))
 
 
 async def _visit(site: Site, pod: Pod, port: int, sent: bytes) -> None:
@@ -60,9 +60,9 @@ async def _visit(site: Site, pod: Pod, port: int, sent: bytes) -> None:
         return
     if port != config.COORDINATOR_HTTP_PORT:
         return
-    told = answer.startswith(b"HTTP/1.1 200") and b"/desired" not in sent and b"/report" not in sent
+    reported = answer.startswith(b"HTTP/1.1 200") and b"/desired" not in sent and b"/report" not in sent
     refused = answer.startswith((b"HTTP/1.1 4", b"HTTP/1.1 503"))
     lives = process is not None and process.alive and site.loop.now < began + _SOON
-    cut_off = not answer and not (lives and b"\r\n\r\n" in sent)
-    if not (told or refused or cut_off):  # nobody awaits this task
+    disconnected = not answer and not (lives and b"\r\n\r\n" in sent)
+    if not (reported or refused or disconnected):  # nobody awaits this task
         site.loop.faults.append(Broken(f"a stranger is refused: {sent[:80]!r}: {answer[:80]!r}"))
