@@ -79,7 +79,7 @@ def test_a_disk_that_answers_after_all_makes_the_pod_fit_again():
     assert life.claimed(a_plan()).did_a(StartRanks).plan.epoch == epoch(1)
     assert life.report.problem is None
     other = Problem(FailReason.INTERPRETER_WITHOUT_TORCH, "no torch")
-    life = a_life().ordered(plan=a_plan()).sees(ProblemFound(other)).claimed(a_plan())
+    life = a_life().ordered(plan=a_plan()).receives(ProblemFound(other)).claimed(a_plan())
     assert life.report.problem == other
 
 

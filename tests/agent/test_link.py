@@ -45,7 +45,7 @@ async def test_orders_with_a_wrong_mac_are_not_applied(pod, coordinator, monkeyp
     pod.start("python3", "x.py")
     await coordinator.wait_for(lambda _: True)
     monkeypatch.setattr(harness, "TOKEN", bytes(32))
-    await coordinator.cut()
+    await coordinator.drop_link()
     coordinator.order(plan=a_plan())
     await pod.printed("wrong MAC")
     assert "up" not in pod.text()
@@ -91,7 +91,7 @@ async def test_a_recorded_coordinator_cannot_be_played_to_an_agent(pod, coordina
     await running(pod, coordinator)
     coordinator.order(plan=None, release=True)
     assert await pod.exit_code() == 0
-    recorded, port = coordinator.said, coordinator.port
+    recorded, port = coordinator.sent, coordinator.port
     await coordinator.stop()
 
     async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -110,7 +110,7 @@ async def test_the_token_is_shown_before_the_report_to_who_looks_for_it(pod, coo
     await running(pod, coordinator)
     assert coordinator.shown == 1
     coordinator.looks = False
-    await coordinator.cut()
+    await coordinator.drop_link()
     await coordinator.wait_for(lambda _: coordinator.connections == 2)
     assert coordinator.shown == 1, "a coordinator of the release before takes a report only"
 
@@ -119,11 +119,11 @@ async def test_orders_of_the_previous_release_are_applied_unless_they_may_be_rep
     coordinator.older = True
     await running(pod, coordinator)
     coordinator.older = False
-    await coordinator.cut()
+    await coordinator.drop_link()
     coordinator.order(term=2)
     await coordinator.wait_for(lambda r: r.term == 2)
     coordinator.older = True
-    await coordinator.cut()
+    await coordinator.drop_link()
     await pod.printed("orders of term 2 may be a replay")
     coordinator.order(term=3)
     await coordinator.wait_for(lambda r: r.term == 3)

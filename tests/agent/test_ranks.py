@@ -208,12 +208,12 @@ async def test_a_peer_that_greets_and_orders_nothing_keeps_no_rank_alive(make_po
     coordinator.silent = True
     greeted = coordinator.connections
     if not greets_only:
-        coordinator.cuts = True
-        await coordinator.cut()
+        coordinator.dropped_links = True
+        await coordinator.drop_link()
     await until(lambda: set(pod.living()) == {pod.pid}, lambda: str(pod.living()))
     if not greets_only:
         assert coordinator.connections > greeted + 2, "it came again and again"
-    coordinator.silent = coordinator.cuts = False
+    coordinator.silent = coordinator.dropped_links = False
     exit = exit_of(await coordinator.wait_for(lambda r: r.stopped))
     assert exit.fingerprint == "fenced"
 

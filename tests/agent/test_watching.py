@@ -47,13 +47,13 @@ def test_phases_of_a_rank():
     life.rank_sends(0, hello_pid=7, feature_level=2)
     assert life.report.ranks[0].phase is RankPhase.STARTING
     assert life.report.feature_level == 2
-    life.beats(0, 4)
+    life.heartbeats(0, 4)
     assert life.report.ranks[0].phase is RankPhase.RUNNING
-    life.said(0, paused=5)
+    life.rank_sends(0, paused=5)
     assert (life.report.ranks[0].phase, life.report.ranks[0].step) == (RankPhase.PAUSED, 5)
-    life.beats(0, 6)
+    life.heartbeats(0, 6)
     assert life.report.ranks[0].phase is RankPhase.RUNNING, "it went on"
-    life.said(0, drained=6)
+    life.rank_sends(0, drained=6)
     assert life.report.ranks[0].phase is RankPhase.DRAINED
     assert life.died(0).report.ranks[0].phase is RankPhase.EXITED
 
@@ -259,7 +259,7 @@ def a_host():
 
 
 def test_ranks_whose_store_ends_are_killed_and_the_store_is_the_cause():
-    life = a_host().running().sees(StoreDown(epoch(1))).wait(0)
+    life = a_host().running().receives(StoreDown(epoch(1))).wait(0)
     assert life.did == (KillRanks(epoch(1), (0, 1)),)
     assert life.wait(1).did_no(KillRanks), "once"
     exit = life.died(0).report.ranks[0].exit
@@ -268,21 +268,21 @@ def test_ranks_whose_store_ends_are_killed_and_the_store_is_the_cause():
 
 
 def test_ranks_that_have_not_started_yet_are_killed_when_they_have():
-    life = a_host().ordered(plan=a_plan(1)).sees(StoreDown(epoch(1))).wait(0)
+    life = a_host().ordered(plan=a_plan(1)).receives(StoreDown(epoch(1))).wait(0)
     assert life.did_no(KillRanks), "nobody has a pid"
-    assert life.sees(RanksStarted(epoch(1))).did_a(KillRanks).ranks == (0, 1)
+    assert life.receives(RanksStarted(epoch(1))).did_a(KillRanks).ranks == (0, 1)
 
 
 def test_ranks_that_save_on_orders_may_do_so_without_a_store():
-    life = a_host().running().ordered(pause=epoch(1)).sees(StoreDown(epoch(1))).wait(0)
+    life = a_host().running().ordered(pause=epoch(1)).receives(StoreDown(epoch(1))).wait(0)
     assert life.did_no(KillRanks)
     assert life.ordered(pause=None).did_a(KillRanks).ranks == (0, 1)
 
 
 def test_a_plan_that_crosses_the_end_of_its_store_starts_nothing():
-    life = a_host().sees(StoreDown(epoch(1)))
+    life = a_host().receives(StoreDown(epoch(1)))
     assert life.report.store is None
-    life.wait(1).sees(StoreUp(StoreOffer(epoch(1), "s", 2)))
+    life.wait(1).receives(StoreUp(StoreOffer(epoch(1), "s", 2)))
     assert life.report.store == StoreOffer(epoch(1), "s", 2)
     life.ordered(plan=a_plan(1))
     assert life.did_no(StartRanks)
@@ -291,7 +291,7 @@ def test_a_plan_that_crosses_the_end_of_its_store_starts_nothing():
 
 
 def test_a_plan_that_names_the_newer_store_of_its_epoch_starts():
-    life = a_host().sees(StoreDown(epoch(1))).wait(1).sees(StoreUp(StoreOffer(epoch(1), "s", 2)))
+    life = a_host().receives(StoreDown(epoch(1))).wait(1).receives(StoreUp(StoreOffer(epoch(1), "s", 2)))
     assert life.ordered(plan=a_plan(1, store_port=2)).did_a(StartRanks)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from lab.coordinator.reports import agent, config, after_orders
+from lab.coordinator.reports import after_orders, agent, config
 
 from ropeteam_trainer.contract.desired import Desired, Incident, JobReport, SlotDesired
 from ropeteam_trainer.contract.messages import AgentReport, Orders, RankPhase, Shard
