@@ -1,4 +1,4 @@
-"""What the tests of the rules share: CEL, run by cel-python, and specs as a server would see them."""
+"""Helpers of the tests of rules: CEL, run by cel-python, and specs as a server would see them."""
 
 from __future__ import annotations
 

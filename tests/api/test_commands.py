@@ -1,4 +1,4 @@
-"""What the operator and `ropeteam validate` make of a command."""
+"""Commands, as the operator and `ropeteam validate` read them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Every sentence a user can get about a TrainingJob, in `messages.txt`: changed on purpose only.
 
-`python -m tests.api.test_messages` writes the file anew.
+`python -m tests.api.test_messages` writes the file again.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def test_a_name_of_now_wins_over_a_previous_one() -> None:
 
 
 def test_a_server_keeps_what_the_release_before_writes() -> None:
-    """It may lead when the definition of the next release is installed already."""
+    """An older operator may lead when the definition of the next release is installed already."""
     schema = crd.job_schema()["properties"]["status"]
     retained = json.loads(json.dumps(STORED))
     assert (prune(retained, schema), retained) == ([], STORED)

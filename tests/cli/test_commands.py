@@ -67,7 +67,7 @@ def until(what: str, probe: Callable[[], Any]) -> Any:
 
 
 def processes(home: Path) -> Iterator[int]:
-    """All that belong to the cluster in `home`."""
+    """Processes of the cluster in `home`."""
     for entry in Path("/proc").iterdir():
         try:
             text = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()

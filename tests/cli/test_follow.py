@@ -1,4 +1,4 @@
-"""What `ropeteam watch` and `snapshot` ask of a coordinator: through an API server's proxy, and signed."""
+"""Requests of `ropeteam watch` and `snapshot` to a coordinator: through an API server's proxy, and signed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever stands in a manifest: it is good, or one sentence says what is wrong, soon."""
+"""Any manifest is valid, or one sentence names the problem, soon."""
 
 from __future__ import annotations
 

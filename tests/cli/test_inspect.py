@@ -1,4 +1,4 @@
-"""A snapshot replays: `explain` tells from a file what the operator would have done."""
+"""A snapshot replays: `explain` shows from a file what the operator would have done."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_explain_replays_a_snapshot(tmp_path: Path) -> None:
     assert seen.secret_age == 0, "read just now: not made again for a pod that waits to mount it"
     lines = list(inspect.explain(text, "file"))
     assert f"  decision: {decide(seen).why}" in lines
-    assert not [line for line in lines if "create" in line], "everything is there already"
+    assert not [line for line in lines if "would create" in line], "everything is there already"
 
 
 async def test_a_snapshot_of_no_job_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a script prints reaches the person: while `run` runs, in files, and with `logs` when all is over."""
+"""Output of a script reaches the person: while `run` runs, in files, and with `logs` when all is over."""
 
 from __future__ import annotations
 

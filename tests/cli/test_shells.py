@@ -1,4 +1,4 @@
-"""What a person types: a real bash completes it, and a real kubectl finds the plug-in."""
+"""Command lines: a real bash completes it, and a real kubectl finds the plug-in."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def completed(*arguments: str) -> list[str]:
-    """What bash offers when TAB is pressed behind the last word, set up as our guide says."""
+    """Completions of bash for the last argument, set up as in our guide."""
     [line] = re.findall(r"^\| bash .*?`(.*?)`", GUIDE.read_text(), re.MULTILINE)
     script = (
         f"{line}\n"

@@ -1,4 +1,4 @@
-"""What a person sees: the freshest of status and report, each incident once, and the closing report."""
+"""Views of a job: the freshest of status and report, each incident once, and the closing report."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ def a_picture(**more: Any) -> JobView:
 
 def test_a_report_is_fresher_than_status() -> None:
     status = a_status(progress=ProgressStatus(step=10, loss="2.5"))
-    told = a_report(
+    report = a_report(
         progress=Progress(step=42, total_steps=100, loss="1.5", samples_per_second=9.5), world_size=3
     )
-    seen = job_view("gpt", status, told, NOW)
+    seen = job_view("gpt", status, report, NOW)
     assert (seen.step, seen.total_steps, seen.loss, seen.world_size, seen.live) == (42, 100, "1.5", 3, True)
 
 
@@ -89,12 +89,14 @@ def test_a_refused_spec_is_shown_and_waited_for_no_longer() -> None:
 
 
 def test_each_incident_is_printed_when_it_opens_and_when_it_is_over() -> None:
-    news, open_ = (
+    new_incidents, open_ = (
         NewIncidents(),
         KILLED.model_copy(update={"recovery_milliseconds": RecoveryTimesStatus(), "steps_lost": None}),
     )
     lines = [
-        line for each in (open_, open_, KILLED, KILLED) for line in news.of(a_picture(incidents=(each,)))
+        line
+        for each in (open_, open_, KILLED, KILLED)
+        for line in new_incidents.of(a_picture(incidents=(each,)))
     ]
     assert lines == [
         "incident 1.0.1: Signal in slot 1 (rank 1): recovering - killed by SIGKILL",
@@ -103,8 +105,8 @@ def test_each_incident_is_printed_when_it_opens_and_when_it_is_over() -> None:
 
 
 def test_steps_that_no_script_reports_are_not_waited_for() -> None:
-    news, unknown = NewIncidents(), KILLED.model_copy(update={"steps_lost": None})
-    assert news.of(a_picture(incidents=(unknown,), step=0)) == [
+    new_incidents, unknown = NewIncidents(), KILLED.model_copy(update={"steps_lost": None})
+    assert new_incidents.of(a_picture(incidents=(unknown,), step=0)) == [
         "incident 1.0.1: Signal in slot 1 (rank 1): recovered in 2.1 s - killed by SIGKILL"
     ]
 
@@ -116,8 +118,8 @@ def test_one_step_is_one_step() -> None:
 def test_the_time_to_the_end_follows_the_rate() -> None:
     eta = Eta()
     steps = [(0, 0.0), (1, 4.0), (1, 5.0), (11, 10.0), (11, 11.0)]
-    said = [eta.after(a_picture(step=step, total_steps=101), now) for step, now in steps]
-    assert said == ["", "", "", "45s", "54s"]
+    texts = [eta.after(a_picture(step=step, total_steps=101), now) for step, now in steps]
+    assert texts == ["", "", "", "45s", "54s"]
     assert eta.after(a_picture(step=5, total_steps=101), 11.0) == "", (
         "a world that began anew has no pace yet"
     )
@@ -137,9 +139,9 @@ def test_the_same_facts_on_a_terminal_and_elsewhere(terminal: bool) -> None:
     with screen(console) as shown:
         assert isinstance(shown, LiveScreen if terminal else PlainScreen)
         shown.show(a_picture(step=5, total_steps=10, loss="1.5", incidents=(KILLED,)))
-    said = console.export_text()
-    assert "Signal in slot 1 (rank 1)" in said
-    assert terminal or "step 5/10, loss 1.5" in said
+    texts = console.export_text()
+    assert "Signal in slot 1 (rank 1)" in texts
+    assert terminal or "step 5/10, loss 1.5" in texts
 
 
 def test_plain_lines_show_what_is_being_waited_for() -> None:
@@ -160,8 +162,8 @@ def a_job(**status: Any) -> dict[str, Any]:
     status |= {"start_time": NOW, "completion_time": NOW + timedelta(seconds=125)}
     claim = {"volume": {"persistentVolumeClaim": {"claimName": "c"}}}
     spec = {"workers": 3, "command": ["python"], "image": "i", "checkpoint": claim}
-    told = JobStatus(state="Complete", **status).to_json()
-    return {"metadata": {"name": "gpt", "namespace": "default"}, "spec": spec, "status": told}
+    written = JobStatus(state="Complete", **status).to_json()
+    return {"metadata": {"name": "gpt", "namespace": "default"}, "spec": spec, "status": written}
 
 
 def test_the_closing_report_lists_cause_seconds_and_steps_lost() -> None:
@@ -186,25 +188,25 @@ def test_a_quiet_run_reports_it() -> None:
 
 def test_the_demo_passes_only_if_both_faults_were_survived_and_the_model_has_learned() -> None:
     log = '[rank 0] RESULT {"validation_loss": 1.55, "windows": 9}\n'
-    good = a_picture(state="Complete", complete=True, incidents=(KILLED, DELETED))
-    assert list(failed_checks(JobResult(good, {}, log))) == []
+    clean = a_picture(state="Complete", complete=True, incidents=(KILLED, DELETED))
+    assert list(failed_checks(JobResult(clean, {}, log))) == []
     assert validation_loss(log) == 1.55
     bad = a_picture(state="Failed", incidents=(KILLED.model_copy(update={"steps_lost": None}),))
-    told = "\n".join(failed_checks(JobResult(bad, {}, log.replace("1.55", "1.7"))))
-    for words in ("the job is Failed", "deleted pod of slot 2", "has no recovery time", "loss is 1.7"):
-        assert words in told
+    problems = "\n".join(failed_checks(JobResult(bad, {}, log.replace("1.55", "1.7"))))
+    for text in ("the job is Failed", "deleted pod of slot 2", "has no recovery time", "loss is 1.7"):
+        assert text in problems
 
 
 def test_what_is_wrong_with_a_world_is_shown_before_what_it_does() -> None:
-    words = "2 default process groups of 2 ranks"
-    notice = Problem(FailReason.SPLIT_WORLD, words)
-    assert job_view("gpt", a_status(), a_report(notice=notice), NOW).why == words
+    text = "2 default process groups of 2 ranks"
+    notice = Problem(FailReason.SPLIT_WORLD, text)
+    assert job_view("gpt", a_status(), a_report(notice=notice), NOW).why == text
     times: dict[str, Any] = {"last_transition_time": NOW, "status": "True"}
     conditions = (
         Condition(type=ConditionType.RUNNING, reason="WorldRunning", message="trains", **times),
-        Condition(type=ConditionType.DEGRADED, reason="SplitWorld", message=words, **times),
+        Condition(type=ConditionType.DEGRADED, reason="SplitWorld", message=text, **times),
     )
-    assert job_view("gpt", a_status(conditions=conditions), None, NOW).why == words
+    assert job_view("gpt", a_status(conditions=conditions), None, NOW).why == text
 
 
 def test_columns_keep_their_names_beside_a_bar() -> None:

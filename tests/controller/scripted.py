@@ -1,5 +1,5 @@
-"""An API server that does what a test tells it: lists what it is given, and watches that say and break what
-they are told.
+"""An API server scripted by a test: lists of given objects, and watches that send given events and break on
+request.
 
 For faults that a healthy server does not show. What a healthy one does is tested against the local cluster.
 """

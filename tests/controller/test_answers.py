@@ -1,4 +1,4 @@
-"""What a tenant's coordinator may answer: a report, or what comes to one sentence about why there is none.
+"""Answers of a tenant's coordinator: a report, or what comes to one sentence about why there is none.
 Nothing that it sends makes the operator remember much, wait long, or call somebody else.
 """
 
@@ -30,7 +30,7 @@ from ropeteam_trainer.contract.world import Cause
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 SLOTS = 4096
 BEARER, SIGNED = (auth_for(Keys(b"t" * 32, "u", 1), contract) for contract in (OLDEST, VERSION))
-"""A coordinator of an earlier release signs nothing, and one of ours may be of who has read the token."""
+"""A coordinator of an earlier release signs nothing, and one of ours may come from anybody with the token."""
 
 
 REAL = coordinator._TIMEOUT

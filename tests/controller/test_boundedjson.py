@@ -1,4 +1,4 @@
-"""What tenants write is read within bounds: depth, size, lines."""
+"""JSON of tenants is read within bounds: depth, size, lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nobody waits for what another group of keys does with its turns."""
+"""No group of keys waits for what another does with its turns."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ A, B = Key("default", "a"), Key("default", "b")
 
 
 class Watched:
-    """An informer that runs, and the bells it has rung."""
+    """An informer that runs, and the keys it has enqueued."""
 
     def __init__(self, client: ApiClient) -> None:
         self.bells: list[Key] = []

@@ -1,4 +1,4 @@
-"""A job's clock: no step of a wall clock moves it, and it goes on when another operator takes over."""
+"""A job's clock: no step of a wall clock moves it, and it continues when another operator takes over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job's Secret holds, and which of the operator's keys it comes of."""
+"""Content of a job's Secret, and which of the operator's keys it comes of."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ DISCOVERY: dict[str, Object] = {
 
 
 class ScriptedJobs(Scripted):
-    """Also tells kopf that there are TrainingJobs."""
+    """Also shows kopf that there are TrainingJobs."""
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         if request.path in DISCOVERY:
@@ -103,9 +103,9 @@ async def test_a_large_job_that_changes_is_not_parsed_for_kopf(monkeypatch: pyte
     assert parsed.walks == 0
 
 
-@pytest.mark.parametrize("trouble", ["an error in the stream", "credentials that are refused"])
+@pytest.mark.parametrize("fault", ["an error in the stream", "credentials that are refused"])
 async def test_the_handler_runs_again_after_what_kills_kopf(
-    trouble: str, monkeypatch: pytest.MonkeyPatch
+    fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api, changes, kills = ScriptedJobs(), list[Change](), list[int]()
 
@@ -124,7 +124,7 @@ async def test_the_handler_runs_again_after_what_kills_kopf(
 
         task = asyncio.create_task(thread.run(load, changes.append, ()))
         await until(lambda: api.watches == 1)
-        if trouble == "an error in the stream":
+        if fault == "an error in the stream":
             api.send("ERROR", {"kind": "Status", "apiVersion": "v1", "code": 500, "message": "no"})
         else:
             api.answers += [(401, {"kind": "Status", "message": "expired", "code": 401})] * 3
@@ -139,8 +139,8 @@ async def test_the_handler_runs_again_after_what_kills_kopf(
 
 
 async def test_the_end_of_kopf_reaches_no_task_and_no_signal_handler_of_ours() -> None:
-    api, asked = ScriptedJobs(), asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
+    api, requested = ScriptedJobs(), asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, requested.set)
     async with serving(api) as address:
 
         async def load() -> Access:
@@ -150,7 +150,7 @@ async def test_the_end_of_kopf_reaches_no_task_and_no_signal_handler_of_ours() -
         await until(lambda: api.watches == 1)
         younger = asyncio.create_task(asyncio.Event().wait())
         os.kill(os.getpid(), signal.SIGTERM)
-        await until(asked.is_set)
+        await until(requested.is_set)
         assert not task.done()
         task.cancel()
         with suppress(asyncio.CancelledError):

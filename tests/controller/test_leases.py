@@ -1,4 +1,4 @@
-"""For how long no operator can have heard of a coordinator, by the clock of this process."""
+"""For how long no operator can have received anything of a coordinator, by the clock of this process."""
 
 from __future__ import annotations
 

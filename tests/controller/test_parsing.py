@@ -1,4 +1,4 @@
-"""Of jobs and pods what asks for a queue, a gang or a scheduler is kept, within bounds."""
+"""Of jobs and pods, requests for a queue, a gang or a scheduler are cached, within bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server with Pod Security: what it refuses as written is asked for again as a user that is not root."""
+"""A server with Pod Security: what it refuses as written is requested again as a user that is not root."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ async def still(tmp_path: Path) -> AsyncIterator[Operator]:
 
 
 class PodSecurity:
-    """The level `restricted` as far as users go, before the local server, which has none; a real one is asked
-    in tests/cluster/test_injection.py. `quota`: what is let pass has no place.
+    """The level `restricted` as far as users go, before the local server, which has none; a real one is
+    tested in tests/cluster/test_injection.py. `quota`: what is let pass has no place.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, operator: Operator, *, quota: bool = False) -> None:

@@ -37,8 +37,8 @@ async def still(tmp_path: Path) -> AsyncIterator[Operator]:
 
 
 def answered(monkeypatch: pytest.MonkeyPatch, client: ApiClient, *errors: ApiError) -> list[str]:
-    """What creating a NetworkPolicy gets, as the local cluster knows none: `errors`, then success. Gives the
-    names that were asked for.
+    """Answers to the creation of a NetworkPolicy, as the local cluster knows none: `errors`, then success.
+    Gives the requested names.
     """
     create, created, left = client.create, list[str](), list(errors)
 
@@ -82,7 +82,7 @@ async def test_a_job_gets_one_and_is_requested_once(still: Operator, monkeypatch
 
 
 async def test_one_that_is_there_is_ours(api: Scripted, client: ApiClient) -> None:
-    """Its name says so; we may not read it."""
+    """The name shows it; we may not read the policy."""
     api.answers = [(409, {"message": "already exists"})]
     meta = {"name": "job-1", "namespace": "default"}
     with pytest.raises(OwnedObjectExists):
@@ -134,7 +134,7 @@ def test_who_may_reach_jobs_comes_from_a_file(tmp_path: Path, capsys: pytest.Cap
 
 
 async def test_an_error_that_may_pass_is_no_refusal(still: Operator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job that runs would not ask again."""
+    """A job that runs would not request it again."""
     created = answered(monkeypatch, still.client, ApiError(503, "etcdserver: request timed out"))
     assert await rounds(still) == ["etcdserver: request timed out"]
     assert len(created) == 2

@@ -1,4 +1,4 @@
-"""The operator's own port, beside strangers who stay: probes are answered, and places are few."""
+"""The operator's own port, beside clients that stay connected: probes are answered, and places are few."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_a_probe_waits_in_the_queue_behind_who_comes_while_the_operator_is
 
 
 def test_connections_that_are_reset_at_once_leave_nothing_behind() -> None:
-    """uvloop, which the operator runs on, asks for a peer's address when it may have gone."""
+    """uvloop, which the operator runs on, looks a peer's address up when it may have gone."""
 
     async def play() -> list[str]:
         errors = list[str]()

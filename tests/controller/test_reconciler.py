@@ -115,10 +115,10 @@ async def test_a_job_whose_end_the_watch_has_not_reported_is_swept_all_the_same(
     for part in still.caches.all:
         await part.list()
     await still.client.merge(JOB, {"spec": {"suspend": True}})
-    await still.caches.jobs.parts[0].list()  # something to write about, and the last that is heard of it
+    await still.caches.jobs.parts[0].list()  # something to write about, and the last event of it
     await still.client.delete(JOB, uid=seen.metadata.uid)
     rounds: list[float | None] = [0.0]
-    for _ in range(5):  # the first find out; what is told by then depends on the garbage collector
+    for _ in range(5):  # the first find out; what is logged by then depends on the garbage collector
         with suppress(ApiError):
             rounds.append(await still.reconciler(KEY))
     assert rounds[-1] is None
@@ -164,7 +164,7 @@ async def test_a_large_job_leaves_capacity_for_others_and_reports_few_failures(
             return await create(obj, dry_run=dry_run)
         creates["at once"] += 1
         creates["most"] = max(creates["most"], creates["at once"])
-        await asyncio.sleep(0.2)  # until all that may be asked at once are
+        await asyncio.sleep(0.2)  # until all that may be requested at once are
         creates["at once"] -= 1
         raise ApiError(403, "exceeded quota")
 
@@ -301,7 +301,7 @@ async def test_a_quota_that_is_full_keeps_no_job_from_being_decided(
 async def test_a_quota_with_no_capacity_for_all_is_reported_by_an_event_and_tried_again(
     still: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What docs/install.md says of quotas; the local cluster enforces none."""
+    """Quotas, as in docs/install.md; the local cluster enforces none."""
     create, full = still.client.create, True
 
     async def refuse(obj: Object, *, dry_run: bool = False) -> Object:

@@ -1,4 +1,4 @@
-"""What is made again, in case that somebody has deleted it, where a quota is full."""
+"""Objects that are created again, in case that somebody has deleted it, where a quota is full."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ CREATE = CreateSecret("job-uid-k1", "uid", {}, {}, KEY.id)
 async def test_a_jobs_secret_that_was_there_is_taken_to_be_there_still(
     api: Scripted, client: ApiClient
 ) -> None:
-    """Quotas are asked before names: else each round of a job whose pods wait would fail, and its coordinator
-    would hear of no operator."""
+    """Quotas are checked before names: else each round of a job whose pods wait would fail, and its
+    coordinator would receive no request."""
     memory, now = JobCache("uid", Leases(0.0)), 100.0
     executor = Executor(client, cast(Caches, None), OperatorKeys((KEY,)), AgentSecret(b"agent"), lambda: now)
     api.answers = [FULL]

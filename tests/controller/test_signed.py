@@ -1,4 +1,4 @@
-"""An operator and a coordinator that both sign, and who stands between them or in the coordinator's place."""
+"""An operator and a coordinator that both sign, and a process between them or in the coordinator's place."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SendDesired = Callable[..., Awaitable[int]]
 
 
 class Between:
-    """All that passes between operator and coordinator, and may be altered on its way."""
+    """Messages between operator and coordinator, which may be altered on its way."""
 
     def __init__(self, port: int, alter_request: Pass = bytes, answer: Pass = bytes) -> None:
         self.port, self._alter_request, self._answer = port, alter_request, answer
@@ -143,7 +143,7 @@ async def test_the_answer_to_another_request_is_not_accepted(served: Served) -> 
 
 
 async def test_a_server_without_the_token_is_requested_once_and_shown_none(served: Served) -> None:
-    """Whatever it claims to be: that it takes a bearer, too."""
+    """Also if it claims to take a bearer."""
     no = b"HTTP/1.1 401 No\r\nWWW-Authenticate: Bearer\r\nContent-Length: 19\r\n\r\na bearer is needed\n"
     async with between(served, answer=lambda _: no) as (path, send_desired):
         with pytest.raises(

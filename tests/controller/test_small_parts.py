@@ -183,7 +183,7 @@ async def test_probes_report_ready_healthy_and_numbers() -> None:
 
 
 async def send_desired(handler: Any) -> JobReport:
-    """What comes of telling a coordinator that answers like `handler`."""
+    """The report of a coordinator that answers like `handler`."""
     app = web.Application()
     app.router.add_put("/desired", handler)
     runner = web.AppRunner(app, access_log=None)

@@ -1,4 +1,4 @@
-"""What nobody serves is named by the operator with the rights that it has: on the local cluster, with all of
+"""Unserved requests are named by the operator with the rights that it has: on the local cluster, with all of
 its I/O."""
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ async def warned(client: ApiClient) -> list[str]:
 
 
 async def test_a_queue_and_a_gang_that_nobody_serves_are_named(tmp_path: Path) -> None:
-    wish = job(template={"metadata": {"labels": {"volcano.sh/queue-name": "v"}}})
-    wish["metadata"]["labels"] = {QUEUE: "team-a"}
+    requested = job(template={"metadata": {"labels": {"volcano.sh/queue-name": "v"}}})
+    requested["metadata"]["labels"] = {QUEUE: "team-a"}
     async with LocalCluster(tmp_path / "home") as cluster, operator_of(cluster) as operator:
-        await operator.client.create(wish)
-        told = await until_async(lambda: degraded(operator.client))
-        assert told["reason"] == "QueueNameIgnored"
-        assert "(queue team-a)" in told["message"]
+        await operator.client.create(requested)
+        message = await until_async(lambda: degraded(operator.client))
+        assert message["reason"] == "QueueNameIgnored"
+        assert "(queue team-a)" in message["message"]
 
         async def both() -> bool:
             return (
                 "volcano.sh/queue-name: read by Volcano"
-                in (await degraded(operator.client) or told)["message"]
+                in (await degraded(operator.client) or message)["message"]
             )
 
         await until_async(both)

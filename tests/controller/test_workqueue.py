@@ -116,18 +116,18 @@ async def test_a_failing_key_is_tried_again_and_later_each_time() -> None:
 
 
 async def test_one_job_that_fails_does_not_stop_the_others() -> None:
-    queue, good = WorkQueue[str](4), 0
+    queue, healthy = WorkQueue[str](4), 0
 
     async def handle(key: str) -> float | None:
-        nonlocal good
+        nonlocal healthy
         if key == "bad":
             raise ValueError("a bug")
-        good += 1
-        return 0.0 if good < 50 else None
+        healthy += 1
+        return 0.0 if healthy < 50 else None
 
     queue.add("bad")
     queue.add("good")
-    await serving_until(queue, handle, lambda: good == 50)
+    await serving_until(queue, handle, lambda: healthy == 50)
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])

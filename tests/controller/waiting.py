@@ -20,7 +20,7 @@ async def until(probe: Callable[[], T | None], patience: float = PATIENCE) -> T:
 
 
 async def until_async(probe: Callable[[], Awaitable[T | None]], patience: float = PATIENCE) -> T:
-    """The same, for a question that has to be asked over a connection."""
+    """As `until`, for a condition that is read over a connection."""
     async with asyncio.timeout(patience):
         while not (answer := await probe()):  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.02)

@@ -1,6 +1,6 @@
 """A small Kubernetes in memory, with a coordinator that always finds a world as soon as all workers run.
 
-It applies actions as the API server would, moves pods as a kubelet would when told to, and plays rounds.
+It applies actions as the API server would, moves pods as a kubelet would on request, and runs reconciles.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class FakeCluster:
         self.exit: ContainerSeen | None = None
         """How every trainer container ends as soon as it is started."""
         self.incidents: tuple[Incident, ...] = ()
-        """What the coordinator of the current term tells."""
+        """Report of the coordinator of the current term."""
         self._uids = 10 * len(scene.pods)
 
     # ---- one round of the operator

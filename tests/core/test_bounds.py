@@ -1,5 +1,5 @@
-"""Whatever a coordinator tells, `decide` has an answer that can be written; what it cannot mean is refused by
-the name of its field.
+"""For any report of a coordinator `decide` has an answer that can be written; what it cannot mean is refused
+by the name of its field.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ MALFORMED: dict[type, list[Any]] = {
 
 
 def places(plain: Any) -> Iterator[tuple[Any, Any]]:
-    """Whatever is in a message: what holds it, and under which name."""
+    """Each value in a message: its holder, and its name there."""
     items = plain.items() if isinstance(plain, dict) else enumerate(plain) if isinstance(plain, list) else ()
     for name, value in tuple(items):
         yield plain, name

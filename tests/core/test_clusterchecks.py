@@ -1,4 +1,4 @@
-"""What `ropeteam doctor` says of a cluster and the installation there."""
+"""Findings of `ropeteam doctor` about a cluster and the installation there."""
 
 from __future__ import annotations
 

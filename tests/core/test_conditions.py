@@ -92,7 +92,7 @@ MISSING = 'MountVolume.SetUp failed for volume "ropeteam-signing" : secret "keys
 
 @pytest.mark.parametrize("reason", ["ContainerCreating", "PodInitializing"])
 def test_pods_that_wait_are_shown_to_want_the_secret_that_the_job_names(reason: str) -> None:
-    """What a kubelet cannot mount it says in events, not in the pod's status."""
+    """A failed mount is reported in events, not in the pod's status."""
     seen = starting(node="node-0", container=ContainerSeen(waiting_reason=reason), checkpoint=SIGNED)
     running = condition(seen, ConditionType.RUNNING)
     assert running.reason == "PodsStarting"

@@ -1,4 +1,4 @@
-"""The condition Degraded: what is odd about a job that goes on."""
+"""The condition Degraded: what is wrong with a job that continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An event is one line: what a script wrote is told by status, not by events."""
+"""An event is one line: what a script wrote is in status, not in events."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def test_the_event_of_an_incident_is_without_the_scripts_output() -> None:
 
 
 def test_every_other_event_is_one_line_too() -> None:
-    told = Problem(FailReason.REPEATED_ERROR, "\n\n  Traceback (most recent call last):\n  File x")
-    (event,) = decide(a_running_job().after(reporting(failure=told))).announcements
+    announced = Problem(FailReason.REPEATED_ERROR, "\n\n  Traceback (most recent call last):\n  File x")
+    (event,) = decide(a_running_job().after(reporting(failure=announced))).announcements
     assert event.message == "Traceback (most recent call last):"
 
 

@@ -1,4 +1,4 @@
-"""What `ropeteam doctor` says of a machine, and how it says it."""
+"""Findings of `ropeteam doctor` about a machine, and their text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The successor of a pod asked to leave is made at once; the old one holds its slot until it saved."""
+"""The successor of a terminating pod is created at once; the old one holds its slot until it saved."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def desired_slot(scene: Scene) -> SlotDesired:
 
 
 def handed(grace: float = 70) -> Scene:
-    """The pod of slot 1 is asked to leave; its successor has been made and runs."""
+    """The pod of slot 1 is terminating; its successor has been made and runs."""
     seen = a_running_job().after(deleted(1, grace), written)
     (pod,) = [pod for pod in seen.pods if pod.name == "mnist-1-1"]
     running = {"phase": "Running", "node": "node-9", "container": ContainerSeen(running=True)}

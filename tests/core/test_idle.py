@@ -33,7 +33,7 @@ def freed(seen: Scene) -> list[str]:
 
 
 def never_started(scene: Scene) -> Scene:
-    """The pods of the workers wait for a node or an image, and the coordinator hears none of them."""
+    """The pods of the workers wait for a node or an image, and no agent reports to the coordinator."""
     fields = {"phase": "Pending", "container": ContainerSeen()}
     pods = (each if each.role is Role.COORDINATOR else each.model_copy(update=fields) for each in scene.pods)
     return scene.but(pods=tuple(pods)).after(reporting(phase=WorldPhase.FORMING), silent(0), silent(1))

@@ -1,4 +1,4 @@
-"""One fault is one incident: what the coordinator tells and what Kubernetes saw, and what it costs."""
+"""One fault is one incident: what the coordinator reports and what Kubernetes saw, and what it costs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ forming = reporting(phase=WorldPhase.FORMING)
 
 
 def reporting_incidents(*incidents: Incident) -> Change:
-    """The coordinator tells of them for the first time."""
+    """The coordinator reports them for the first time."""
 
     def change(scene: Scene) -> Scene:
         now = int(scene.now.timestamp() * 1000)
@@ -148,7 +148,7 @@ def test_a_better_cause_replaces_the_first_one_until_it_settles() -> None:
     ("loss", "cause"), [(evicted(2), "Evicted"), (force_deleted(2), "PodDeleted"), (ended(2), "PodFailed")]
 )
 def test_what_kubernetes_saw_explains_a_lost_agent(loss: Change, cause: str) -> None:
-    """Whichever of the two is heard first."""
+    """Whichever of the two is received first."""
     lost = reporting_incidents(an_incident(Cause.AGENT_LOST, slot=2))
     first_kubernetes = a_running_job().after(loss, written, forming, lost, written)
     first_coordinator = a_running_job().after(forming, lost, written, loss, written)

@@ -240,7 +240,7 @@ def test_a_reason_that_a_newer_operator_has_saved_is_sent_as_one_that_we_know() 
 
 
 def test_pods_that_report_that_the_job_has_failed_are_not_replaced_before_a_poll_of_the_coordinator() -> None:
-    """Their operator was away when they left."""
+    """The operator was away when the pods ended."""
     seen = a_running_job(workers=2).after(ended(0, 4), ended(1, 4))
     unanswered = seen.but(report=None)
     decision = decide(unanswered)
@@ -344,7 +344,7 @@ def test_a_job_that_breaks_its_budget_fails() -> None:
 
 
 def test_a_pod_that_was_replaced_does_not_complete_the_job() -> None:
-    """Its world was cut off as a whole, and came to its end after the next one had begun."""
+    """The world was partitioned as a whole, and came to its end after the next one had begun."""
     seen = a_running_job(workers=2)
     slots = tuple(
         slot.model_copy(

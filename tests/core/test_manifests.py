@@ -1,4 +1,4 @@
-"""What is made: the user's pod with our agent in it, a coordinator without rights, a Service for its term."""
+"""Manifests: the user's pod with our agent in it, a coordinator without rights, a Service for its term."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `ropeteam doctor` says of a namespace, and of a job in it."""
+"""Findings of `ropeteam doctor` about a namespace, and of a job in it."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def test_a_job_runs_as_such_a_user_to_its_end() -> None:
 
 
 def test_all_pods_of_an_attempt_run_as_one_user_whatever_the_server_answers_meanwhile() -> None:
-    """Not asked again yet after the operator has restarted, or the namespace's level was lowered."""
+    """Not requested again yet after the operator has restarted, or the namespace's level was lowered."""
     running = a_running_job(2).after(force_deleted(0))
     status = running.status.model_copy(update={"run_as_user": 1234})
     scene = running.but(refusal=None, status=status).after(written)

@@ -1,4 +1,4 @@
-"""What the installation says about pods, and that a job's own word wins."""
+"""Defaults of the installation for pods; a job's own setting wins."""
 
 from __future__ import annotations
 

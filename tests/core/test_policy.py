@@ -1,4 +1,5 @@
-"""The NetworkPolicy of a job: whom it lets in, that a gang waits for it, and who goes on without."""
+"""The NetworkPolicy of a job: the peers that it admits, the gang that waits for it, and jobs that run
+without."""
 
 from __future__ import annotations
 

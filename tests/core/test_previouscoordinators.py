@@ -68,7 +68,7 @@ def test_a_coordinator_without_a_proof_of_its_end_is_remembered_and_status_shows
 
 @pytest.mark.parametrize("newest", [3, 10**9])
 def test_those_that_a_restored_status_does_not_know_may_live(newest: int) -> None:
-    """Agents tell of them; of their pods one is seen."""
+    """Agents report them; of their pods one is seen."""
     seen = a_running_job(workers=2)
     name = f"mnist-coordinator-{newest - 1}"
     ahead = PodSeen(name=name, uid="c2", role=Role.COORDINATOR, term=newest - 1, node="node-7")

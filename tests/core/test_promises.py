@@ -1,4 +1,4 @@
-"""What holds for every observation, however odd (architecture, section 7)."""
+"""Properties that hold for every observation, however malformed (architecture, section 7)."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class BadDay(RuleBasedStateMachine):
 
     @precondition(lambda self: len([pod for pod in self.pods if pod.role is Role.WORKER]) >= WORKERS)
     @rule(mishap=mishaps)
-    def a_pod_meets_with_a_mishap(self, mishap: Change) -> None:
+    def a_pod_has_an_accident(self, mishap: Change) -> None:
         slots = {pod.slot for pod in self.pods if pod.role is Role.WORKER}
         if slots == set(range(WORKERS)):
             self.cluster.scene = self.cluster.scene.after(mishap)

@@ -1,4 +1,4 @@
-"""What is lost gets a successor, saved first and made later; the old pod is fenced, never waited for."""
+"""A lost pod gets a successor, saved first and made later; the old pod is fenced, never waited for."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from ropeteam.core.seen.observation import PodSeen, Role
 
 @pytest.mark.parametrize(("seen_too", "incarnation"), [(True, 3), (False, 4)])
 def test_it_catches_up_with_the_pods_that_the_coordinator_knows(seen_too: bool, incarnation: int) -> None:
-    """Which would take no older word, and the job would run on unseen."""
+    """The coordinator would take no older desired state, and the job would run on unseen."""
     seen = a_running_job(workers=2)
     assert seen.report
     later = replace(seen.report.slots["1"], incarnation=3)
@@ -30,7 +30,7 @@ def test_it_catches_up_with_the_pods_that_the_coordinator_knows(seen_too: bool, 
 
 
 def test_it_knows_again_a_pod_that_only_the_coordinator_remembers() -> None:
-    """Its node is lost, and its object gone: nothing proves that its ranks have ended."""
+    """The node is lost, and the object gone: nothing proves that its ranks have ended."""
     seen = a_running_job(workers=2)
     slots = (seen.status.slots[0], seen.status.slots[1].model_copy(update={"pod_uid": ""}))
     forgotten = seen.but(status=seen.status.model_copy(update={"slots": slots}))
@@ -42,7 +42,7 @@ def test_it_knows_again_a_pod_that_only_the_coordinator_remembers() -> None:
 
 
 def test_a_coordinator_that_has_received_a_later_desired_state_gets_a_successor() -> None:
-    """Which hears the one of now; it itself takes no older one."""
+    """Agents follow the present coordinator, which takes no older desired state."""
     seen = a_running_job(workers=2)
     later = seen.after(reporting(observed_generation=seen.metadata.generation + 1))
     assert decide(later).status.coordinator.term == seen.status.coordinator.term + 1

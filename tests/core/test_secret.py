@@ -1,4 +1,4 @@
-"""The job's Secret is there when a pod mounts it, whoever has deleted it."""
+"""The job's Secret is there when a pod mounts it, also after a deletion."""
 
 from __future__ import annotations
 

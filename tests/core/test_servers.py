@@ -26,7 +26,7 @@ def served(servers: int = 2, **more: Any) -> dict[str, Any]:
 
 
 def pods(workers: int = 3, strategy: Any = None, **spec: Any) -> dict[int, dict[str, Any]]:
-    """What a new job makes, by slot."""
+    """Pods of a new job, by slot."""
     cluster = FakeCluster(a_job(workers=workers, strategy=strategy or served(), **spec))
     for _ in range(6):
         cluster.round()

@@ -68,7 +68,7 @@ def test_patience_has_an_end() -> None:
 
 
 def test_a_pod_that_no_node_has_taken_is_not_named_to_the_coordinator() -> None:
-    """It would wait for what lives there to end."""
+    """The coordinator would wait for what lives there to end."""
     seen = a_running_job(workers=2)
     waiting = tuple(pod.model_copy(update={"node": ""}) if pod.slot == 1 else pod for pod in seen.pods)
     desired = decide(seen.but(pods=waiting)).desired

@@ -1,4 +1,4 @@
-"""Whatever a template says beyond what the API knows: a pod of ours is built, or the job is refused."""
+"""Templates with fields that the API does not know: a pod of ours is built, or the job is refused."""
 
 from __future__ import annotations
 

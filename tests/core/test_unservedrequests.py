@@ -1,4 +1,4 @@
-"""What a job asks for and nobody serves is named: queues, schedulers, gates."""
+"""Requests of a job that no controller serves are named: queues, schedulers, gates."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def waiting(**fields: Any) -> Change:
 
 
 def starting(*changes: Change, **spec: Any) -> Scene:
-    """Its pods were made, and no world was ever formed."""
+    """The pods were created, and no world was ever formed."""
     cluster = FakeCluster(a_job(2, **spec))
     cluster.play(until=lambda seen: sum(pod.role is Role.WORKER for pod in seen.pods) == 2)
     seen = cluster.observe().but(now=NOON)

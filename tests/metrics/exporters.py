@@ -1,4 +1,4 @@
-"""What our three exporters tell, as text, made by their own code with everything in it that they may have."""
+"""Output of our three exporters, made by their own code with everything in it that they may have."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def texts() -> dict[str, str]:
 
 
 def families(text: str) -> dict[str, Family]:
-    """By name, as it stands in the text."""
+    """By name, as in the text."""
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
     found = {}
     for each in text_string_to_metric_families(text):

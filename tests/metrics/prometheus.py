@@ -1,4 +1,4 @@
-"""A real Prometheus for tests, told to look at our targets as the chart's monitors tell the user's.
+"""A real Prometheus for tests, configured with our targets as the chart's monitors configure the user's.
 
 The program is built once by `python -m lab.kube.programs prometheus promtool` (Go; 6 minutes), or taken
 from PATH; without it the tests that need it are skipped, and say so.

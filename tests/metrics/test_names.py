@@ -1,4 +1,4 @@
-"""Names: what is exported is documented, what is asked for is exported, and none breaks Prometheus' rules."""
+"""Names: what is exported is documented, what is queried is exported, and none breaks Prometheus' rules."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_every_metric_that_a_panel_or_an_alert_names_is_exported() -> None:
 
 
 def test_every_metric_of_ours_is_in_a_panel_or_an_alert() -> None:
-    """Those of the process and the rest stand in the document only."""
+    """Metrics of the process and the rest are in the document only."""
     used = {name for expression in asked_for().values() for name in OURS.findall(expression)}
     ours = [each for name, each in every_family().items() if name.startswith("ropeteam_")]
     assert len(ours) > 20

@@ -1,4 +1,4 @@
-"""Manifests that cannot work are told field by field, with exit code 2; help is quick."""
+"""Manifests that cannot work are refused field by field, with exit code 2; help is quick."""
 
 from __future__ import annotations
 
