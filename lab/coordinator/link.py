@@ -18,7 +18,7 @@ from ropeteam_trainer.contract.desired import Desired, JobReport
 from ropeteam_trainer.contract.messages import AgentReport, Orders, as_answer
 
 TOKEN = b"\x07" * 32
-PATIENCE = 30.0
+PATIENCE = 120.0
 
 
 class Link:

@@ -90,8 +90,8 @@ def test_every_panel_shows_something(cluster: Cluster, name: str, prometheus: Pr
     wait_for("the incident is counted", counted)
     wait_for_data(prometheus)
     (labels,) = wait_for("its step", lambda: prometheus.query(f'ropeteam_job_step{{job_name="{name}"}} > 40'))
-    assert json.loads(labels).keys() == {"__name__", "instance", "job", "namespace"}
-    starts = f'ropeteam_rank_starts_total{{namespace="default", job="{name}"}}'
+    assert json.loads(labels).keys() == {"__name__", "instance", "job", "job_name", "namespace"}
+    starts = f'ropeteam_rank_starts_total{{namespace="default", job_name="{name}"}}'
     # A scrape that takes longer than its second, on a busy machine, hides a worker until the next one.
     wait_for("two starts", lambda: list(prometheus.query(starts).values()) == [2.0] * WORKERS)
     with urllib.request.urlopen(f"http://{operator_address(cluster)}/metrics", timeout=30) as answer:
