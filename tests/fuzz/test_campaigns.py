@@ -54,7 +54,7 @@ def reads_any_depth(patch: pytest.MonkeyPatch) -> None:
 
 
 def outlines_any_depth(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(boundedjson, "shallow", lambda text, _: text)
+    patch.setattr(boundedjson, "truncate_depth", lambda text, _: text)
 
 
 def numbers_of_any_kind(patch: pytest.MonkeyPatch) -> None:
