@@ -14,14 +14,14 @@ from lab.waiting import wait_for
 from tests.e2e.test_training import surviving, trace, wait_step
 
 pytestmark = pytest.mark.timeout(400)
-STEPS = 110
+EPOCHS, STEPS = 10, 110
 
 
-def recipe(name: str, folder: Path, strategy: dict[str, Any]) -> dict[str, Any]:
+def recipe(name: str, folder: Path, strategy: dict[str, Any], epochs: int = EPOCHS) -> dict[str, Any]:
     """The character model on a text of its own, on two workers."""
     (folder / "volume").mkdir(parents=True)
     (folder / "fox.txt").write_text("the quick brown fox jumps over the lazy dog. " * 200)
-    options = ["--text", str(folder / "fox.txt"), "--epochs", "10", "--global-batch", "12"]
+    options = ["--text", str(folder / "fox.txt"), "--epochs", str(epochs), "--global-batch", "12"]
     made = job(
         name,
         ["python", "-m", "ropeteam_trainer.recipes.char_gpt", *options],
