@@ -206,6 +206,38 @@ async def test_what_the_watch_has_missed_is_listed(
     assert missed() == before + 1, "once"
 
 
+async def test_a_job_that_changes_all_the_time_is_overdue_as_well(
+    api: Scripted, jobs: MultiNamespaceInformer[Object]
+) -> None:
+    check, before = CrossCheck(jobs, lambda _: None), missed()
+    for version in range(8, 12):
+        check.changed(change("a", version))
+        await asyncio.sleep(0.1)
+    check.check()
+    assert missed() == before + 1
+    await until(lambda: api.watches == 2)
+
+
+async def test_a_watch_that_is_a_little_behind_has_missed_nothing(
+    api: Scripted, jobs: MultiNamespaceInformer[Object]
+) -> None:
+    check, before = CrossCheck(jobs, lambda _: None), missed()
+    check.changed(change("a", 6))
+    for version in range(6, 12):  # the cache always has the change before
+        api.send("MODIFIED", an_object("a", version, number=version))
+        await until(lambda: jobs.has("uid-a", version, deleted=False))  # noqa: B023 - it is awaited here
+        check.changed(change("a", version + 1))
+        await asyncio.sleep(0.1)
+        check.check()
+    check.changed(change("a", 13, deleted=True))
+    api.send("MODIFIED", an_object("a", 12))
+    api.send("DELETED", an_object("a", 13))
+    await until(lambda: jobs.has("uid-a", 13, deleted=True))
+    await asyncio.sleep(0.3)
+    check.check()
+    assert (api.watches, missed()) == (1, before)
+
+
 async def test_what_the_watch_brings_in_time_is_not_missed(
     api: Scripted, jobs: MultiNamespaceInformer[Object]
 ) -> None:

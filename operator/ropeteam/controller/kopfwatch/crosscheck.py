@@ -2,7 +2,8 @@
 
 Two watches are two connections, opened at different times and read by different code. A change that kopf has
 received `PATIENCE` seconds ago and the cache does not contain makes the informer list all jobs again.
-Limits: TrainingJobs only; a change that neither watch delivers is found by the informer's next list.
+Limits: TrainingJobs only; a change that neither watch delivers is found by the informer's next list,
+which no timer starts.
 """
 
 from __future__ import annotations
@@ -27,15 +28,19 @@ class CrossCheck:
 
     def __init__(self, jobs: MultiNamespaceInformer[Any], enqueue: Callable[[Key], None]) -> None:
         self._jobs, self._enqueue = jobs, enqueue
-        self._missing: dict[str, tuple[Change, float]] = {}
-        """By UID: the newest change that the cache does not have yet, and when kopf received it."""
+        self._missing: dict[str, list[tuple[Change, float]]] = {}
+        """By UID: the oldest and the newest change that the cache does not have yet, and when they came."""
 
     def changed(self, change: Change) -> None:
         self._enqueue(change.key)
-        if self._jobs.has(change.uid, change.version, deleted=change.deleted):
+        if self._has(change):
             self._missing.pop(change.uid, None)
         else:
-            self._missing[change.uid] = change, _now()
+            oldest = [] if change.deleted else self._missing.get(change.uid, [])[:1]
+            self._missing[change.uid] = [*oldest, (change, _now())]
+
+    def _has(self, change: Change) -> bool:
+        return self._jobs.has(change.uid, change.version, deleted=change.deleted)
 
     async def run(self) -> None:
         while True:
@@ -44,15 +49,14 @@ class CrossCheck:
 
     def check(self) -> None:
         """List the jobs again if a change is overdue. Each change leads to one list at most."""
-        self._missing = {
-            uid: (change, since)
-            for uid, (change, since) in self._missing.items()
-            if not self._jobs.has(uid, change.version, deleted=change.deleted)
-        }
-        overdue = [change for change, since in self._missing.values() if _now() - since > PATIENCE]
+        for uid, changes in tuple(self._missing.items()):
+            self._missing[uid] = [each for each in changes if not self._has(each[0])]
+        self._missing = {uid: changes for uid, changes in self._missing.items() if changes}
+        oldest = [changes[0] for changes in self._missing.values()]
+        overdue = [change for change, since in oldest if _now() - since > PATIENCE]
+        metrics.MISSED_CHANGES.inc(len(overdue))
         for namespace in {change.key.namespace for change in overdue}:
             log.warning("a change of a job in %s is missing in the cache, listing jobs again", namespace)
-            metrics.MISSED_CHANGES.inc()
             self._jobs.relist(namespace)
         for change in overdue:
             del self._missing[change.uid]
