@@ -1,4 +1,5 @@
-"""Results of benchmarks: results/NAME.json, with every sample and with where they were measured.
+"""Results of benchmarks: results/NAME.json, with every sample (of scale: some 200 of each series) and with
+where they were measured.
 
 A row is one figure; a series has all samples of one contender. Pictures are drawn from these files alone
 (pictures.py). A row and a series take a line each, so that a diff shows which figure has changed.

@@ -83,7 +83,13 @@ def defined(tree: ast.AST) -> Iterator[str]:
                 yield name
             case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()):
                 yield name
-            case ast.Attribute(attr=name, ctx=ast.Store()):
+            case ast.Attribute(attr=name, ctx=ast.Store()) | ast.alias(asname=str(name)):
+                yield name
+            case (
+                ast.MatchAs(name=str(name))
+                | ast.MatchStar(name=str(name))
+                | ast.ExceptHandler(name=str(name))
+            ):
                 yield name
 
 
@@ -121,7 +127,7 @@ def main(arguments: list[str]) -> int:
         for argument in arguments or ["."]
         for each in [(ROOT / argument).resolve()]
         for path in ([each] if each.is_file() else sorted([*each.rglob("*.py"), *each.rglob("*.md")]))
-        if not {".venv", "dist", "build"} & set(path.parts)
+        if not {".venv", "dist", "build"} & {*path.relative_to(ROOT).parts}
     ]
     found = list(of_files(paths, rules_of(settings)))
     print("\n".join(f"{each.name}: {each.text}" for each in found))

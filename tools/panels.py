@@ -79,8 +79,8 @@ PROGRESS = (
         "Ranks that train, workers that are there, that should be; ranks by the size of their process group.",
         {
             f"{_JOB} ranks": _job("ropeteam_job_world_size"),
-            f"{_JOB} members": _job("ropeteam_job_registered_slots"),
-            f"{_JOB} workers": _job("ropeteam_job_slots"),
+            f"{_JOB} registered slots": _job("ropeteam_job_registered_slots"),
+            f"{_JOB} slots": _job("ropeteam_job_slots"),
             f"{_JOB} group of {{{{size}}}}": _max("ropeteam_job_process_group_ranks", "size"),
         },
     ),
@@ -244,7 +244,7 @@ RECONCILES = (
         {
             "failed": f"sum(rate(controller_runtime_reconcile_errors_total{_QUEUE}{_WINDOW}))",
             "unreadable {{kind}}": f"sum by (kind) (rate(ropeteam_unreadable_objects_total{_WINDOW}))",
-            "lists after a missed change": f"sum(rate(ropeteam_cache_missed_changes_total{_WINDOW}))",
+            "missed changes": f"sum(rate(ropeteam_cache_missed_changes_total{_WINDOW}))",
         },
         unit="ops",
     ),
@@ -259,7 +259,7 @@ RECONCILES = (
     ),
     Panel(
         "Running reconciles",
-        "At the limit: raise `workers` of the chart.",
+        "At the limit: raise `maxConcurrentReconciles` of the chart.",
         {
             "running": f"sum(controller_runtime_active_workers{_QUEUE})",
             "limit": f"max(controller_runtime_max_concurrent_reconciles{_QUEUE})",

@@ -39,13 +39,14 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1000)
     given = parser.parse_args()
     try:
-        asyncio.run(measure(given.parts or ["local", "real", "one"], given.jobs))
+        sys.exit(asyncio.run(measure(given.parts or ["local", "real", "one"], given.jobs)))
     except asyncio.CancelledError:
         sys.exit("stopped by a signal; nothing was measured after the last figures above")
 
 
-async def measure(parts: list[str], jobs: int) -> None:
-    """Each part has a result of its own."""
+async def measure(parts: list[str], jobs: int) -> int:
+    """Each part has a result of its own. The exit status: 1 if a goal is missed."""
+    status = 0
     task = asyncio.current_task()
     assert task is not None
     for number in (signal.SIGTERM, signal.SIGINT):  # what was started is stopped
@@ -58,7 +59,8 @@ async def measure(parts: list[str], jobs: int) -> None:
         thin = {name: thinned(values) for name, values in samples.items()}
         versions = {} if part == "local" else {"kubernetes": programs.KUBERNETES}
         write(f"scale_{part}", rows, thin, "seconds", **versions)
-        print_rows(rows)
+        status = max(status, print_rows(rows))
+    return status
 
 
 Measured = tuple[list[Row], dict[str, list[float]]]

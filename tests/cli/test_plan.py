@@ -95,7 +95,9 @@ def test_a_script_is_planned_from_its_manifest_alone() -> None:
     assert found["ranks"] == "8 = 4 workers x 2"
     assert found["mesh"] == "pipeline 2 x replicate 2 x shard 2"
     assert found["model"] == "280 parameters, SGD"
-    assert found["memory"] == "1.15 kB on the largest rank (0)", "72 numbers; whole gradients while adding up"
+    assert found["memory"] == "1.15 kB on the rank that holds most (0)", (
+        "72 numbers; whole gradients while adding up"
+    )
     assert found["bubble"] == "20.0 % of a step (OneForwardOneBackward, 4 micro-batches, 2 ranks)"
     assert found["batch"] == "512 samples a step, in 4 parts of 128, in 4 micro-batches"
     assert found["learning rate"] == "0.1 x 4 (Linear) = 0.4, after 10 steps of warm-up"
@@ -159,7 +161,9 @@ def test_the_examples_are_planned(
     assert found["model"] == model
     assert found["memory"].startswith(memory)
     assert found["traffic"].startswith(traffic)
-    assert found.get("servers", "").startswith("2 pods more; the largest holds ") == (strategy is SERVED)
+    assert found.get("servers", "").startswith("2 pods more; the one that holds most has ") == (
+        strategy is SERVED
+    )
 
 
 def test_a_model_that_would_fill_the_machine_takes_no_memory() -> None:

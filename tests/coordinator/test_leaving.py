@@ -61,7 +61,9 @@ def test_a_terminating_pod_costs_no_step():
     film = Film(feature_level=2).up(step=7)
     film.reports(1, terminating=True)
     assert film.phase == "Running", "others may be leaving as well"
-    assert film.report.why == "world 1.0.1 runs; the pod of slot 1 will terminate, waiting for more"
+    assert film.report.why == (
+        "world 1.0.1 runs; terminating: the pod of slot 1; waiting for others that terminate too"
+    )
     assert not film.sent_orders(1).leave
     film.later(1)
     assert film.phase == "Draining"
@@ -87,9 +89,7 @@ def test_pods_that_leave_within_a_second_are_one_incident():
     film.later(0.5)
     film.reports(2, terminating=True)
     film.later(0.5)
-    assert film.report.why.startswith(
-        "the pods of slots 1, 2 will terminate; world 1.0.1 waits for its ranks"
-    )
+    assert film.report.why.startswith("terminating: the pods of slots 1, 2; world 1.0.1 waits for its ranks")
     film.ranks(0, RankPhase.PAUSED, 7)
     drain_to(film, 8)
     film.applies_orders()

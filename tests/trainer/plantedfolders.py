@@ -138,7 +138,7 @@ def moved_step(place: Path) -> None:
 
 _ELSEWHERE = {"step": 3, "epoch": {"term": 1, "boot": 0, "n": 1}, "digest": "", "run": "/../../elsewhere"}
 _ITSELF = {"step": 1000, "epoch": {"term": 9, "boot": 0, "n": 1}, "digest": "", "run": ""}
-_CONTROL = (
+_UNUSUAL = (
     *(unicodedata.normalize(form, "step-1000\u00e9") for form in ("NFC", "NFD")),
     "step-\u202e0001",  # read from the right
     "step-1000\n",
@@ -210,6 +210,6 @@ PASSED_OVER = (
     Case("another run's", only_in("run-other", in_a_run), after=True),
     Case("a step with an underscore", called("step-1_000"), after=True),
     Case("a step in digits of another script", called("step-\u0661\u0660\u0660\u0660"), after=True),
-    Case("a step with odd letters", called(*_CONTROL), after=True),
+    Case("a step with odd letters", called(*_UNUSUAL), after=True),
 )
 """Faults that manifest and hashes show: the job resumes from the valid one."""

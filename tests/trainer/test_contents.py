@@ -102,5 +102,5 @@ def test_an_error_of_the_storage_proves_nothing(tmp_path: Path, monkeypatch: pyt
 def test_malformed_content_is_reported_with_the_name_of_its_file() -> None:
     with pytest.raises(Malformed, match=r"rank-0\.pt is not a file of torch\.save"):
         contents.load(RANK, b"PK")
-    with pytest.raises(Malformed, match=r"state\.pt has the state that ranks share incomplete"):
+    with pytest.raises(Malformed, match=r"state\.pt: the state that ranks share is incomplete"):
         contents.check_state(STATE, {"data": None, "others": {}, "models": {}})

@@ -96,9 +96,9 @@ def test_a_committed_checkpoint_is_never_silently_replaced_by_nothing() -> None:
 
 def test_nor_is_one_that_only_the_journal_names() -> None:
     """An entry without a signature has no hash. An agent with keys names committed checkpoints alone."""
-    unnamed = replace(plan(replace(CHAIN[4].ref, digest="")), keys="/keys")
+    unsigned = replace(plan(replace(CHAIN[4].ref, digest="")), keys="/keys")
     with pytest.raises(CheckpointNotFound, match=r"step-50/1\.0\.1 is not used: state\.pt was altered"):
-        choose(unnamed, (), Disk(bad=set(STEPS)).inspect)
+        choose(unsigned, (), Disk(bad=set(STEPS)).inspect)
 
 
 def test_a_checkpoint_that_cannot_be_validated_is_not_skipped_for_an_older_one() -> None:
@@ -151,10 +151,8 @@ def test_latest_takes_no_checkpoint_of_another_job_and_names_the_way_to_get_it()
     ids=["asked for", "named by status", "of no job", "by no job"],
 )
 def test_another_jobs_checkpoint_is_used_on_explicit_request(wanted: RankPlan, name: str) -> None:
-    inspect = of_job(name, 50)
-    assert (
-        choose(wanted, (CheckpointRef(50, Epoch(1, 0, 1)),), lambda _: inspect).manifest == inspect.manifest
-    )
+    found = of_job(name, 50)
+    assert choose(wanted, (CheckpointRef(50, Epoch(1, 0, 1)),), lambda _: found).manifest == found.manifest
 
 
 def test_latest_in_an_empty_folder_starts_from_nothing() -> None:

@@ -86,7 +86,11 @@ def served(**fields: Any) -> dict[str, Any]:
             {"sync": {"type": "Ring"}, "sharding": "Gradients", "parallelism": {"tensor": 2, "pipeline": 2}},
             "AllReduce with sharding Gradients and parallelism.tensor 2 and parallelism.pipeline 2, or leave",
         ),
-        (4, {"sync": {"type": "Replicate"}, "sharding": "Parameters"}, "sync: Replicate synchronizes whole"),
+        (
+            4,
+            {"sync": {"type": "Replicate"}, "sharding": "Parameters"},
+            "sync: Replicate synchronizes whole copies",
+        ),
         (
             4,
             {"gradient_compression": {"type": "TopK"}, "parallelism": {"tensor": 2}},

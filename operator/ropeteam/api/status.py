@@ -285,7 +285,7 @@ class JobStatus(StatusModel):
     clock: ClockStatus | None = None
     """For the operator: the job's clock, as of this status."""
     coordinator_unreachable_start_time: AwareDatetime | None = None
-    """When the coordinator became unreachable; set only with the reason CoordinatorUnreachable."""
+    """Since when the coordinator has not answered; explains the reason CoordinatorUnreachable."""
 
     @field_validator("conditions", mode="before")
     @classmethod

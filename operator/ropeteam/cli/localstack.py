@@ -71,7 +71,7 @@ class LocalStack:
 
     async def begin(self, print_line: PrintLine) -> None:
         """Start both. Returns when the API answers; restarts of the operator go to `print_line`. Raises
-        Trouble."""
+        CommandFailed."""
         assert self._cluster is not None
         assert self._operator is not None
         _send_go(self._cluster)

@@ -145,11 +145,11 @@ def show_logs(
 
     async def print_logs() -> None:
         async with connected(kubeconfig_of(kubeconfig, home)) as client:
-            follower = JobPoller(client, namespace, job)
+            poller = JobPoller(client, namespace, job)
             if follow:
-                await logs.follow_logs(client, follower, shown, click.echo)
+                await logs.follow_logs(client, poller, shown, click.echo)
             else:
-                await logs.print_logs(follower, shown, attempt, click.echo)
+                await logs.print_logs(poller, shown, attempt, click.echo)
 
     errors.run(print_logs())
 
@@ -194,11 +194,11 @@ def watch(job: str, namespace: str, kubeconfig: Path | None, home: Path) -> None
 
     async def follow_job() -> bool:
         async with connected(kubeconfig_of(kubeconfig, home)) as client:
-            follower, last = JobPoller(client, namespace, job), None
+            poller, last = JobPoller(client, namespace, job), None
             with screen(Console()) as shown:
-                async for last in follower.views():
+                async for last in poller.views():
                     shown.show(last)
-                found = await follower.job()
+                found = await poller.job()
                 for line in report(found, None) if found else ():
                     shown.print_line(line)
         if last is None:

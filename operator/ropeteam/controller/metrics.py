@@ -119,7 +119,7 @@ UNREADABLE = Counter(
 )
 MISSED_CHANGES = Counter(
     "ropeteam_cache_missed_changes_total",
-    "Times that all jobs were listed again because kopf's watch had a change that the cache did not have.",
+    "Changes of jobs that kopf's watch had and the cache did not have 10 s later; jobs were listed again.",
     registry=REGISTRY,
 )
 LEADER = Gauge("ropeteam_leader", "1: this operator is the leader; 0: it is on standby.", registry=REGISTRY)

@@ -66,14 +66,14 @@ class _Connection(web.RequestHandler):
 
 @asynccontextmanager
 async def served(
-    address: str, unready: Callable[[], str], longest_round: Callable[[], float]
+    address: str, unready: Callable[[], str], longest_reconcile: Callable[[], float]
 ) -> AsyncIterator[str]:
     """Serve while the block runs; yields `host:port`. `unready` returns the reason, "" if ready. Raises
     OSError when the port is taken.
     """
 
     def health() -> web.Response:
-        seconds = longest_round()
+        seconds = longest_reconcile()
         hung = seconds > _HUNG_SECONDS
         return web.Response(status=503 if hung else 200, text=f"longest reconcile: {seconds:.1f} s\n")
 

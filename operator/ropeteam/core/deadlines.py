@@ -95,8 +95,8 @@ def _pods(view: View, status: JobStatus) -> Iterator[datetime]:
             yield view.now + fence - timedelta(seconds=view.seconds_held(slot))
     backoffs = [(status.coordinator.start_time, status.coordinator.consecutive_failures)]
     backoffs += [(slot.replacement_time, slot.consecutive_failures) for slot in status.slots]
-    for since, faults in backoffs:
-        retry_at = backoff.retry_at(since, faults)
+    for since, failures in backoffs:
+        retry_at = backoff.retry_at(since, failures)
         if retry_at is not None:
             yield retry_at
     if is_mounting(view):

@@ -12,9 +12,9 @@ Example: a job `mnist` of 3 workers runs, and somebody deletes the pod of slot 1
 
     observation                          decision                                  why
     status: slot 1 is incarnation 1;     status: slot 1 is incarnation 2, and an   slot 1: PodDeleted,
-    the pod mnist-1-1 is gone            incident PodDeleted, free; no actions     incarnation 2
+    the pod mnist-1-1 is gone            incident, not charged; no actions         incarnation 2
     the saved status; no pod mnist-1-2   create mnist-1-2; the status stays        creating missing objects
-    the pod mnist-1-2 exists             no actions, the status stays              (the coordinator's)
+    the pod mnist-1-2 exists             status: slot 1 has its UID; no actions    (the coordinator's)
 
 A crash before the write of the first row changes nothing; a crash after it is made good by the second row,
 which any operator can compute from the cluster alone.

@@ -77,7 +77,7 @@ class ApiServer:
             await self._session.close()
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
-        """Authenticate and answer a request; an StatusError becomes its Status.
+        """Authenticate and answer a request; a StatusError becomes its Status.
 
         The token is a bearer, or the first part of the path: kubectl sends no bearer over plain HTTP.
         """

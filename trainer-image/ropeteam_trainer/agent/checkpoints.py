@@ -118,11 +118,11 @@ class Disk:
             case journal.Remove(name):
                 return entries.remove(name)
             case journal.Folders():
-                return tuple(_places(run))
-            case journal.Delete(place, apart=False):
-                return delete(run, place.step, place.world_id)  # the next prune retries what is left
-            case journal.Delete(place):
-                return self._delete_own(directory, place)
+                return tuple(_keys(run))
+            case journal.Delete(key, apart=False):
+                return delete(run, key.step, key.world_id)  # the next prune retries what is left
+            case journal.Delete(key):
+                return self._delete_own(directory, key)
             case journal.WriteManifest(grant):
                 return self._commit(directory, run, grant)
 
@@ -144,14 +144,14 @@ class Disk:
             return whole and (not folder.has(manifest.MANIFEST) or self._is_own(folder))
         return False
 
-    def _delete_own(self, directory: Folder, place: CheckpointKey) -> None:
+    def _delete_own(self, directory: Folder, key: CheckpointKey) -> None:
         """Delete a checkpoint, unless another run has saved the same step there since."""
-        path = manifest.path_in_run(CheckpointRef(place.step, place.world_id))
+        path = manifest.path_in_run(CheckpointRef(key.step, key.world_id))
         with suppress(OSError, ValueError):
             with directory.down(path) as folder:
                 ours = self._is_own(folder)
             if ours:
-                delete(directory, place.step, place.world_id)
+                delete(directory, key.step, key.world_id)
 
     def _is_own(self, folder: Folder) -> bool:
         """Whether this job wrote the checkpoint. Raises OSError, ValueError if it has no manifest."""
@@ -184,7 +184,7 @@ def _rename(entries: Folder, name: str, to: str) -> bool:
     return True
 
 
-def _places(run: Folder) -> Iterator[CheckpointKey]:
+def _keys(run: Folder) -> Iterator[CheckpointKey]:
     """Checkpoint folders only: other entries, links too, are never pruned; nor are folders that cannot be
     read."""
     for step in run.names():

@@ -190,7 +190,7 @@ def _retry(action: Callable[[], None]) -> OSError | None:
 
 
 def _torch_problem(python: str, environ: Mapping[str, str]) -> Problem | None:
-    reason, passing = "", False
+    reason, transient = "", False
     for seconds in _TORCH_TIMEOUTS:
         try:
             done = subprocess.run(
@@ -202,13 +202,13 @@ def _torch_problem(python: str, environ: Mapping[str, str]) -> Problem | None:
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            reason, passing = f"cannot be started: {error}", getattr(error, "errno", None) not in _PERMANENT
-            if passing:
+            reason, transient = f"cannot be started: {error}", getattr(error, "errno", None) not in _PERMANENT
+            if transient:
                 continue
         else:
-            reason, passing = "" if done.returncode == 0 else "cannot import torch", False
+            reason, transient = "" if done.returncode == 0 else "cannot import torch", False
         break
     if not reason:
         return None
     text = f"{python} {reason}: use an image or a command whose Python has torch, or set spec.agentPython"
-    return Problem(FailReason.INTERPRETER_WITHOUT_TORCH, text, passing)
+    return Problem(FailReason.INTERPRETER_WITHOUT_TORCH, text, transient)

@@ -2,7 +2,7 @@
 
 An agent sends its report at once when anything in it changes, otherwise its lease, every
 `fence.renew_seconds`. The coordinator sends orders at once when they change, and again whenever a report's
-`orders_seen` is not the latest; a report that changes nothing is answered now and then (fence.py): without
+`applied_orders` is not the latest; a report that changes nothing is answered now and then (fence.py): without
 answers an agent kills its ranks.
 
 The one rule of orders: **only ranks of `orders.plan` may live**. A newer plan replaces the world, orders

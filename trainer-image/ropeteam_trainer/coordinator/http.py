@@ -89,9 +89,9 @@ class Refused(Exception):
 class Http:
     """The handler of one coordinator's second port."""
 
-    def __init__(self, coordinator: Coordinator, problem: Callable[[], str] = str) -> None:
+    def __init__(self, coordinator: Coordinator, storage_problem: Callable[[], str] = str) -> None:
         """`storage_problem`: why this process should be restarted, or ""."""
-        self._coordinator, self._storage_problem = coordinator, problem
+        self._coordinator, self._storage_problem = coordinator, storage_problem
         self._bearer = wire.http_bearer(coordinator.token)
         config = coordinator.state.config
         keys = signing.Keys(coordinator.token, config.job_uid, config.term)

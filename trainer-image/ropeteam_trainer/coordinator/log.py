@@ -30,7 +30,7 @@ class Log:
             self.write(event, **facts)
 
     def write_limited(self, event: str, reason: str, **facts: object) -> None:
-        """Write the same event with the same reason at most every SELDOM_SECONDS; the next line has the
+        """Write the same event with the same reason at most every LIMIT_SECONDS; the next line has the
         number of lines left out."""
         now, kind = self._clock(), f"{event} {reason}"
         written_at, left_out = self._kinds.get(kind, (-LIMIT_SECONDS, 0))

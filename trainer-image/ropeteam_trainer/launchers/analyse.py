@@ -112,7 +112,7 @@ _RUNS = {"-m": Run.MODULE, "-c": Run.CODE, "": Run.SCRIPT}
 
 
 def _launch_of_known(inner: Inner, job: JobSize, field: Field) -> Launch | None:
-    """Launch of a known command. None: unknown, or started unchanged. Raises Refused."""
+    """Launch of a known command. None: unknown, or started unchanged. Raises LaunchError."""
     if inner.name in OF_OTHER_HOSTS and field is Field.AUTO:
         raise LaunchError(
             f"{inner.name} starts processes in other pods, which is not allowed: write the command that it"

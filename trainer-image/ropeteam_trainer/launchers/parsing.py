@@ -32,7 +32,7 @@ class Parsed:
     """Index in the parsed arguments where they begin. Unknown for fabric, which mixes them, so 0."""
 
     def number(self, option: str) -> int | None:
-        """Value of an option as a number. None: not given. Raises Refused if it is not a number."""
+        """Value of an option as a number. None: not given. Raises LaunchError if it is not a number."""
         value = self.given.get(option)
         if value is None:
             return None
@@ -58,7 +58,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(launcher: str, options: Options, args: Sequence[str]) -> Parsed:
-    """Parse a launcher's arguments. Raises Refused, with argparse's message, or the unknown flag."""
+    """Parse a launcher's arguments. Raises LaunchError, with argparse's message, or the unknown flag."""
     found, unknown = _parser(launcher, options).parse_known_args(args)
     given = vars(found)
     program, arguments = given.pop(_PROGRAM), given.pop(_ARGUMENTS, [])

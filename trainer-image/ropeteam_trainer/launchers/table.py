@@ -30,7 +30,7 @@ class KnownLauncher:
     join: Callable[[Parsed, JobSize], Arguments] | None = None
     """Flags that make one world of all pods. None: the launcher starts once per rank."""
     check: Callable[[Parsed, JobSize], None] | None = None
-    """Further checks. Raises Refused for contradictions to the job."""
+    """Further checks. Raises LaunchError for contradictions to the job."""
     local_rank: str = ""
     """Flag that passes the local rank to a script."""
     unless: str = ""
@@ -39,14 +39,14 @@ class KnownLauncher:
     """Ranks per worker, for a number of workers, where it is not simply the value of `count`."""
 
     def processes(self, parsed: Parsed, workers: int) -> int | None:
-        """Ranks per worker that the command requests. None: not given. Raises Refused."""
+        """Ranks per worker that the command requests. None: not given. Raises LaunchError."""
         if self.counts:
             return self.counts(self, parsed, workers)
         value = parsed.given.get(self.count)
         return None if value in _ALL_DEVICES else parsed.number(self.count)
 
     def check_against(self, parsed: Parsed, job: JobSize) -> None:
-        """Check the command against the job. Raises Refused for contradictions."""
+        """Check the command against the job. Raises LaunchError for contradictions."""
         count = self.processes(parsed, job.workers)
         if count is not None and count != job.processes:
             flag = f"--{self.count} {parsed.given[self.count]}"

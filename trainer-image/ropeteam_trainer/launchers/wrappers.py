@@ -49,7 +49,7 @@ def name_of(program: str) -> str:
 
 
 def unwrapped(command: tuple[str, ...]) -> Inner:
-    """Command without its wrappers. Raises Refused for unknown flags of a wrapper."""
+    """Command without its wrappers. Raises LaunchError for unknown flags of a wrapper."""
     inner = Inner(command)
     while not inner.is_uv_script and (next_one := _without_first(inner)) is not None and next_one.words:
         inner = next_one

@@ -17,10 +17,11 @@ Example: 8 ranks, 10^9 float32 parameters in 1,000 matrices, Adam: what each ran
     sharding: OptimizerState        4   + 4   + 1                              10.5     and (n-1)/n x 4P
     sharding: Gradients             0.5 + 0.5 + 1, 4 more while it computes    7
     sharding: Parameters            0.5 + 0.5 + 1, and one layer               10.5     3 (n-1)/n x 4P
-    gradientCompression: PowerSGD   4   + 4   + 8, and its factors             0.056    rank 4
+    gradientCompression: PowerSGD   4   + 4   + 8, 4 left out, and its factors 0.056    rank 4
     sync: Local, everySteps 8       4   + 4   + 8                              0.875    on average
     parallelism: {pipeline: 8}      0.5 + 0.5 + 1                              only activations; with 16
                                     micro-batches a rank waits for 30 % of the step
 
-`ropeteam plan` computes this for a real model (partition/cost.py); docs/techniques has what was measured.
+Without activations, and DDP's buckets (4 more where DDP averages). `ropeteam plan` computes this for a real
+model (partition/cost.py), except what compression leaves out; docs/techniques has what was measured.
 """

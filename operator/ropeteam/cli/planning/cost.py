@@ -92,7 +92,7 @@ def _measured(
     yield "model", f"{model.parameters:,} parameters, {model.optimizer}{groups}"
     held = {part.rank: cost.memory(part, strategy, grid, micro_batches) for part in model.parts}
     rank, most = max(held.items(), key=lambda item: item[1].total)
-    where = "each rank" if len(model.parts) == 1 else f"the largest rank ({rank})"
+    where = "each rank" if len(model.parts) == 1 else f"the rank that holds most ({rank})"
     state = "unknown" if most.optimizer is None else amount(most.optimizer)
     yield "memory", f"{amount(most.total)} on {where}"
     kinds = {"parameters": amount(most.parameters), "gradients": amount(most.gradients), "optimizer": state}
@@ -105,8 +105,8 @@ def _measured(
 def _servers(fullest: cost.Memory, count: int) -> str:
     stored = amount(fullest.parameters + (fullest.optimizer or 0))
     return (
-        f"{_count(count, 'pod')} more; the largest holds {stored} of parameters and optimizer, twice, in "
-        f"/dev/shm, and receives {amount(fullest.gradients)} from each worker and step"
+        f"{_count(count, 'pod')} more; the one that holds most has {stored} of parameters and optimizer, "
+        f"twice, in /dev/shm, and receives {amount(fullest.gradients)} from each worker and step"
     )
 
 

@@ -29,7 +29,7 @@ def rehearse(spec: TrainingJobSpec, folder: Path, timeout_seconds: float) -> Dry
     except (podspec.StartError, podspec.NotReady) as error:
         return f"the script was not run: {error}"
     with tempfile.TemporaryDirectory(prefix="ropeteam-plan-") as scratch:
-        answer, output_file = Path(scratch, "answer"), Path(scratch, "said")
+        answer, output_file = Path(scratch, "answer"), Path(scratch, "output")
         environment = {**script.environment, **_as_first_rank(spec), config.DRY_RUN_FILE: str(answer)}
         launcher_args = [spec.launcher.value, str(spec.workers), str(spec.processes)]
         ours = [sys.executable, "-m", "ropeteam_trainer.planning", *launcher_args]

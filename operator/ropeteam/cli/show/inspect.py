@@ -30,7 +30,7 @@ from ropeteam.core.seen.observation import Observation
 async def snapshot(client: ApiClient, namespace: str, name: str) -> Observation:
     """Observation of the job as the operator would read it now, secrets masked. Raises BadInput if there is
     none."""
-    follower = JobPoller(client, namespace, name)
+    poller = JobPoller(client, namespace, name)
     caches = make_caches(client, (namespace,), lambda _: None)
     for informer in caches.all:
         await informer.list()
@@ -44,12 +44,12 @@ async def snapshot(client: ApiClient, namespace: str, name: str) -> Observation:
         clock=lambda: datetime.now(UTC),
     )
     seen = await observer.observe(Key(namespace, name))
-    job = await follower.job()
+    job = await poller.job()
     if seen is None or job is None:
         raise BadInput(f"there is no TrainingJob {name} in namespace {namespace}")
-    secrets = await follower.secrets(seen.metadata.uid)
+    secrets = await poller.secrets(seen.metadata.uid)
     key_id = secrets[-1]["metadata"]["name"].rpartition("-")[2] if secrets else ""
-    report = None if seen.status.finished else await follower.report(job)
+    report = None if seen.status.finished else await poller.report(job)
     fields = {"secret_exists": bool(secrets), "secret_age": 0.0, "key_id": key_id, "report": report}
     unmasked = seen.model_copy(update=fields)
     return masked(unmasked)
@@ -65,7 +65,8 @@ def explain(text: bytes, source: str) -> Iterator[str]:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
         raise BadInput(
-            f"{source} is not a snapshot ({where}: {first['msg']}); create one: ropeteam snapshot JOB"
+            f"{source} is not a snapshot of this release ({where}: {first['msg']}); "
+            "create one: ropeteam snapshot JOB"
         ) from None
     decision = decide(seen)
     yield from _summary(seen, decision.status)

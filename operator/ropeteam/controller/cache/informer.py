@@ -1,8 +1,9 @@
-"""A cache of objects of the API server: list, watch, and list again when the watch ends.
+"""A cache of objects of the API server: list, watch, and list again when the watch cannot be
+resumed.
 
 Five guarantees that kopf's watching does not give:
   - a list after a gap is compared with what was known, so that deletions during the gap are noticed;
-  - any error in the stream leads to a new list, never to the end of the process;
+  - after any error in the stream the watch is resumed or the objects are listed; none ends the process;
   - an object that cannot be read affects no other: it is skipped, logged and counted;
   - the objects of a page of a list are reduced (`WatchSpec.reduce`) before the next page is requested;
   - our own writes are in the cache at once (`upsert`), and an older version never replaces them.

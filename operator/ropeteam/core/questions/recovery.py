@@ -2,7 +2,7 @@
 created later.
 
 The old pod is never waited for: names differ, and it can neither join nor commit. Whether it can still write
-files of its own is sent to the coordinator (`old_pod_gone`).
+files of its own is sent to the coordinator (`previous_pod_fenced`).
 """
 
 from __future__ import annotations

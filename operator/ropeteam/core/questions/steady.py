@@ -101,10 +101,10 @@ def _is_missing(view: View, slot: SlotStatus) -> bool:
     return not exists and not _backs_off(view, slot.replacement_time, slot.consecutive_failures)
 
 
-def _backs_off(view: View, since: datetime | None, faults: int) -> bool:
+def _backs_off(view: View, since: datetime | None, failures: int) -> bool:
     """Whether backoff holds the pod up: one that is lost again and again is not created again at once. A wall
     clock that has stepped back holds none up."""
-    retry_at = backoff.retry_at(since, faults)
+    retry_at = backoff.retry_at(since, failures)
     return since is not None and retry_at is not None and since <= view.now < retry_at
 
 

@@ -1,4 +1,4 @@
-"""The bucket of each pod of a job, and the cause of a pod's end. Evidence of Kubernetes only: ranks are the
+"""The class of each pod of a job, and the cause of a pod's end. Evidence of Kubernetes only: ranks are the
 coordinator's.
 """
 

@@ -26,7 +26,7 @@ _TYPE_META: Object = {"apiVersion": kinds.ANY, "kind": kinds.ANY, "metadata": _M
 
 @dataclass
 class RequestOptions:
-    """RequestOptions of one request."""
+    """Options of one request."""
 
     dry_run: bool = False
     field_validation: str = "Warn"

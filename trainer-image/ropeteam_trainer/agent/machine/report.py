@@ -57,7 +57,7 @@ def _ancestors(state: State) -> tuple[CheckpointRef, ...]:
 def urgent_part(report: AgentReport) -> AgentReport:
     """The part of a report that cannot wait for the next lease: all but numbers that change with every step.
 
-    Applied orders (`orders_seen`) are urgent too: only then can the coordinator rely on them.
+    Applied orders (`applied_orders`) are urgent too: only then can the coordinator rely on them.
     """
     ranks = tuple(replace(rank, step=0, steps_here=min(rank.steps_here, 1)) for rank in report.ranks)
     return replace(report, ranks=ranks, progress=Progress())

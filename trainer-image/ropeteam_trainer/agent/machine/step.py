@@ -217,8 +217,8 @@ def _start_world(state: State) -> Stepped:
 
 def _claim(state: State, plan: Plan) -> Stepped:
     """Claim the run: storage decides between two worlds that cannot see each other. If it does not answer,
-    the other ranks of this world wait without effect: another pod may reach it; if none does, the job reports
-    it."""
+    the other ranks of this world wait for a start that does not come. Another pod may reach the storage; if
+    none does, the job reports it."""
     epoch, since = state.claim_since or (None, state.now)
     if epoch != plan.epoch:
         since = state.now

@@ -151,7 +151,7 @@ def check_state(name: str, tree: Any) -> None:
         and _is_map(tree.get("optimizers"), _is_part)
     )
     if not whole:
-        raise Malformed(f"{name} has the state that ranks share incomplete, or in another form")
+        raise Malformed(f"{name}: the state that ranks share is incomplete, or has another form")
 
 
 def check_named(name: str, tree: Any, tensors: Collection[str]) -> None:

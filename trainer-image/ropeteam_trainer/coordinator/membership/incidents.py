@@ -141,7 +141,7 @@ def close(state: State, at: Moment) -> State:
 
 def progressed(state: State, fault: Fault) -> bool:
     """Whether the world made a step on all ranks. Scripts below feature level 1 report none: see
-    BELIEVED_SECONDS."""
+    ASSUMED_PROGRESS_SECONDS."""
     world = state.world
     assert world is not None
     if state.feature_level >= 1 or world.stepped:

@@ -154,7 +154,7 @@ def _running(state: State, _: float) -> str:
     assert world is not None
     if world.terminating_since is not None:
         pods = _pods_text(world.terminating_slots)
-        return f"world {world.plan.epoch} runs; {pods} will terminate, waiting for more"
+        return f"world {world.plan.epoch} runs; terminating: {pods}; waiting for others that terminate too"
     return stage.sentence(state)
 
 
@@ -162,7 +162,7 @@ def _draining(state: State, _: float) -> str:
     world = state.world
     assert world is not None
     reason = (
-        f"{_pods_text(world.terminating_slots)} will terminate"
+        f"terminating: {_pods_text(world.terminating_slots)}"
         if world.terminating_slots
         else "the job is to be drained"
     )

@@ -55,7 +55,7 @@ def place(environ: Mapping[str, str], servers: int) -> Place:
     if world <= servers:
         raise StrategyError(
             f"strategy.sync.parameterServer: {servers} servers leave no worker among {world} ranks; start "
-            f"{servers} ranks more than workers"
+            f"{servers} ranks in addition to the workers"
         )
     return Place(rank, world - servers, servers)
 

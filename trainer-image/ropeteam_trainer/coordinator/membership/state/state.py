@@ -43,7 +43,7 @@ class ReportReceived:
 
     report: AgentReport
     applied: bool = False
-    """The agent has applied the newest orders sent on its connection (`orders_seen` is the last number; 0
+    """The agent has applied the newest orders sent on its connection (`applied_orders` is the last number; 0
     with nothing sent yet counts). This proves that a withdrawn plan, never confirmed by the agent, will not
     be started any more."""
 
@@ -179,7 +179,7 @@ class State:
     """The job has failed, and agents may exit: the operator has saved the failure, or is away for long."""
     unstartable: tuple[UnstartableSlot, ...] = ()
     pending_disk_request: tuple[str, int] = ("", 0)
-    """Pending request to a volume (AgentReport.disk_owes), and its start by the wall clock."""
+    """Pending request to a volume (AgentReport.pending_disk_request), and its start by the wall clock."""
     progress: Progress = Progress()
     newer_term: int = 0
     """Newest term seen by an agent, or whose world has claimed the checkpoint folder after ours."""
