@@ -28,7 +28,7 @@ async def test_only_a_connection_that_requests_the_secret_of_servers_receives_it
     assert await asyncio.to_thread(agentlink.secret_of_servers, environ) == "c0ffee"
     assert received == []
     link = await asyncio.to_thread(agentlink.connect, environ, 0)
-    assert link is not None
+    assert isinstance(link, agentlink.AgentLink)
     answer.send(ToRank(servers=("10.0.0.1:29404",)))
     await asyncio.to_thread(received_servers, link)
     assert "c0ffee" not in str(vars(link))

@@ -29,6 +29,7 @@ from ropeteam_trainer.checkpoint.writer import ShardWriter
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume, WorkerConfig
 from ropeteam_trainer.contract.messages import Grant
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+from ropeteam_trainer.rank.agentlink import NoAgent
 from ropeteam_trainer.rank.world import World
 
 EPOCH, KEEP, STEPS = Epoch(1, 0, 1), 2, (10, 20, 30)
@@ -84,7 +85,7 @@ def alone(directory: Path) -> Story:
     """Without an operator the library does it all by itself."""
     expected: dict[int, Files] = {}
     with recorded(directory) as recording:
-        checkpoints = Checkpoints(plan(directory, known=False), ALONE, None)
+        checkpoints = Checkpoints(plan(directory, known=False), ALONE, NoAgent())
         checkpoints.register({"model": torch.nn.Linear(2, 2)})
         for step in STEPS:
             checkpoints.save(step, None)

@@ -19,6 +19,7 @@ from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST, Manifest
 from ropeteam_trainer.checkpoint.saving import Checkpoints
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
 from ropeteam_trainer.contract.world import Epoch, ShardFile
+from ropeteam_trainer.rank.agentlink import NoAgent
 from ropeteam_trainer.rank.world import World
 
 JOB, VALID, PLANTED = "job", Path("step-3/1.0.1"), Path("step-1000/9.0.1")
@@ -40,7 +41,7 @@ def a_plan(directory: Path) -> RankPlan:
 
 def checkpoints(directory: Path, model: torch.nn.Module | None = None) -> tuple[Checkpoints, torch.nn.Module]:
     """Of one rank, without an operator."""
-    saver = Checkpoints(a_plan(directory), World(0, 1, torch.device("cpu")), None)
+    saver = Checkpoints(a_plan(directory), World(0, 1, torch.device("cpu")), NoAgent())
     model = model or torch.nn.Linear(3, 2)
     saver.register({"model": model})
     return saver, model

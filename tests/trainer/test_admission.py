@@ -18,7 +18,7 @@ from lab.ranks.processes import SCRIPTS
 
 from ropeteam_trainer.contract.config import RankPlan, Resume
 from ropeteam_trainer.contract.strategy import ParameterServer
-from ropeteam_trainer.rank.agentlink import HeartbeatWriter
+from ropeteam_trainer.rank.agentlink import HeartbeatWriter, NoAgent
 from ropeteam_trainer.strategies.parameterserver import admission as module
 from ropeteam_trainer.strategies.parameterserver import requests, wire
 from ropeteam_trainer.strategies.parameterserver.admission import Door
@@ -93,7 +93,7 @@ def test_a_door_can_be_closed_whose_thread_wakes_by_itself_at_that_moment(guarde
 def test_who_comes_behind_hundreds_of_strangers_before_a_server_serves_waits_in_the_queue() -> None:
     """Else the kernel drops who comes, and lets it try again a second later, and later each time."""
     plan = RankPlan("1.0.1", (), False, None, Resume.LATEST, None, "j", "u", servers=("127.0.0.1:0",))
-    listener = Discovery(Place(rank=1, workers=1, servers=1), plan, None, HeartbeatWriter(None)).listener
+    listener = Discovery(Place(rank=1, workers=1, servers=1), plan, NoAgent(), HeartbeatWriter(None)).listener
     assert listener is not None
     place = listener.getsockname()
     with ExitStack() as ends:

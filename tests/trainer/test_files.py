@@ -24,6 +24,7 @@ from ropeteam_trainer.checkpoint.saving import Checkpoints
 from ropeteam_trainer.checkpoint.writer import ShardWriter
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+from ropeteam_trainer.rank.agentlink import NoAgent
 from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.system.folders import Folder
 
@@ -195,7 +196,7 @@ def behind_a_link(tmp_path: Path, link: str) -> RankPlan:
 def test_a_path_with_a_link_in_it_is_not_saved_into(
     tmp_path: Path, link: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    checkpoints = Checkpoints(behind_a_link(tmp_path, link), ALONE, None)
+    checkpoints = Checkpoints(behind_a_link(tmp_path, link), ALONE, NoAgent())
     before = sorted((tmp_path / "elsewhere").rglob("*"))
     checkpoints.save(8, None)
     checkpoints.close()
@@ -211,7 +212,7 @@ def test_a_path_with_a_link_in_it_is_not_restored_from_and_proves_nothing(
     monkeypatch.setattr(agreement, "RETRY_SECONDS", 0.0)
     plan = replace(behind_a_link(tmp_path, link), lineage_known=known)
     with pytest.raises(CheckpointUnavailable, match=f"checkpoint.path, {Path(link).name}, is a link"):
-        Checkpoints(plan, ALONE, None).restore(lambda: None)
+        Checkpoints(plan, ALONE, NoAgent()).restore(lambda: None)
 
 
 @pytest.mark.parametrize("name", ["state.pt", ".metadata.tmp", ".metadata", "__0_0.distcp"])
@@ -228,7 +229,7 @@ def test_a_file_that_is_a_link_is_replaced_itself(tmp_path: Path, name: str) -> 
 def test_without_an_agent_only_this_runs_are_pruned(tmp_path: Path) -> None:
     plan = RankPlan("1.0.1", (), False, CheckpointConfig(str(tmp_path), keep=1), Resume.NEVER, None, "j", "u")
     commit(tmp_path, 1)
-    checkpoints = Checkpoints(plan, ALONE, None)
+    checkpoints = Checkpoints(plan, ALONE, NoAgent())
     for step in (1, 2):
         checkpoints.save(step, None)
     checkpoints.close()
@@ -240,7 +241,9 @@ def test_without_an_agent_only_this_worlds_save_of_a_step_is_pruned(tmp_path: Pa
     """Runs without an operator share a folder: the world before this one may have saved the same steps."""
     config = CheckpointConfig(str(tmp_path), keep=1)
     other = commit(tmp_path, 1)
-    checkpoints = Checkpoints(RankPlan("0.0.2", (), False, config, Resume.NEVER, None, "j", ""), ALONE, None)
+    checkpoints = Checkpoints(
+        RankPlan("0.0.2", (), False, config, Resume.NEVER, None, "j", ""), ALONE, NoAgent()
+    )
     for step in (1, 2):
         checkpoints.save(step, None)
     checkpoints.close()

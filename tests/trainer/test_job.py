@@ -40,7 +40,7 @@ def linked(path: Path, folder: Path | None = None) -> Iterator[tuple[FakeAgent, 
     """`alone`, with an agent."""
     agent = FakeAgent(path, 1, None, Epoch(1, 0, 1))
     one = alone(folder, environ={config.RANK_SOCKET: str(path / "socket.0")})
-    assert one._link is not None
+    assert one._link.connected
     yield agent, one
     one._link.close()
     agent.close()
@@ -138,7 +138,6 @@ def test_an_agent_that_is_not_there_costs_a_message(
 def test_the_link_sends_the_last_loss_when_it_closes(tmp_path: Path) -> None:
     agent = FakeAgent(tmp_path, 1, None, Epoch(1, 0, 1))
     link = agentlink.connect({config.RANK_SOCKET: str(tmp_path / "socket.0")}, 0)
-    assert link is not None
     agent.wait(lambda: agent.messages[0])
     for step in range(100):
         link.offer_loss(torch.tensor(step / 8))

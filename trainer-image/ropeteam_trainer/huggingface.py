@@ -54,8 +54,7 @@ class ReportProgress(TrainerCallback):
     def on_train_begin(self, _: TrainingArguments, state: TrainerState, **__: Any) -> None:
         heart, link = _agent()
         heart.step = state.global_step
-        if link is not None:
-            link.send(FromRank(total_steps=state.max_steps))
+        link.send(FromRank(total_steps=state.max_steps))
 
     @_never_raises
     def on_step_begin(self, *_: Any, **__: Any) -> None:
@@ -74,16 +73,15 @@ class ReportProgress(TrainerCallback):
     @_never_raises
     def on_log(self, *_: Any, logs: dict[str, float] | None = None, **__: Any) -> None:
         _heart, link = _agent()
-        if link is not None and logs and "loss" in logs:
+        if logs and "loss" in logs:
             link.offer_loss(logs["loss"])
 
 
 @functools.cache
-def _agent() -> tuple[agentlink.HeartbeatWriter, agentlink.AgentLink | None]:
+def _agent() -> tuple[agentlink.HeartbeatWriter, agentlink.AgentLink | agentlink.NoAgent]:
     """This process's channels to its agent."""
     link = agentlink.connect(os.environ, rank=None)
-    if link is not None:
-        atexit.register(link.close)  # sends the last loss
+    atexit.register(link.close)  # sends the last loss
     return agentlink.HeartbeatWriter(os.environ.get(config.RANK_PAGE)), link
 
 

@@ -74,8 +74,7 @@ class Job:
         self._save_due = False  # a checkpoint is due, and waits until all ranks have the same weights
         self._feature_level = 1
         self._total_steps: int | None = None
-        self._expected: int | None = None
-        """Total computed by batches(), or given to report()."""
+        """Computed by batches(), or given to report()."""
         self._feed = Feed(world)
         self._model: Module | None = None
         served = plan.strategy is not None and plan.strategy.servers
@@ -164,12 +163,9 @@ class Job:
         self._feed.step_is_done()
         self._report_step(samples)
         loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
-        if self._link is not None:
-            self._link.offer_loss(loss)
-            self._expected = self._expected if total_steps is None else min(int(total_steps), sys.maxsize)
-            if self._expected not in (None, self._total_steps):
-                self._total_steps = self._expected
-                self._link.send(FromRank(total_steps=self._expected))
+        self._link.offer_loss(loss)
+        self._total_steps = self._total_steps if total_steps is None else total_steps
+        self._link.offer_total_steps(self._total_steps)
         if self._trace is not None:
             self._trace.step(
                 self.step, self._feed.epoch, self._feed.taken, None if loss is None else float(loss)
@@ -181,8 +177,8 @@ class Job:
             self._save_due |= self._checkpoints.due(self.step)
             if self._save_due and (self._wrapped is None or self._wrapped.in_sync()):
                 self._save()
-        if self._link is not None and self._link.paused:
-            self._apply_pause(self._link)
+        if self._link.paused:
+            self._apply_pause()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -208,7 +204,7 @@ class Job:
         names a step that does not exist, KeyError if the model has changed.
         """
         self._report_feature_level(2)
-        if self._link is not None and self._plan.checkpoint is None and self.rank == 0:
+        if self._link.connected and self._plan.checkpoint is None and self.rank == 0:
             print(_NO_CHECKPOINT, file=sys.stderr, flush=True)
         self._model = model if isinstance(model, Module) else None
         if self._serving is not None:
@@ -271,7 +267,7 @@ class Job:
         plan = DataPlan(len(dataset), spec.global_samples or global_batch, seed)
         model = self._balanced_model() if balance else None
         requested = BatchRequest(dataset, plan, epochs, workers, prefetch, balance, model, collate)
-        self._expected = self.step + self._feed.left(requested)
+        self._total_steps = self.step + self._feed.left(requested)
         return self._feed.batches(requested, self.dp_rank, self.dp_size, self._loading)
 
     def _loading(self) -> AbstractContextManager[None]:
@@ -302,7 +298,7 @@ class Job:
 
     def _report_feature_level(self, level: int) -> None:
         """Report to the agent how much of the library is used. Without checkpoints level 1 at most."""
-        if self._link is not None and self._plan.checkpoint is not None and level > self._feature_level:
+        if self._plan.checkpoint is not None and level > self._feature_level:
             self._feature_level = level
             self._link.send(FromRank(feature_level=level))
 
@@ -312,8 +308,9 @@ class Job:
         with self.phase("checkpoint"):
             self._checkpoints.save(self.step, self._feed.state(), report=report)
 
-    def _apply_pause(self, link: agentlink.AgentLink) -> None:
+    def _apply_pause(self) -> None:
         """Wait for the step to stop at; train up to it; save, and stay."""
+        link = self._link
         stop_at = link.stop_at
         if stop_at is None:
             with self.phase("paused"):
@@ -339,17 +336,15 @@ class Job:
         self._feed.close()
         if self._training is not None and not self._end.failed:
             self._training.leave()
-            if self._link is not None:
-                self._link.send(FromRank(left=True))
+            self._link.send(FromRank(left=True))
         self._end.script_is_over()
         self._model = self._wrapped = None  # they keep the process group alive
         if self._checkpoints is not None:
             self._checkpoints.close()
-        if self._link is not None:
-            self._link.close()
+        self._link.close()
         if self._end.failed:
             seconds = 0.0  # peers would not come
-        elif self._link is not None and not self._heart.script_has_ended:
+        elif self._link.connected and not self._heart.script_has_ended:
             seconds = 1.0  # not marked by the shim: maybe a sys.exit(3), while peers wait in a collective
         else:
             seconds = 10.0

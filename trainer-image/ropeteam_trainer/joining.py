@@ -53,7 +53,7 @@ def init(
         world, plan, here = join(device, timeout_seconds, checkpoint, strategy)
         _job = Job(world, plan, os.environ, here)
         sys.excepthook = partial(_job._end.note_failure, sys.excepthook)
-        if _job._link is not None:
+        if _job._link.connected:
             before_destroying(_job._end.group_goes)
         atexit.register(_job._at_exit)
     return _job

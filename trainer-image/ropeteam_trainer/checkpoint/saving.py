@@ -41,7 +41,7 @@ from ropeteam_trainer.checkpoint.writer import ShardWriter
 from ropeteam_trainer.contract.config import RankPlan
 from ropeteam_trainer.contract.local import FromRank
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
-from ropeteam_trainer.rank.agentlink import AgentLink
+from ropeteam_trainer.rank.agentlink import AgentLink, NoAgent
 from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.system.folders import Folder, location
 
@@ -56,7 +56,7 @@ class Restored:
 
 
 class Checkpoints:
-    def __init__(self, plan: RankPlan, world: World, link: AgentLink | None) -> None:
+    def __init__(self, plan: RankPlan, world: World, link: AgentLink | NoAgent) -> None:
         assert plan.checkpoint is not None
         self.config = plan.checkpoint
         self._plan, self._world, self._link = plan, world, link
@@ -112,7 +112,7 @@ class Checkpoints:
             files[STATE] = {"step": step, "data": data, "others": state.others}
         self._shard = ()
         self._writer.start(step, state, files)
-        if self._link is None:
+        if not self._link.connected:
             self._writer.wait()
             self._commit(step)
 
@@ -131,8 +131,7 @@ class Checkpoints:
         self._lineage, self.newest = [ref], ref.step
         if self._world.rank == 0:
             _log(f"resumes from step {ref.step} (checkpoint {folder(ref)})")
-            if self._link is not None:
-                self._link.send(FromRank(restored=ref))
+            self._link.send(FromRank(restored=ref))
         return Restored(ref.step, state["data"])
 
     def _load(self, ref: CheckpointRef, manifest: Manifest, heartbeat: Callable[[], None]) -> dict[str, Any]:
@@ -188,7 +187,7 @@ class Checkpoints:
     def _written(self, step: int, files: tuple[ShardFile, ...]) -> None:
         self._shard = files
         message = FromRank(shard_step=step, shard_files=files)
-        if self._link is not None and self._reports:
+        if self._reports:
             self._link.send(message)
         else:
             self._unreported = message
@@ -196,7 +195,7 @@ class Checkpoints:
     def report(self) -> None:
         """Report the last save to the agent, if that is not done yet."""
         self.wait()
-        if self._link is not None and self._unreported != FromRank():
+        if self._unreported != FromRank():
             self._link.send(self._unreported)
         self._unreported = FromRank()
 

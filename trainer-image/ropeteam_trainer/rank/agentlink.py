@@ -2,7 +2,7 @@
 rare messages.
 
 The training thread never touches the socket: it puts messages in a queue and reads attributes; two daemon
-threads do the rest. Without an agent there is no link, and the page is private memory.
+threads do the rest. Without an agent the link is a NoAgent, and the page is private memory.
 """
 
 from __future__ import annotations
@@ -82,6 +82,8 @@ class AgentLink:
     """Connection to the agent. Each line from it carries its whole state: `paused`, and the step to stop
     at."""
 
+    connected = True
+
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._outbox: queue.SimpleQueue[FromRank | None] = queue.SimpleQueue()
@@ -91,6 +93,7 @@ class AgentLink:
         self.servers: tuple[str, ...] = ()
         """Addresses of the parameter servers, if they have changed since this rank was started."""
         self._loss: Any = None
+        self._total_steps: int | None = None
         threading.Thread(target=self._read, daemon=True, name="ropeteam-read").start()
         self._writer = threading.Thread(target=self._write, daemon=True, name="ropeteam-write")
         self._writer.start()
@@ -104,6 +107,13 @@ class AgentLink:
         """Set the newest loss, a number or a tensor. One per second is read and sent: no step waits for a
         device."""
         self._loss = loss
+
+    def offer_total_steps(self, total: int | None) -> None:
+        """Send the job's number of steps if it has changed. None: unknown."""
+        total = None if total is None else min(int(total), sys.maxsize)
+        if total not in (None, self._total_steps):
+            self._total_steps = total
+            self.send(FromRank(total_steps=total))
 
     def wait_for_stop_at(self) -> int | None:
         """Block a paused rank until the agent sends the step to stop at, or ends the pause (None)."""
@@ -150,6 +160,30 @@ class AgentLink:
             self._socket.sendall(codec.encode(FromRank(loss=f"{float(loss):.6g}")) + b"\n")
 
 
+class NoAgent:
+    """AgentLink of a rank without an agent, or whose agent cannot be reached: sends nothing, never pauses."""
+
+    connected = False
+    paused = False
+    stop_at: int | None = None
+    servers: tuple[str, ...] = ()
+
+    def send(self, message: FromRank) -> None:
+        pass
+
+    def offer_loss(self, loss: Any) -> None:
+        pass
+
+    def offer_total_steps(self, total: int | None) -> None:
+        pass
+
+    def wait_for_stop_at(self) -> int | None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+
 def secret_of_servers(environ: Mapping[str, str]) -> str:
     """Fetch the secret from the agent. Raises OSError, and DecodeError if the agent closes the connection
     instead."""
@@ -167,8 +201,8 @@ def wait_to_be_killed() -> NoReturn:
         time.sleep(3600)
 
 
-def connect(environ: Mapping[str, str], rank: int | None) -> AgentLink | None:
-    """Connect to the agent. None: outside of a TrainingJob, or the agent cannot be reached; training
+def connect(environ: Mapping[str, str], rank: int | None) -> AgentLink | NoAgent:
+    """Connect to the agent. NoAgent: outside of a TrainingJob, or the agent cannot be reached; training
     continues without it.
 
     rank: send a hello: feature level 1, so the agent may pause it, and a first step is expected. None: send
@@ -176,14 +210,14 @@ def connect(environ: Mapping[str, str], rank: int | None) -> AgentLink | None:
     """
     path = environ.get(config.RANK_SOCKET)
     if path is None:
-        return None
+        return NoAgent()
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(path)
     except OSError as error:
         connection.close()
         print(f"ropeteam: cannot reach the agent at {path}: {error}. Training continues.", file=sys.stderr)
-        return None
+        return NoAgent()
     link = AgentLink(connection)
     if rank is not None:
         link.send(FromRank(hello_pid=os.getpid(), rank=rank, feature_level=1))

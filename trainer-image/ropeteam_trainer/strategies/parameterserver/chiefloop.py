@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import torch
 
 from ropeteam_trainer.checkpoint.saving import Checkpoints
-from ropeteam_trainer.rank.agentlink import AgentLink, wait_to_be_killed
+from ropeteam_trainer.rank.agentlink import AgentLink, NoAgent, wait_to_be_killed
 from ropeteam_trainer.strategies.parameterserver import ledger as rules
 from ropeteam_trainer.strategies.parameterserver.chief import Chief
 from ropeteam_trainer.strategies.parameterserver.ledger import Ledger
@@ -44,15 +44,16 @@ class PerWorkerState:
 
 
 class ChiefLoop:
-    """extra: the script's further objects, such as schedulers. checkpoints: None if it keeps none. link: None
-    without an agent. alive: context in which the chief counts neither as slow nor as hung."""
+    """extra: the script's further objects, such as schedulers. checkpoints: None if it keeps none. alive:
+    context in which the chief counts neither as slow nor as hung.
+    """
 
     def __init__(
         self,
         chief: Chief,
         extra: Mapping[str, Any],
         checkpoints: Checkpoints | None,
-        link: AgentLink | None,
+        link: AgentLink | NoAgent,
         progress: ServerProgress,
         alive: Callable[[], AbstractContextManager[None]],
     ) -> None:
@@ -143,7 +144,7 @@ class ChiefLoop:
     def _drain_if_requested(self) -> None:
         """Drain once all workers have reached the step to stop at: save, and wait to be killed."""
         chief, link = self._chief, self._link
-        stop_at = link.stop_at if link is not None and link.paused else None
+        stop_at = link.stop_at if link.paused else None
         if stop_at is None:
             return
         with chief.changed:

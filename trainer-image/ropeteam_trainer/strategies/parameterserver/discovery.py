@@ -24,7 +24,7 @@ from ropeteam_trainer.contract.config import RankPlan
 from ropeteam_trainer.contract.preauth import BACKLOG
 from ropeteam_trainer.contract.strategy import StrategyError
 from ropeteam_trainer.contract.world import Epoch
-from ropeteam_trainer.rank.agentlink import AgentLink, HeartbeatWriter
+from ropeteam_trainer.rank.agentlink import AgentLink, HeartbeatWriter, NoAgent
 
 BEAT_SECONDS = 1.0
 """Interval of heartbeats of a rank that serves, or waits for a server."""
@@ -65,7 +65,9 @@ class Discovery:
     context for waiting for a server's answer, or for the chief's saves.
     """
 
-    def __init__(self, here: Place, plan: RankPlan, link: AgentLink | None, heart: HeartbeatWriter) -> None:
+    def __init__(
+        self, here: Place, plan: RankPlan, link: AgentLink | NoAgent, heart: HeartbeatWriter
+    ) -> None:
         self._plan, self._link = plan, link
         self.alive = _Alive(heart)
         self.listener: socket.socket | None = None
@@ -78,8 +80,7 @@ class Discovery:
             self._exchange_by_store(here)
 
     def addresses(self) -> tuple[str, ...]:
-        reported = self._link.servers if self._link is not None else ()
-        return reported or self._plan.servers or self._addresses
+        return self._link.servers or self._plan.servers or self._addresses
 
     def _listen(self, server: int) -> socket.socket:
         if not self._plan.servers:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from ropeteam_trainer.checkpoint.saving import Checkpoints
 from ropeteam_trainer.contract.local import FromRank
 from ropeteam_trainer.contract.strategy import LearningRate, Strategy
-from ropeteam_trainer.rank.agentlink import AgentLink, HeartbeatWriter
+from ropeteam_trainer.rank.agentlink import AgentLink, HeartbeatWriter, NoAgent
 from ropeteam_trainer.strategies import largebatch, wrap
 from ropeteam_trainer.strategies.model.naming import named_parameters
 from ropeteam_trainer.strategies.parameterserver import ledger as rules
@@ -60,7 +60,7 @@ class Serving:
         self._extra = dict(objects)
 
     def serve(
-        self, checkpoints: Checkpoints | None, link: AgentLink | None, heart: HeartbeatWriter
+        self, checkpoints: Checkpoints | None, link: AgentLink | NoAgent, heart: HeartbeatWriter
     ) -> NoReturn:
         spec = self._strategy.sync.parameter_server
         own = shares(self._named, self._here.servers)[self._index]
@@ -85,8 +85,7 @@ class Serving:
                 while not server.changed.wait_for(lambda: server.is_over, BEAT_SECONDS):
                     heart.write()
         server.close()
-        if link is not None:
-            link.send(FromRank(left=True))
+        link.send(FromRank(left=True))
         self._print_counts(server)
         raise SystemExit(0)
 
@@ -101,7 +100,7 @@ class Serving:
             figures |= {"clocks": ledger.clocks, "dropped": ledger.dropped, "most_ahead": ledger.ahead}
         print(f"ropeteam: all workers have left: {json.dumps(figures)}", file=sys.stderr, flush=True)
 
-    def _chief_loop(self, checkpoints: Checkpoints | None, link: AgentLink | None) -> ChiefLoop:
+    def _chief_loop(self, checkpoints: Checkpoints | None, link: AgentLink | NoAgent) -> ChiefLoop:
         every_steps = checkpoints.config.every_steps if checkpoints else None
         job_rules = rules.rules(self._strategy.sync.parameter_server, self._here.workers, every_steps)
         full_model = FullModel(self._named, self._model, self._optimizer, self._here.servers)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from ropeteam_trainer.contract.local import FromRank, Served
-from ropeteam_trainer.rank.agentlink import AgentLink, HeartbeatWriter
+from ropeteam_trainer.rank.agentlink import AgentLink, HeartbeatWriter, NoAgent
 from ropeteam_trainer.strategies.parameterserver.service import Server
 
 REPORT_SECONDS = 1.0
@@ -19,7 +19,7 @@ class ServerProgress:
     def __init__(
         self,
         heart: HeartbeatWriter,
-        link: AgentLink | None,
+        link: AgentLink | NoAgent,
         server: Server,
         dropped: Callable[[], int | None],
     ) -> None:
@@ -31,14 +31,13 @@ class ServerProgress:
         self.heart.steps_here += max(step - self.heart.step, 0)
         self.heart.step = step
         self.heart.write()
-        if self._link is not None and time.monotonic() >= self._next_report:
+        if time.monotonic() >= self._next_report:
             self._next_report = time.monotonic() + REPORT_SECONDS
             self._link.send(FromRank(served=self._counters()))
 
     def drained(self, step: int) -> None:
         """The job has saved `step`, and waits to be killed."""
-        if self._link is not None:
-            self._link.send(FromRank(drained=step))
+        self._link.send(FromRank(drained=step))
 
     def _counters(self) -> Served:
         with self._server.changed:  # gradients are counted in other threads
