@@ -43,10 +43,11 @@ fuzz: $(VENV)/bin/ropeteam  ## throw generated input at every reader: make fuzz 
 seeded: $(VENV)/bin/ropeteam  ## apply each seeded bug in turn; the tests must catch every one
 	$(PYTHON) tools/seeded.py
 
-crds: $(VENV)/bin/ropeteam  ## write crds/, the schema for editors and docs/reference/, from operator/ropeteam
+crds: $(VENV)/bin/ropeteam  ## write crds/, the schema for editors, docs/reference/ and tests/messages.txt, from the code
 	$(PYTHON) -m ropeteam.api.crd
 	$(PYTHON) -m tools.values
 	$(PYTHON) -m tools.reference
+	$(PYTHON) -m tools.messages
 
 chart: $(VENV)/bin/ropeteam  ## write the chart's values, their schema, the CRD and the dashboards in it, from tools/
 	$(PYTHON) -m tools.values
@@ -117,6 +118,7 @@ check-house:
 check-crds:
 	$(PYTHON) -m ropeteam.api.crd --check
 	$(PYTHON) -m tools.reference --check
+	$(PYTHON) -m tools.messages --check
 check-chart:
 	$(PYTHON) -m tools.values --check
 	$(PYTHON) -m tools.dashboards --check
