@@ -16,6 +16,7 @@ from ropeteam.api.job import Metadata
 from ropeteam.api.status import JobStatus
 from ropeteam.core.decide import decide
 from ropeteam.core.decision import Decision
+from ropeteam.core.seen import names
 from ropeteam.core.seen.observation import ContainerSeen, HeldSlot, Observation, PodSeen, Refusal, Role
 from ropeteam_trainer.contract.desired import Incident, JobReport, ReplacementRequest, SlotReport, WorldPhase
 from ropeteam_trainer.contract.messages import Problem
@@ -42,6 +43,19 @@ class Scene(Observation):
         """The newest pod of a slot."""
         pods = [pod for pod in self.pods if pod.role is Role.WORKER and pod.slot == slot]
         return max(pods, key=lambda pod: pod.incarnation)
+
+
+def pod_from(manifest: dict[str, Any], uid: str) -> PodSeen:
+    """The pod that was just created from it."""
+    meta, labels = manifest["metadata"], manifest["metadata"]["labels"]
+    return PodSeen(
+        name=meta["name"],
+        uid=uid,
+        role=Role(labels[names.ROLE]),
+        slot=int(labels.get(names.SLOT, -1)),
+        incarnation=int(labels.get(names.INCARNATION, 0)),
+        term=int(labels.get(names.TERM, 0)),
+    )
 
 
 def a_job(workers: int = 4, **spec: Any) -> Scene:

@@ -8,29 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import Any, assert_never
+from typing import Any
 
-from tests.builders import Scene, a_report
+from tests.builders import Scene, a_report, pod_from
 
 from ropeteam.api.status import JobStatus
 from ropeteam.core.decide import decide
 from ropeteam.core.decision import Decision
-from ropeteam.core.objects.actions import (
-    Action,
-    CreatePod,
-    CreatePolicy,
-    CreateSecret,
-    CreateService,
-    DeleteJob,
-    DeletePod,
-    DeleteService,
-    EnsureAgent,
-    PointService,
-)
+from ropeteam.core.objects.actions import Action, CreateSecret
+from ropeteam.core.objects.execution import carry_out
+from ropeteam.core.seen.names import TERM
 from ropeteam.core.seen.observation import ContainerSeen, PodSeen, PolicySeen, Role, ServiceSeen
 from ropeteam_trainer.contract.desired import Incident, JobReport, WorldPhase
-
-LABEL = "ropeteam.dev/"
 
 
 class FakeCluster:
@@ -98,47 +87,43 @@ class FakeCluster:
     # ---- the API server
 
     def act(self, action: Action) -> None:
-        match action:
-            case CreatePod(manifest):
-                self._create_pod(manifest)
-            case DeletePod(name, uid):
-                self._change(name, uid, deleting=True, delete_at=self.scene.now + timedelta(seconds=70))
-            case CreateService(manifest):
-                self._create_service(manifest)
-            case PointService(_, uid, selector):
-                service = self.scene.service
-                if service is not None and service.uid == uid:
-                    term = int(selector[LABEL + "term"])
-                    self.scene = self.scene.but(service=service.model_copy(update={"term": term}))
-            case DeleteService(_, uid):
-                if self.scene.service is not None and self.scene.service.uid == uid:
-                    self.scene = self.scene.but(service=None)
-            case CreateSecret():
-                self.scene = self.scene.but(secret_exists=True, secret_age=0.0)
-            case CreatePolicy(manifest):
-                name = manifest["metadata"]["name"]
-                self.scene = self.scene.but(policy=PolicySeen(name=name))
-            case EnsureAgent():
-                self.agent_secret = True
-            case DeleteJob():
-                self.gone = True
-            case _:
-                assert_never(action)
+        carry_out(action, self)
+
+    def create(self, manifest: dict[str, Any]) -> None:
+        {"Pod": self._create_pod, "Service": self._create_service}[manifest["kind"]](manifest)
+
+    def delete(self, kind: str, name: str, uid: str, grace_seconds: int | None) -> None:  # noqa: ARG002
+        """All pods have the same grace period here."""
+        assert uid, f"{name} is deleted by name alone"
+        if kind == "Pod":
+            self._change(uid, deleting=True, delete_at=self.scene.now + timedelta(seconds=70))
+        elif kind == "Service":
+            if self.scene.service is not None and self.scene.service.uid == uid:
+                self.scene = self.scene.but(service=None)
+        else:
+            self.gone = True
+
+    def merge(self, kind: str, name: str, patch: dict[str, Any]) -> None:
+        service = self.scene.service
+        assert kind == "Service"
+        if service is not None and (service.name, service.uid) == (name, patch["metadata"]["uid"]):
+            term = int(patch["spec"]["selector"][TERM])
+            self.scene = self.scene.but(service=service.model_copy(update={"term": term}))
+
+    def create_secret(self, action: CreateSecret) -> None:  # noqa: ARG002
+        self.scene = self.scene.but(secret_exists=True, secret_age=0.0)
+
+    def create_policy(self, manifest: dict[str, Any]) -> None:
+        self.scene = self.scene.but(policy=PolicySeen(name=manifest["metadata"]["name"]))
+
+    def ensure_agent(self) -> None:
+        self.agent_secret = True
 
     def _create_pod(self, manifest: dict[str, Any]) -> None:
-        meta = manifest["metadata"]
-        if any(pod.name == meta["name"] for pod in self.scene.pods):
+        if any(pod.name == manifest["metadata"]["name"] for pod in self.scene.pods):
             return  # AlreadyExists is as good as created
-        assert self.agent_secret or meta["labels"][LABEL + "role"] == "coordinator", "nothing to mount"
-        labels = meta["labels"]
-        pod = PodSeen(
-            name=meta["name"],
-            uid=self._uid(),
-            role=Role(labels[LABEL + "role"]),
-            slot=int(labels.get(LABEL + "slot", -1)),
-            incarnation=int(labels.get(LABEL + "incarnation", 0)),
-            term=int(labels.get(LABEL + "term", 0)),
-        )
+        pod = pod_from(manifest, self._uid())
+        assert self.agent_secret or pod.role is Role.COORDINATOR, "nothing to mount"
         self.made.append(pod.name)
         self.scene = self.scene.but(pods=(*self.scene.pods, pod))
 
@@ -150,7 +135,7 @@ class FakeCluster:
                     name=manifest["metadata"]["name"],
                     uid=self._uid(),
                     cluster_ip=spec.get("clusterIP", "10.0.0.1"),
-                    term=int(spec["selector"][LABEL + "term"]),
+                    term=int(spec["selector"][TERM]),
                 )
             )
 
@@ -174,8 +159,7 @@ class FakeCluster:
         running = ContainerSeen(running=True)
         return pod.model_copy(update={"phase": "Running", "node": node, "container": running})
 
-    def _change(self, name: str, uid: str, **fields: Any) -> None:
-        assert uid, f"{name} is deleted by name alone"
+    def _change(self, uid: str, **fields: Any) -> None:
         pods = (pod.model_copy(update=fields) if pod.uid == uid else pod for pod in self.scene.pods)
         self.scene = self.scene.but(pods=tuple(pods))
 

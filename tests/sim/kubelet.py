@@ -144,7 +144,7 @@ class Kubelet:
         if outage == self._outage and not self.in_touch:
             for pod in list(self._kubernetes.pods.values()):
                 if pod.kubelet is self and not pod.deleting:
-                    self._kubernetes.delete(pod)
+                    self._kubernetes.delete_pod(pod)
 
     # ---- containers
 

@@ -14,29 +14,20 @@ from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any, NamedTuple
 
+from tests.builders import pod_from
 from tests.sim.clock import Clock
 from tests.sim.kubelet import Kubelet, Pod
 
 from ropeteam.api.defaults import Defaults
 from ropeteam.api.job import Metadata
 from ropeteam.api.status import JobStatus
-from ropeteam.core.objects.actions import (
-    Action,
-    CreatePod,
-    CreatePolicy,
-    CreateSecret,
-    CreateService,
-    DeleteJob,
-    DeletePod,
-    DeleteService,
-    EnsureAgent,
-    PointService,
-)
-from ropeteam.core.seen.observation import ContainerSeen, PodSeen, Role, ServiceSeen
+from ropeteam.core.objects.actions import Action, CreateSecret
+from ropeteam.core.objects.execution import carry_out
+from ropeteam.core.seen import names
+from ropeteam.core.seen.observation import ContainerSeen, PodSeen, ServiceSeen
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 JOB_NAME, JOB_UID = "climb", "0a1b2c3d-job"
-LABEL = "ropeteam.dev/"
 _VIEWS = 64
 
 
@@ -143,33 +134,41 @@ class Kubernetes:
 
     def execute(self, action: Action) -> None:
         """Twice is the same as once; the API server refuses nothing but what is not there any more."""
-        match action:
-            case CreatePod(manifest):
-                self._create_pod(manifest)
-            case DeletePod(name, uid, grace):
-                pod = self.pods.get(name)
-                if pod and pod.uid == uid:
-                    self.delete(pod, grace)
-            case CreateService(manifest):
-                if self.service is None and self.job.exists:
-                    term = int(manifest["spec"]["selector"][LABEL + "term"])
-                    self.service = Service(manifest["metadata"]["name"], self._uid("svc"), term, term)
-            case PointService(_, uid, selector):
-                if self.service and self.service.uid == uid:
-                    self._point(int(selector[LABEL + "term"]))
-            case DeleteService(_, uid):
-                if self.service and self.service.uid == uid:
-                    self.service = None
-            case CreateSecret():
-                self.secrets.add(action.name)
-            case CreatePolicy(manifest):
-                self.policies.add(manifest["metadata"]["name"])
-            case EnsureAgent():
-                self.secrets.add(Defaults().agent_secret)
-            case DeleteJob(_, uid):
-                assert uid == JOB_UID
-                self.delete_job()
+        carry_out(action, self)
         self.changed()
+
+    def create(self, manifest: dict[str, Any]) -> None:
+        if manifest["kind"] == "Pod":
+            self._create_pod(manifest)
+        elif self.service is None and self.job.exists:
+            term = int(manifest["spec"]["selector"][names.TERM])
+            self.service = Service(manifest["metadata"]["name"], self._uid("svc"), term, term)
+
+    def delete(self, kind: str, name: str, uid: str, grace_seconds: int | None) -> None:
+        if kind == "Pod":
+            pod = self.pods.get(name)
+            if pod and pod.uid == uid:
+                self.delete_pod(pod, grace_seconds)
+        elif kind == "Service":
+            if self.service and self.service.uid == uid:
+                self.service = None
+        else:
+            assert uid == JOB_UID
+            self.delete_job()
+
+    def merge(self, kind: str, name: str, patch: dict[str, Any]) -> None:
+        assert kind == "Service"
+        if self.service and (self.service.name, self.service.uid) == (name, patch["metadata"]["uid"]):
+            self._point(int(patch["spec"]["selector"][names.TERM]))
+
+    def create_policy(self, manifest: dict[str, Any]) -> None:
+        self.policies.add(manifest["metadata"]["name"])
+
+    def create_secret(self, action: CreateSecret) -> None:
+        self.secrets.add(action.name)
+
+    def ensure_agent(self) -> None:
+        self.secrets.add(Defaults().agent_secret)
 
     def _point(self, term: int) -> None:
         service = self.service
@@ -185,17 +184,10 @@ class Kubernetes:
         meta = manifest["metadata"]
         if meta["name"] in self.pods or not self.job.exists:
             return
-        labels, spec = meta["labels"], manifest["spec"]
-        pod = Pod(
-            name=meta["name"],
-            uid=self._uid("pod"),
-            role=Role(labels[LABEL + "role"]),
-            slot=int(labels.get(LABEL + "slot", -1)),
-            incarnation=int(labels.get(LABEL + "incarnation", 0)),
-            term=int(labels.get(LABEL + "term", 0)),
-            grace=float(spec.get("terminationGracePeriodSeconds") or 30),
-            manifest=manifest,
-        )
+        seen = pod_from(manifest, self._uid("pod"))
+        grace = float(manifest["spec"].get("terminationGracePeriodSeconds") or 30)
+        identity = (seen.name, seen.uid, seen.role, seen.slot, seen.incarnation, seen.term)
+        pod = Pod(*identity, grace, manifest)
         self.pods[pod.name] = pod
         self.created.append(pod)
         self.clock.after(0.05 + 0.3 * self.random.random(), self._schedule, pod)
@@ -220,7 +212,7 @@ class Kubernetes:
         pod.kubelet.accept(pod)
         self.changed()
 
-    def delete(self, pod: Pod, grace: float | None = None) -> None:
+    def delete_pod(self, pod: Pod, grace: float | None = None) -> None:
         """kubectl delete pod: SIGTERM, its grace, SIGKILL, and only then the object goes."""
         grace = pod.grace if grace is None else grace
         if not pod.deleting:
@@ -253,7 +245,7 @@ class Kubernetes:
         self.secrets.clear()
         self.policies.clear()
         for pod in list(self.pods.values()):
-            self.delete(pod)
+            self.delete_pod(pod)
         self.changed()
 
     def annotate(self, name: str, value: str) -> None:

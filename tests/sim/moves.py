@@ -221,7 +221,7 @@ def _remove_node(world: World, move: Move) -> None:
 
 def _delete_pod(world: World, move: Move) -> None:
     if pod := _pick(list(world.kubernetes.pods.values()), move):
-        world.kubernetes.delete(pod, None if move.size % 2 else 0.0)
+        world.kubernetes.delete_pod(pod, None if move.size % 2 else 0.0)
 
 
 def _force_delete_pod(world: World, move: Move) -> None:

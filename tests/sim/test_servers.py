@@ -76,7 +76,7 @@ def test_a_server_that_ends_early_is_missed(server: int) -> None:
 def test_a_deleted_worker_disturbs_nobody(seed: int, gently: bool) -> None:
     world = running(seed)
     before, pod = processes(world), world.kubernetes.pods["climb-1-1"]
-    world.kubernetes.delete(pod, None if gently else 0.0)
+    world.kubernetes.delete_pod(pod, None if gently else 0.0)
     world.run(15.0)
     after = processes(world)
     assert [number for number in SLOTS if after[number] is not before[number]] == [1]
@@ -87,7 +87,7 @@ def test_a_deleted_worker_disturbs_nobody(seed: int, gently: bool) -> None:
 def test_a_terminating_server_costs_no_step(seed: int) -> None:
     world = running(seed)
     before = processes(world)
-    world.kubernetes.delete(world.kubernetes.pods["climb-4-1"], None)
+    world.kubernetes.delete_pod(world.kubernetes.pods["climb-4-1"], None)
     world.run(20.0)
     after = processes(world)
     assert not [number for number in SLOTS if after[number] is before[number]]

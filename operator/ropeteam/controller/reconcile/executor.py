@@ -1,4 +1,4 @@
-"""Carry out the actions of a decision. One match statement and no `if`: no policy can hide here.
+"""Carry out the actions of a decision, as requests to the API server. Nothing is decided here.
 
 Each action may be repeated: a crash can fall between any two lines, and then the next reconcile decides on it
 again. The API server's answers go into the caches at once, so that the next reconcile already observes them.
@@ -10,7 +10,7 @@ import base64
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import Any
 
 from ropeteam.api.job import Metadata
 from ropeteam.controller.cache.caches import Caches
@@ -28,18 +28,8 @@ from ropeteam.controller.reconcile.agentsecret import AgentSecret
 from ropeteam.controller.reconcile.observer import JobCache
 from ropeteam.controller.settings import OperatorKeys
 from ropeteam.core.objects import policy
-from ropeteam.core.objects.actions import (
-    Action,
-    CreatePod,
-    CreatePolicy,
-    CreateSecret,
-    CreateService,
-    DeleteJob,
-    DeletePod,
-    DeleteService,
-    EnsureAgent,
-    PointService,
-)
+from ropeteam.core.objects.actions import Action, CreateSecret
+from ropeteam.core.objects.execution import carry_out
 from ropeteam.core.seen.observation import PolicySeen
 from ropeteam_trainer.contract import seals
 from ropeteam_trainer.system.clocks import boot_seconds
@@ -55,65 +45,64 @@ class Executor:
 
     async def execute(self, action: Action, job: Metadata, cache: JobCache) -> None:
         """Carry out one action; idempotent. Raises ApiError."""
-        match action:
-            case CreatePod(manifest):
-                with suppress(OwnedObjectExists):
-                    self.caches.pods.upsert(await self.client.create(manifest))
-            case DeletePod(name, uid, grace_seconds):
-                await self._delete(ObjectRef("Pod", job.namespace, name), uid, grace_seconds)
-            case CreateService(manifest):
-                with suppress(OwnedObjectExists):
-                    self.caches.services.upsert(await self.client.create(manifest))
-            case PointService(name, uid, selector):
-                patch = {"metadata": {"uid": uid}, "spec": {"selector": selector}}
-                ref = ObjectRef("Service", job.namespace, name)
-                with suppress(NotFound):
-                    self.caches.services.upsert(await self.client.merge(ref, patch))
-            case DeleteService(name, uid):
-                await self._delete(ObjectRef("Service", job.namespace, name), uid)
-            case CreateSecret():
-                await self._create_secret(action, job.namespace, cache)
-            case CreatePolicy(manifest):
-                await self._create_policy(manifest, cache)
-            case EnsureAgent():
-                await self.agent.ensure(self.client, job.namespace)
-            case DeleteJob(name, uid):
-                await self._delete(ObjectRef("TrainingJob", job.namespace, name), uid)
-            case _:
-                assert_never(action)
+        await carry_out(action, _JobRequests(self, job.namespace, cache))
 
-    async def _create_secret(self, action: CreateSecret, namespace: str, cache: JobCache) -> None:
+
+@dataclass(frozen=True)
+class _JobRequests:
+    """The API server as the target of one job's actions."""
+
+    executor: Executor
+    namespace: str
+    cache: JobCache
+
+    async def create(self, manifest: Object) -> None:
+        with suppress(OwnedObjectExists):
+            self._upsert(manifest["kind"], await self.executor.client.create(manifest))
+
+    async def delete(self, kind: str, name: str, uid: str, grace_seconds: int | None) -> None:
+        """A terminating pod is returned with a deletionTimestamp, and goes into the cache; what is gone at
+        once is reported by the watch."""
+        ref = ObjectRef(kind, self.namespace, name)
+        with suppress(AlreadyGone):
+            answer = await self.executor.client.delete(ref, uid=uid, grace_seconds=grace_seconds)
+            if kind == answer.get("kind") == "Pod" and answer["metadata"].get("deletionTimestamp"):
+                self._upsert(kind, answer)
+
+    async def merge(self, kind: str, name: str, patch: Object) -> None:
+        with suppress(NotFound):
+            ref = ObjectRef(kind, self.namespace, name)
+            self._upsert(kind, await self.executor.client.merge(ref, patch))
+
+    async def create_secret(self, action: CreateSecret) -> None:
+        executor, cache = self.executor, self.cache
         try:
             with suppress(OwnedObjectExists):
-                await self.client.create(secret(action, namespace, self.keys))
+                await executor.client.create(secret(action, self.namespace, executor.keys))
         except ApiError as error:
             # An exceeded quota refuses also the create of an object that exists.
             if cache.secret != action.name or error.status not in REFUSALS:
                 raise
-        cache.secret, cache.secret_at = action.name, self.clock()
+        cache.secret, cache.secret_at = action.name, executor.clock()
 
-    async def _create_policy(self, manifest: Object, cache: JobCache) -> None:
+    async def create_policy(self, manifest: Object) -> None:
         try:
             with suppress(OwnedObjectExists):
-                await self.client.create(manifest)
+                await self.executor.client.create(manifest)
         except ApiError as error:
             if error.status not in REFUSALS:
                 raise
             message = policy.refusal_message(error.message)
-            cache.policy = PolicySeen(refusal=message)
+            self.cache.policy = PolicySeen(refusal=message)
             raise ApiError(error.status, message) from None
-        cache.policy = PolicySeen(name=manifest["metadata"]["name"])
+        self.cache.policy = PolicySeen(name=manifest["metadata"]["name"])
 
-    async def _delete(self, ref: ObjectRef, uid: str, grace_seconds: int | None = None) -> None:
-        with suppress(AlreadyGone):
-            self._upsert_terminating(ref, await self.client.delete(ref, uid=uid, grace_seconds=grace_seconds))
+    async def ensure_agent(self) -> None:
+        await self.executor.agent.ensure(self.executor.client, self.namespace)
 
-    def _upsert_terminating(self, ref: ObjectRef, answer: Object) -> None:
-        """Update the cache with a terminating pod, which is returned with a deletionTimestamp; a pod that is
-        gone at once is reported by the watch.
-        """
-        if ref.kind == "Pod" and answer.get("kind") == "Pod" and answer["metadata"].get("deletionTimestamp"):
-            self.caches.pods.upsert(answer)
+    def _upsert(self, kind: str, obj: Object) -> None:
+        caches = self.executor.caches
+        (caches.pods if kind == "Pod" else caches.services).upsert(obj)
 
 
 def secret(action: CreateSecret, namespace: str, keys: OperatorKeys) -> dict[str, Any]:

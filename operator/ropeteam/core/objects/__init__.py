@@ -1,6 +1,7 @@
 """Kubernetes objects of a job, and the actions on them.
 
 actions.py       the operator's actions, each idempotent
+execution.py     the requests of each action, to whatever carries them out
 manifests.py     the coordinator's pod, Services, Secrets
 workerpod.py     the pod of a slot
 policy.py        the job's NetworkPolicy
