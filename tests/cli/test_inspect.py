@@ -48,6 +48,42 @@ async def test_explain_replays_a_snapshot(tmp_path: Path) -> None:
     assert not [line for line in lines if "would create" in line], "everything is there already"
 
 
+async def test_a_snapshot_only_reads(tmp_path: Path) -> None:
+    """The API server would refuse a dry run by someone who may not create pods, whatever it says of the job's
+    own."""
+    methods = set[str]()
+    async with (
+        LocalCluster(tmp_path / "home") as cluster,
+        ApiClient(partial(access.load, cluster.kubeconfig)) as client,
+        ApiClient(
+            partial(access.load, cluster.kubeconfig), lambda: False, lambda method, _: methods.add(method)
+        ) as reader,
+    ):
+        await client.create(job())
+        seen = await inspect.snapshot(reader, "default", "job")
+    assert seen.refusal is None
+    assert methods == {"GET"}
+
+
+async def test_a_snapshot_of_a_refused_job_shows_the_refusal_that_status_reports(tmp_path: Path) -> None:
+    async with (
+        LocalCluster(tmp_path / "home") as cluster,
+        ApiClient(partial(access.load, cluster.kubeconfig)) as client,
+    ):
+        await client.create(job(template={"metadata": {"labels": {"a": "not a label"}}}))
+        async with operator_of(cluster):
+
+            async def refused() -> Observation | None:
+                seen = await inspect.snapshot(client, "default", "job")
+                return seen if seen.refusal else None
+
+            seen = await until_async(refused)
+    assert seen.refusal
+    assert not seen.refusal.message.startswith("The API server refuses")
+    lines = list(inspect.explain(seen.model_dump_json().encode(), "file"))
+    assert lines[-1] == "  would change nothing"
+
+
 async def test_a_snapshot_of_no_job_is_refused(tmp_path: Path) -> None:
     async with (
         LocalCluster(tmp_path / "home") as cluster,

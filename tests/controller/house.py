@@ -8,8 +8,11 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from ropeteam.controller.assembly import Operator, assembled
+from ropeteam.controller.cache.informer import Key
 from ropeteam.controller.client.apiclient import ApiClient, NotFound, Object, ObjectRef
+from ropeteam.controller.reconcile.jobread import read_job
 from ropeteam.controller.settings import read
+from ropeteam.core.seen.observation import Observation
 from ropeteam.local.cluster import LocalCluster
 
 JOB = ObjectRef("TrainingJob", "default", "job")
@@ -46,6 +49,16 @@ async def operator_of(cluster: LocalCluster, *flags: str, works: bool = True) ->
                 task.cancel()
                 with suppress(asyncio.CancelledError):
                     await task
+
+
+async def observation(operator: Operator) -> Observation | None:
+    """As the operator would observe the job now, without a report of its coordinator."""
+    reconciler, key = operator.reconciler, Key(JOB.namespace, JOB.name)
+    read = await read_job(operator.caches, key)
+    if read is None:
+        return None
+    state = reconciler.jobs.of(key, read.metadata.uid, reconciler.observer.own_clock())
+    return reconciler.observer.observe(read, state, None, "")
 
 
 async def names(client: ApiClient, kind: str) -> list[str]:

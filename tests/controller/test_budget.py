@@ -166,13 +166,11 @@ async def test_what_is_wrong_with_it_is_reported_and_not_remembered_at_length(cl
             return str(accepted["message"]) if accepted.get("status") == "False" else ""
 
         assert "refuses the worker pod" in await until_async(refusal)
-        memory = operator.reconciler.observer.job_caches.of(
-            DEFAULT, (await operator.client.get(JOB))["metadata"]["uid"]
-        )
-        assert memory.refusal is not None
-        assert len(memory.refusal.message) <= 4096
-        await until(lambda: memory.why != "")
-        assert len(memory.why) <= 4096
+        state = operator.reconciler.jobs.of(DEFAULT, (await operator.client.get(JOB))["metadata"]["uid"], 0.0)
+        assert state.admission.refusal is not None
+        assert len(state.admission.refusal.message) <= 4096
+        await until(lambda: state.last.why != "")
+        assert len(state.last.why) <= 4096
 
 
 async def test_one_that_is_gone_already_is_no_error(cluster: LocalCluster) -> None:

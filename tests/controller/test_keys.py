@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.controller.house import job, operator_of
+from tests.controller.house import job, observation, operator_of
 from tests.controller.waiting import until_async
 
 from ropeteam.api.job import Metadata
@@ -107,7 +107,7 @@ def test_a_jobs_key_is_that_of_the_pods_that_status_names() -> None:
 async def key_seen(operator: Operator) -> tuple[str, bool]:
     for informer in operator.caches.all:
         await informer.list()
-    seen = await operator.reconciler.observer.observe(Key("default", "job"))
+    seen = await observation(operator)
     assert seen is not None
     return seen.key_id, seen.secret_exists
 

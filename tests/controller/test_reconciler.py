@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from tests.controller.house import JOB, condition, job, names, operator_of, status
+from tests.controller.house import JOB, condition, job, names, observation, operator_of, status
 from tests.controller.waiting import until_async
 
 from ropeteam.controller.assembly import Operator
@@ -64,9 +64,9 @@ async def test_a_new_job_gets_its_secret_service_coordinator_and_workers(cluster
 
 async def test_a_secret_that_somebody_deleted_comes_back_with_the_next_pod(still: Operator) -> None:
     seen = await with_pods(still)
-    memory = still.reconciler.observer.job_caches.of(KEY, seen.metadata.uid)
-    assert memory.secret_at is not None
-    memory.secret_at -= ASSUMED_UP_TO_DATE_SECONDS
+    created = still.reconciler.jobs.of(KEY, seen.metadata.uid, 0.0).created
+    assert created.secret_at is not None
+    created.secret_at -= ASSUMED_UP_TO_DATE_SECONDS
 
     async def known() -> bool:
         await still.reconciler(KEY)
@@ -130,12 +130,12 @@ async def test_every_action_may_be_carried_out_twice(still: Operator) -> None:
     await still.caches.jobs.parts[0].list()
     done = []
     for _ in range(6):
-        seen = await still.reconciler.observer.observe(KEY)
+        seen = await observation(still)
         assert seen is not None
         actions = decide(seen).actions
-        memory = still.reconciler.observer.job_caches.of(KEY, seen.metadata.uid)
+        created = still.reconciler.jobs.of(KEY, seen.metadata.uid, 0.0).created
         for action in (*actions, *actions):
-            await still.reconciler.executor.execute(action, seen.metadata, memory)
+            await still.reconciler.executor.execute(action, seen.metadata, created)
             done.append(type(action).__name__)
         await still.reconciler(KEY)
     assert {"CreateSecret", "CreateService", "CreatePod"} <= set(done)
@@ -189,7 +189,7 @@ async def with_pods(still: Operator) -> Observation:
     await still.caches.jobs.parts[0].list()
     while "job-0-1" not in await names(still.client, "Pod"):
         await still.reconciler(KEY)
-    seen = await still.reconciler.observer.observe(KEY)
+    seen = await observation(still)
     assert seen is not None
     return seen
 
@@ -197,20 +197,20 @@ async def with_pods(still: Operator) -> Observation:
 async def test_each_action_does_what_it_names(still: Operator) -> None:
     seen = await with_pods(still)
     assert seen.service is not None
-    memory = still.reconciler.observer.job_caches.of(KEY, seen.metadata.uid)
+    created = still.reconciler.jobs.of(KEY, seen.metadata.uid, 0.0).created
     worker = next(pod for pod in seen.pods if pod.name == "job-0-1")
     selector = {"ropeteam.dev/term": "2"}
     point = PointService("job", seen.service.uid, selector)
-    await still.reconciler.executor.execute(point, seen.metadata, memory)
+    await still.reconciler.executor.execute(point, seen.metadata, created)
     delete = DeletePod(worker.name, worker.uid, grace_seconds=7)
-    await still.reconciler.executor.execute(delete, seen.metadata, memory)
-    again = await still.reconciler.observer.observe(KEY)
+    await still.reconciler.executor.execute(delete, seen.metadata, created)
+    again = await observation(still)
     assert again is not None
     assert again.service is not None
     assert again.service.term == 2, "what was written is known without a watch"
     assert next(pod for pod in again.pods if pod.name == "job-0-1").deleting
     for action in (DeleteService("job", seen.service.uid), DeleteJob("job", seen.metadata.uid)):
-        await still.reconciler.executor.execute(action, seen.metadata, memory)
+        await still.reconciler.executor.execute(action, seen.metadata, created)
     await until_async(lambda: is_gone(still, JOB))
     await until_async(lambda: is_gone(still, ObjectRef("Service", "default", "job")))
 
@@ -248,8 +248,8 @@ async def test_what_cannot_be_done_is_reported_to_the_user(still: Operator) -> N
 
 async def test_a_pod_is_deleted_by_its_uid_only(still: Operator) -> None:
     seen = await with_pods(still)
-    memory = still.reconciler.observer.job_caches.of(KEY, seen.metadata.uid)
-    await still.reconciler.executor.execute(DeletePod("job-0-1", "another-uid"), seen.metadata, memory)
+    created = still.reconciler.jobs.of(KEY, seen.metadata.uid, 0.0).created
+    await still.reconciler.executor.execute(DeletePod("job-0-1", "another-uid"), seen.metadata, created)
     assert (
         "deletionTimestamp"
         not in (await still.client.get(ObjectRef("Pod", "default", "job-0-1")))["metadata"]
@@ -259,7 +259,7 @@ async def test_a_pod_is_deleted_by_its_uid_only(still: Operator) -> None:
 async def test_a_pod_whose_name_another_owner_has_is_not_taken_for_ours(still: Operator) -> None:
     await still.client.create(job())
     await still.caches.jobs.parts[0].list()
-    seen = await still.reconciler.observer.observe(KEY)
+    seen = await observation(still)
     assert seen is not None
     pod = {
         "apiVersion": "v1",
@@ -275,9 +275,9 @@ async def test_a_pod_whose_name_another_owner_has_is_not_taken_for_ours(still: O
         "uid": seen.metadata.uid,
     }
     owned = {**pod, "metadata": {**pod["metadata"], "ownerReferences": [owner]}}  # type: ignore[dict-item]
-    memory = still.reconciler.observer.job_caches.of(KEY, seen.metadata.uid)
+    created = still.reconciler.jobs.of(KEY, seen.metadata.uid, 0.0).created
     with pytest.raises(Conflict):
-        await still.reconciler.executor.execute(CreatePod(owned), seen.metadata, memory)
+        await still.reconciler.executor.execute(CreatePod(owned), seen.metadata, created)
 
 
 async def test_a_quota_that_is_full_keeps_no_job_from_being_decided(

@@ -13,9 +13,8 @@ from ropeteam.controller.cache.caches import Caches
 from ropeteam.controller.client.apiclient import ApiClient, ApiError
 from ropeteam.controller.reconcile import agentsecret
 from ropeteam.controller.reconcile.agentsecret import AgentSecret
+from ropeteam.controller.reconcile.created import Created
 from ropeteam.controller.reconcile.executor import Executor
-from ropeteam.controller.reconcile.leases import Leases
-from ropeteam.controller.reconcile.observer import JobCache
 from ropeteam.controller.settings import OperatorKey, OperatorKeys
 from ropeteam.core.objects.actions import CreateSecret
 
@@ -29,17 +28,17 @@ async def test_a_jobs_secret_that_was_there_is_taken_to_be_there_still(
 ) -> None:
     """Quotas are checked before names: else each round of a job whose pods wait would fail, and its
     coordinator would receive no request."""
-    memory, now = JobCache("uid", Leases(0.0)), 100.0
+    created, now = Created(), 100.0
     executor = Executor(client, cast(Caches, None), OperatorKeys((KEY,)), AgentSecret(b"agent"), lambda: now)
     api.answers = [FULL]
     with pytest.raises(ApiError, match="exceeded quota"):
-        await executor.execute(CREATE, JOB, memory)
-    assert memory.secret == ""
+        await executor.execute(CREATE, JOB, created)
+    assert created.secret == ""
     api.answers = [(201, {}), FULL]
-    await executor.execute(CREATE, JOB, memory)
+    await executor.execute(CREATE, JOB, created)
     now = 200.0
-    await executor.execute(CREATE, JOB, memory)
-    assert (memory.secret, memory.secret_at) == (CREATE.name, 200.0)
+    await executor.execute(CREATE, JOB, created)
+    assert (created.secret, created.secret_at) == (CREATE.name, 200.0)
 
 
 async def test_and_so_is_the_agents(

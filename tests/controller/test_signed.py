@@ -16,7 +16,7 @@ from tests.controller.scripted import an_object
 from tests.coordinator import conftest
 from tests.coordinator.conftest import Served
 
-from ropeteam.api.defaults import Defaults
+from ropeteam.api.job import Metadata
 from ropeteam.api.status import CoordinatorStatus, JobStatus
 from ropeteam.controller.cache import parsing
 from ropeteam.controller.client.coordinator import (
@@ -27,8 +27,9 @@ from ropeteam.controller.client.coordinator import (
     Unreachable,
     auth_for,
 )
+from ropeteam.controller.reconcile.exchange import CoordinatorLink, Exchange
+from ropeteam.controller.reconcile.jobread import JobRead
 from ropeteam.controller.reconcile.leases import Leases
-from ropeteam.controller.reconcile.observer import JobCache, JobCaches, Observer
 from ropeteam.controller.settings import OperatorKey, OperatorKeys
 from ropeteam.core.seen.observation import PodSeen, Role, ServiceSeen
 from ropeteam_trainer.contract import OLDEST, SIGNED, VERSION, signing, wire
@@ -173,7 +174,7 @@ def test_what_a_coordinator_was_made_for_decides_how_it_is_spoken_to(
 
 
 async def voices_of(pods: tuple[PodSeen, ...], uid: str, more: str = "") -> list[RequestAuth]:
-    """With which an observer speaks, twice."""
+    """With which an operator speaks, twice."""
     auths = list[RequestAuth]()
 
     class Listening(Coordinators):
@@ -181,15 +182,12 @@ async def voices_of(pods: tuple[PodSeen, ...], uid: str, more: str = "") -> list
             auths.append(auth)
             raise Unreachable("it only listens")
 
-    none: Any = None
-    observer = Observer(
-        none, JobCaches(), none, Listening(), OperatorKeys((OperatorKey(b"k"),)), Defaults(), lambda: none
-    )
-    memory = JobCache("uid", Leases(0.0), DESIRED)
+    link, known = CoordinatorLink(Listening(), OperatorKeys((OperatorKey(b"k"),))), Exchange(Leases(0.0))
     status = JobStatus(coordinator=CoordinatorStatus(term=1, pod_uid=uid, address="10.0.0.1"))
+    service = ServiceSeen(name="job", uid="s", cluster_ip="10.0.0.1", term=1)
+    read = JobRead(Metadata(name="job", uid="uid"), {}, "", status, service, pods)
     for _ in range(2):
-        service = ServiceSeen(name="job", uid="s", cluster_ip="10.0.0.1", term=1)
-        assert await observer._fetch_report(memory, status, service, pods) == (None, f"it only listens{more}")
+        assert await link.exchange(read, known, DESIRED) == (None, f"it only listens{more}")
     return auths
 
 
@@ -219,11 +217,11 @@ async def test_only_the_pod_that_status_names_is_read_for_its_contract(
 
 
 def test_a_coordinator_is_remembered_until_another_takes_its_place() -> None:
-    memory = JobCache("uid", Leases(0.0))
-    first = memory.auth(KEYS, VERSION)
-    assert memory.auth(replace(KEYS), VERSION) is first
+    known = Exchange(Leases(0.0))
+    first = known.auth(KEYS, VERSION)
+    assert known.auth(replace(KEYS), VERSION) is first
     for keys, contract in ((replace(KEYS, term=2), VERSION), (replace(KEYS, term=2), OLDEST)):
-        other = memory.auth(keys, contract)
+        other = known.auth(keys, contract)
         assert other is not first
         first = other
 

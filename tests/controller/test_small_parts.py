@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any, cast
 
 import aiohttp
@@ -17,7 +18,6 @@ from ropeteam.controller.cache.caches import Caches, EndedPods
 from ropeteam.controller.cache.informer import Informer, Key, MultiNamespaceInformer, WatchSpec
 from ropeteam.controller.cache.parsing import node, own_key
 from ropeteam.controller.client.coordinator import BearerAuth, Coordinators, Unreachable
-from ropeteam.controller.reconcile.observer import Observer
 from ropeteam.controller.reconcile.progresslimit import ProgressRateLimiter
 from ropeteam.controller.reconcile.reconciler import Reconciler
 from ropeteam.core.seen.observation import ContainerSeen, PodSeen, Role
@@ -139,14 +139,12 @@ def test_every_series_is_there_before_its_first_event() -> None:
 
 
 async def test_a_round_that_fails_is_counted_and_timed_as_one_that_ends_well_is() -> None:
-    class Broken(Observer):
-        own_clock = staticmethod(lambda: 0.0)
-
-        def __init__(self) -> None: ...
-
-        async def observe(self, key: Key) -> None:
+    class Broken:
+        async def job(self, key: Key) -> None:
             raise OSError(f"no access to {key}")
 
+    observer, none = SimpleNamespace(caches=Broken(), own_clock=lambda: 0.0), cast(Any, None)
+    reconciler = Reconciler(none, none, cast(Any, observer), none, none, ProgressRateLimiter())
     labels = {"controller": "trainingjob", "result": "error"}
 
     def counted() -> tuple[float | None, float | None]:
@@ -156,9 +154,7 @@ async def test_a_round_that_fails_is_counted_and_timed_as_one_that_ends_well_is(
 
     before = counted()
     with pytest.raises(OSError, match="no access to lab/mnist"):
-        await Reconciler(cast(Any, None), Broken(), cast(Any, None), ProgressRateLimiter())(
-            Key("lab", "mnist")
-        )
+        await reconciler(Key("lab", "mnist"))
     assert counted() == tuple((each or 0) + 1 for each in before)
 
 

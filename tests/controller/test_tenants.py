@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.controller.house import JOB, condition, job, names, operator_of, status
+from tests.controller.house import JOB, condition, job, names, observation, operator_of, status
 from tests.controller.parsing import Parsed
 from tests.controller.scripted import Scripted, an_object
 from tests.controller.waiting import until, until_async
@@ -244,7 +244,7 @@ async def test_a_service_that_has_not_the_jobs_name_is_not_its_service(
     forged["metadata"]["ownerReferences"] = owner
     await still.client.create(forged)
     async with operator_of(cluster, works=False) as restarted:
-        seen = await restarted.reconciler.observer.observe(Key("default", "job"))
+        seen = await observation(restarted)
     assert seen is not None
     assert seen.service is not None
     assert seen.service.name == own_names.service("job")

@@ -14,6 +14,7 @@ from ropeteam.core.decide import decide
 from ropeteam.core.objects import nonroot
 from ropeteam.core.objects.actions import CreatePod
 from ropeteam.core.objects.workerpod import dry_run_pod
+from ropeteam.core.questions.refusal import reported_refusal
 from ropeteam.core.seen.observation import Refusal
 from ropeteam.core.seen.view import build_view
 
@@ -111,6 +112,26 @@ def test_a_job_runs_as_such_a_user_to_its_end() -> None:
     cluster = FakeCluster(a_job().but(refusal=AS_USER))
     cluster.play(until=lambda seen: seen.status.state == "Running")
     assert accepted(cluster.observe()).reason == "RunsAsNonRoot"
+
+
+@pytest.mark.parametrize("running", [False, True])
+@pytest.mark.parametrize(
+    "refusal",
+    [Refusal(message="no such field"), Refusal(message=REFUSAL), AS_USER],
+    ids=lambda each: each.user,
+)
+def test_the_decision_is_the_same_with_the_refusal_that_status_reports(
+    refusal: Refusal, running: bool
+) -> None:
+    scene = (a_running_job(2) if running else a_job()).but(refusal=refusal).after(written)
+    generation = scene.metadata.generation
+    known = reported_refusal(scene.status, generation)
+    if refusal is AS_USER and not running:
+        assert known is None, "it is accepted"
+        return
+    assert accepted(scene).reason == "PodRefused"
+    assert decide(scene.but(refusal=known)) == decide(scene)
+    assert reported_refusal(scene.status, generation + 1) is None, "of another spec nothing is known"
 
 
 def test_all_pods_of_an_attempt_run_as_one_user_whatever_the_server_answers_meanwhile() -> None:

@@ -38,10 +38,15 @@ from ropeteam.controller.client import apiclient, boundedjson
 from ropeteam.controller.client.apiclient import ApiClient, Object, ObjectRef
 from ropeteam.controller.client.coordinator import Coordinators, Unreachable
 from ropeteam.controller.kopfwatch.outline import _Outlined
-from ropeteam.controller.reconcile.observer import JobCaches, Observer
+from ropeteam.controller.reconcile.admission import PodCheck
+from ropeteam.controller.reconcile.exchange import CoordinatorLink
+from ropeteam.controller.reconcile.jobread import read_job
+from ropeteam.controller.reconcile.jobstates import JobStates
+from ropeteam.controller.reconcile.observer import Observer
 from ropeteam.controller.settings import OperatorKey, OperatorKeys
 from ropeteam.core.decide import decide
 from ropeteam.core.objects.actions import CreatePod, CreateService
+from ropeteam.core.seen.view import with_changes
 from ropeteam_trainer.contract import codec
 
 KINDS = ("TrainingJob", "Pod", "Service", "Node")
@@ -133,7 +138,7 @@ def draw(chance: Random, kind: str, exact: bool = False) -> bytes:
 
 
 class Api:
-    """Requests of an informer, and of an observer, to an API server."""
+    """Requests of an informer, and of a check of the pod, to an API server."""
 
     chance = Random(0)
 
@@ -186,10 +191,9 @@ async def attempt(case: bytes, kind: str) -> list[str]:
         return ["unreadable as a whole"]
     coordinators = cast(Coordinators, Silent())
     keys = OperatorKeys((OperatorKey(b"k" * 32),))
-    observer = Observer(
-        caches, JobCaches(), client, coordinators, keys, a_job().defaults, lambda: NOON, lambda: 0.0
-    )
-    return [await _decided(observer)]
+    link = CoordinatorLink(coordinators, keys, lambda: 0.0)
+    observer = Observer(caches, keys, a_job().defaults, lambda: NOON, lambda: 0.0)
+    return [await _decided(link, observer, PodCheck(client))]
 
 
 async def _received(cached: Informer[Any], case: bytes) -> bool:
@@ -202,7 +206,7 @@ async def _received(cached: Informer[Any], case: bytes) -> bool:
     return True
 
 
-async def _decided(observer: Observer) -> str:
+async def _decided(link: CoordinatorLink, observer: Observer, pod_check: PodCheck) -> str:
     job = await observer.caches.job(JOB)
     if job is None:
         return "passed over"
@@ -211,17 +215,20 @@ async def _decided(observer: Observer) -> str:
         JobStatus.model_validate(job.parsed()["status"])
     except ValidationError:
         return "not as the server and we write it"
-    why = ""
+    why, states = "", JobStates()
     for _ in range(2):
-        seen = await observer.observe(JOB)
-        assert seen
-        decision = decide(seen)
+        read = await read_job(observer.caches, JOB)
+        assert read
+        state = states.of(JOB, read.metadata.uid, 0.0)
+        report, error = await link.exchange(read, state.exchange, state.last.desired)
+        seen = observer.observe(read, state, report, error)
+        decision = decide(with_changes(seen, refusal=await pod_check.check(seen, state.admission)))
         orjson.dumps(decision.status.to_json())
         for action in decision.actions:
             orjson.dumps([str(action), getattr(action, "manifest", None)])
         if decision.desired:
             codec.encode(decision.desired)
-        observer.job_caches.of(JOB, seen.metadata.uid).desired, why = decision.desired, decision.why
+        state.last.desired, why = decision.desired, decision.why
     return "refused" if job.spec_error or "spec" in why else "decided about"
 
 

@@ -16,7 +16,7 @@ import orjson
 from tests.shipped.loop import OWNER, Process
 
 from ropeteam.controller.client import coordinator as operators_end
-from ropeteam.controller.reconcile import observer
+from ropeteam.controller.reconcile import exchange
 from ropeteam_trainer.agent import link
 from ropeteam_trainer.contract import OLDEST, VERSION, codec, grantchunks, signing, wire
 from ropeteam_trainer.contract.messages import AgentReport, Orders, as_answer
@@ -131,7 +131,7 @@ def _replace(module: ModuleType, **new: Any) -> None:
     vars(module).update(new)
 
 
-_replace(observer, auth_for=_auth_for)
+_replace(exchange, auth_for=_auth_for)
 type.__setattr__(Http, "_authenticate", _authenticate)
 _replace(wire, accepts_answer=_accepts_answer_of_its_release, greeting=_greeting_of_its_release)
 _replace(link, **_link)

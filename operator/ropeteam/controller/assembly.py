@@ -31,9 +31,11 @@ from ropeteam.controller.election import Elector, LeadershipLost, Timing, utc_no
 from ropeteam.controller.kopfwatch import thread
 from ropeteam.controller.kopfwatch.crosscheck import CrossCheck
 from ropeteam.controller.queue.workqueue import WorkQueue, serve
+from ropeteam.controller.reconcile.admission import PodCheck
 from ropeteam.controller.reconcile.agentsecret import AgentSecret, packed
+from ropeteam.controller.reconcile.exchange import CoordinatorLink
 from ropeteam.controller.reconcile.executor import Executor
-from ropeteam.controller.reconcile.observer import JobCaches, Observer
+from ropeteam.controller.reconcile.observer import Observer
 from ropeteam.controller.reconcile.progresslimit import ProgressRateLimiter
 from ropeteam.controller.reconcile.reconciler import Reconciler
 from ropeteam.controller.settings import OperatorKeys, Settings, load_keys
@@ -143,11 +145,13 @@ def connected(
     queue = WorkQueue[Key](settings.max_concurrent_reconciles, lambda key: key.namespace)
     caches = make_caches(client, settings.namespaces, queue.add, with_nodes=not settings.namespaces)
     defaults = settings.defaults.model_copy(update={"agent_secret": agent.name})
-    observer = Observer(
-        caches, JobCaches(), client, coordinators, keys, defaults, *clocks, settings.deletion_proves_end
-    )
     reconciler = Reconciler(
-        client, observer, Executor(client, caches, keys, agent, clocks.own), ProgressRateLimiter()
+        client,
+        CoordinatorLink(coordinators, keys, clocks.own),
+        Observer(caches, keys, defaults, *clocks, settings.deletion_proves_end),
+        PodCheck(client),
+        Executor(client, caches, keys, agent, clocks.own),
+        ProgressRateLimiter(),
     )
     return Operator(client, caches, queue, reconciler)
 

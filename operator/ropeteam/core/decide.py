@@ -29,7 +29,7 @@ from ropeteam.api.status import ClockStatus, JobStatus
 from ropeteam.core import announce, deadlines
 from ropeteam.core.decision import Decision
 from ropeteam.core.merge import count_workers, merge_observed
-from ropeteam.core.questions import completion, degraded, gang, handover, recovery, release
+from ropeteam.core.questions import completion, degraded, gang, handover, recovery, refusal, release
 from ropeteam.core.questions.answer import Answer
 from ropeteam.core.questions.desired import desired_state
 from ropeteam.core.questions.gang import any_active
@@ -67,17 +67,6 @@ def invalid(view: View, status: JobStatus) -> Answer | None:
     return Answer(f"the spec is not valid: {message}", status, _last_state(status, "Invalid"), facts)
 
 
-def refused(view: View, status: JobStatus) -> Answer | None:
-    """The API server refuses the worker pod. For a job that runs already this is only reported in status."""
-    refusal = view.seen.refusal
-    if refusal is None or refusal.user is not None or (status.attempt > 0 and not view.suspended):
-        return None
-    message = f"The API server refuses the worker pod: {refusal.message}"
-    if refusal.by_pod_security:
-        message += ". It is refused as a non-root user too: change spec.template"
-    return Answer(message, status, "Invalid", conditions.not_accepted("PodRefused", message))
-
-
 def _last_state(status: JobStatus, default: str) -> str:
     return status.state if status.attempt > 0 and status.state else default
 
@@ -86,7 +75,7 @@ QUESTIONS: tuple[Question, ...] = (
     completion.complete,
     completion.failed,
     invalid,
-    refused,
+    refusal.refused,
     completion.deadline,
     gang.stop,
     gang.start,
@@ -108,18 +97,8 @@ def _acceptance(view: View, status: JobStatus) -> tuple[ConditionFact, ...]:
             "and no pod is recreated. Revert the fields, or set spec.suspend to true first."
         )
         return conditions.not_accepted("ImmutableField", message)
-    refusal = view.seen.refusal
-    if refusal is not None and (refusal.user is None or _runs_as_template_user(view, status)):
-        message = f"The API server refuses a new worker pod: {refusal.message}"
-        if refusal.user is not None:
-            message += f". To continue as user {refusal.user}, set spec.suspend to true and then to false"
-        return conditions.not_accepted("PodRefused", message)
-    return (conditions.accepted(status.run_as_user), conditions.NOT_STALLED)
-
-
-def _runs_as_template_user(view: View, status: JobStatus) -> bool:
-    """All pods of an attempt run as one user: they share a checkpoint folder."""
-    return status.attempt > 0 and status.run_as_user is None and not view.suspended
+    refused = refusal.new_pod_refused(view, status)
+    return refused or (conditions.accepted(status.run_as_user), conditions.NOT_STALLED)
 
 
 def _decision(view: View, answer: Answer) -> Decision:

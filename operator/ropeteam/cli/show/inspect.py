@@ -20,10 +20,12 @@ from ropeteam.cli.show.screen import NewIncidents, plain_line
 from ropeteam.controller.cache.caches import make_caches
 from ropeteam.controller.cache.informer import Key
 from ropeteam.controller.client.apiclient import ApiClient
-from ropeteam.controller.client.coordinator import Coordinators
-from ropeteam.controller.reconcile.observer import JobCaches, Observer
+from ropeteam.controller.reconcile.jobread import read_job
+from ropeteam.controller.reconcile.jobstates import JobStates
+from ropeteam.controller.reconcile.observer import Observer
 from ropeteam.controller.settings import IMAGE, OperatorKey, OperatorKeys
 from ropeteam.core.decide import decide
+from ropeteam.core.questions.refusal import reported_refusal
 from ropeteam.core.seen.observation import Observation
 
 
@@ -34,25 +36,27 @@ async def snapshot(client: ApiClient, namespace: str, name: str) -> Observation:
     caches = make_caches(client, (namespace,), lambda _: None)
     for informer in caches.all:
         await informer.list()
+    key = Key(namespace, name)
+    read, job = await read_job(caches, key), await poller.job()
+    if read is None or job is None:
+        raise BadInput(f"there is no TrainingJob {name} in namespace {namespace}")
+    secrets = await poller.secrets(read.metadata.uid)
+    report = None if read.status.finished else await poller.report(job)
     observer = Observer(
         caches=caches,
-        job_caches=JobCaches(),
-        client=client,
-        coordinators=Coordinators(),
         keys=OperatorKeys((OperatorKey(b""),)),
         defaults=Defaults(operator_image=IMAGE),
         clock=lambda: datetime.now(UTC),
     )
-    seen = await observer.observe(Key(namespace, name))
-    job = await poller.job()
-    if seen is None or job is None:
-        raise BadInput(f"there is no TrainingJob {name} in namespace {namespace}")
-    secrets = await poller.secrets(seen.metadata.uid)
-    key_id = secrets[-1]["metadata"]["name"].rpartition("-")[2] if secrets else ""
-    report = None if seen.status.finished else await poller.report(job)
-    fields = {"secret_exists": bool(secrets), "secret_age": 0.0, "key_id": key_id, "report": report}
-    unmasked = seen.model_copy(update=fields)
-    return masked(unmasked)
+    state = JobStates().of(key, read.metadata.uid, observer.own_clock())
+    seen = observer.observe(read, state, report, "")
+    fields = {
+        "secret_exists": bool(secrets),
+        "secret_age": 0.0,
+        "key_id": secrets[-1]["metadata"]["name"].rpartition("-")[2] if secrets else "",
+        "refusal": reported_refusal(read.status, read.metadata.generation),
+    }
+    return masked(seen.model_copy(update=fields))
 
 
 def explain(text: bytes, source: str) -> Iterator[str]:

@@ -1,8 +1,13 @@
 """One reconcile of one job.
 
-reconciler.py     observe, decide, save, announce, act
-observer.py       the input of `decide`, gathered into one Observation
+reconciler.py     read, exchange, observe, check the pod, decide, save, announce, act
+jobread.py        the job, its Service and pods, read from the caches
+exchange.py       desired state and report, exchanged with the job's coordinator
+observer.py       the input of `decide`, put together into one Observation
+admission.py      the API server's answer to a dry run of the worker pod
 executor.py       carries out the actions of a decision
+jobstates.py      what is known of each job from earlier reconciles
+created.py        Secret and NetworkPolicy of a job, known from answers to create requests
 events.py         Kubernetes events, after the status that justifies them was saved
 failing.py        reconciles that fail repeatedly for one reason
 agentsecret.py    the Secret with our agent, which worker pods mount

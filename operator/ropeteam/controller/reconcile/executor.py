@@ -25,7 +25,7 @@ from ropeteam.controller.client.apiclient import (
     OwnedObjectExists,
 )
 from ropeteam.controller.reconcile.agentsecret import AgentSecret
-from ropeteam.controller.reconcile.observer import JobCache
+from ropeteam.controller.reconcile.created import Created
 from ropeteam.controller.settings import OperatorKeys
 from ropeteam.core.objects import policy
 from ropeteam.core.objects.actions import Action, CreateSecret
@@ -43,9 +43,9 @@ class Executor:
     agent: AgentSecret
     clock: Callable[[], float] = boot_seconds
 
-    async def execute(self, action: Action, job: Metadata, cache: JobCache) -> None:
+    async def execute(self, action: Action, job: Metadata, created: Created) -> None:
         """Carry out one action; idempotent. Raises ApiError."""
-        await carry_out(action, _JobRequests(self, job.namespace, cache))
+        await carry_out(action, _JobRequests(self, job.namespace, created))
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class _JobRequests:
 
     executor: Executor
     namespace: str
-    cache: JobCache
+    created: Created
 
     async def create(self, manifest: Object) -> None:
         with suppress(OwnedObjectExists):
@@ -75,15 +75,15 @@ class _JobRequests:
             self._upsert(kind, await self.executor.client.merge(ref, patch))
 
     async def create_secret(self, action: CreateSecret) -> None:
-        executor, cache = self.executor, self.cache
+        executor, created = self.executor, self.created
         try:
             with suppress(OwnedObjectExists):
                 await executor.client.create(secret(action, self.namespace, executor.keys))
         except ApiError as error:
             # An exceeded quota refuses also the create of an object that exists.
-            if cache.secret != action.name or error.status not in REFUSALS:
+            if created.secret != action.name or error.status not in REFUSALS:
                 raise
-        cache.secret, cache.secret_at = action.name, executor.clock()
+        created.secret, created.secret_at = action.name, executor.clock()
 
     async def create_policy(self, manifest: Object) -> None:
         try:
@@ -93,9 +93,9 @@ class _JobRequests:
             if error.status not in REFUSALS:
                 raise
             message = policy.refusal_message(error.message)
-            self.cache.policy = PolicySeen(refusal=message)
+            self.created.policy = PolicySeen(refusal=message)
             raise ApiError(error.status, message) from None
-        self.cache.policy = PolicySeen(name=manifest["metadata"]["name"])
+        self.created.policy = PolicySeen(name=manifest["metadata"]["name"])
 
     async def ensure_agent(self) -> None:
         await self.executor.agent.ensure(self.executor.client, self.namespace)

@@ -1,4 +1,4 @@
-"""One reconcile of one job: observe, decide, save, announce, act.
+"""One reconcile of one job: read, exchange, observe, check the pod, decide, save, announce, act.
 
 Intent before effect: the new status is saved first, and actions are carried out only after that. A crash
 before the write: nothing has happened. A crash after it: the next reconcile carries them out. A conflict
@@ -18,16 +18,22 @@ from ropeteam.controller.cache import parsing
 from ropeteam.controller.cache.informer import Key
 from ropeteam.controller.client.apiclient import AlreadyGone, ApiClient, NotFound, ObjectRef
 from ropeteam.controller.reconcile import failing
+from ropeteam.controller.reconcile.admission import PodCheck
+from ropeteam.controller.reconcile.created import Created
 from ropeteam.controller.reconcile.events import announce
+from ropeteam.controller.reconcile.exchange import CoordinatorLink
 from ropeteam.controller.reconcile.executor import Executor
 from ropeteam.controller.reconcile.failing import Failing
-from ropeteam.controller.reconcile.observer import JobCache, Observer
+from ropeteam.controller.reconcile.jobread import JobRead, read_job
+from ropeteam.controller.reconcile.jobstates import JobState, JobStates, LastReconcile
+from ropeteam.controller.reconcile.observer import Observer
 from ropeteam.controller.reconcile.progresslimit import ProgressRateLimiter
 from ropeteam.core.decide import decide
 from ropeteam.core.decision import Announcement, Decision
 from ropeteam.core.objects.actions import Action
 from ropeteam.core.questions.idle import idle_pod_deletions
 from ropeteam.core.seen.observation import Observation
+from ropeteam.core.seen.view import with_changes
 
 _PACED_SECONDS = 1.0
 _ORPHAN_GRACE_SECONDS = 2
@@ -46,9 +52,12 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Reconciler:
     client: ApiClient
+    link: CoordinatorLink
     observer: Observer
+    pod_check: PodCheck
     executor: Executor
     progress_limiter: ProgressRateLimiter
+    jobs: JobStates = field(default_factory=JobStates)
     failures: Failing = field(default_factory=Failing)
 
     async def __call__(self, key: Key) -> float | None:
@@ -72,27 +81,33 @@ class Reconciler:
             metrics.count_reconcile(result, clock() - began)
 
     async def _reconcile(self, key: Key) -> float | None:
-        observed = await self.observer.observe(key)
-        if observed is None:
-            self.observer.job_caches.forget(key)
+        read = await read_job(self.observer.caches, key)
+        if read is None:
+            self.jobs.forget(key)
             self.failures.forget(key)
             await self._delete_orphans(key)
             return None
+        job = self._state(key, read)
+        report, error = await self.link.exchange(read, job.exchange, job.last.desired)
+        observed = self.observer.observe(read, job, report, error)
+        observed = with_changes(observed, refusal=await self.pod_check.check(observed, job.admission))
         decision = decide(observed)
-        cache = self.observer.job_caches.of(key, observed.metadata.uid)
-        _log_reason(key, cache, decision)
+        _log_reason(key, job.last, decision)
         changed = decision.status != observed.status
         if changed and not self.progress_limiter.permits(observed.status, decision.status, observed.now):
             return _PACED_SECONDS
         if changed:
             await self._save(observed, decision)
-            cache.written_at = observed.now
+            job.last.written_at = observed.now
         self.failures.forget(key)
-        sent, cache.desired = cache.desired, decision.desired  # only a saved one is sent
-        await self._act(observed, decision.actions, cache)
+        sent, job.last.desired = job.last.desired, decision.desired  # only a saved one is sent
+        await self._act(observed, decision.actions, job.created)
         if changed or decision.actions or sent != decision.desired:
             return 0.0
         return decision.requeue_after_seconds
+
+    def _state(self, key: Key, read: JobRead) -> JobState:
+        return self.jobs.of(key, read.metadata.uid, self.observer.own_clock())
 
     async def _save(self, observed: Observation, decision: Decision) -> None:
         """Write the status, then its announcements. Raises Conflict: the job has changed since it was read;
@@ -120,23 +135,27 @@ class Reconciler:
     async def _delete_idle_pods(self, key: Key) -> None:
         """Delete pods that do not train. Never raises: whatever breaks the reconcile may break this too."""
         try:
-            observed = await self.observer.observe(key)
-            pods = idle_pod_deletions(observed) if observed is not None else ()
-            if observed is not None and pods:
+            read = await read_job(self.observer.caches, key)
+            if read is None:
+                return
+            job = self._state(key, read)
+            report, error = await self.link.exchange(read, job.exchange, job.last.desired)
+            observed = self.observer.observe(read, job, report, error)
+            if pods := idle_pod_deletions(observed):
                 message = f"{len(pods)} pods that do not train are deleted."
                 announcement = Announcement("Warning", failing.REASON, message)
                 await announce(self.client, observed.metadata, announcement, observed.now)
-                await self._act(observed, pods, self.observer.job_caches.of(key, observed.metadata.uid))
+                await self._act(observed, pods, job.created)
         except Exception as broken:
             log.warning("%s: cannot delete its idle pods: %s", key, broken)
 
-    async def _act(self, observed: Observation, actions: tuple[Action, ...], cache: JobCache) -> None:
+    async def _act(self, observed: Observation, actions: tuple[Action, ...], created: Created) -> None:
         """Carry out all actions, even if some fail; failures become events. Raises the first error."""
         limit = asyncio.Semaphore(_CONCURRENT_ACTIONS)
 
         async def execute_in_turn(action: Action) -> None:
             async with limit:
-                await self.executor.execute(action, observed.metadata, cache)
+                await self.executor.execute(action, observed.metadata, created)
 
         results = await asyncio.gather(*map(execute_in_turn, actions), return_exceptions=True)
         failed = [(a, e) for a, e in zip(actions, results, strict=True) if e is not None]
@@ -173,12 +192,12 @@ class Reconciler:
         return True
 
 
-def _log_reason(key: Key, cache: JobCache, decision: Decision) -> None:
+def _log_reason(key: Key, last: LastReconcile, decision: Decision) -> None:
     """Log a line for each new reason; the same one is not repeated in each reconcile."""
     why = decision.why[:_LONGEST_REASON]
-    if why != cache.why or decision.actions:
+    if why != last.why or decision.actions:
         actions = [str(action) for action in decision.actions[:_ACTIONS_LOGGED]]
         if more := len(decision.actions) - len(actions):
             actions.append(f"and {more} more")
         log.info("%s: %s%s", key, why, f" [{'; '.join(actions)}]" if actions else "")
-    cache.why = why
+    last.why = why

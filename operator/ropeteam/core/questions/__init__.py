@@ -2,6 +2,7 @@
 
 answer.py       the answer to a question
 completion.py   has the job ended?
+refusal.py      is the worker pod refused?
 gang.py         start, drain, stop and restart of all pods
 recovery.py     successors of lost pods
 handover.py     a terminating pod and its successor
