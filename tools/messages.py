@@ -54,7 +54,7 @@ def _of_node(node: ast.AST, call: str) -> Iterator[str]:
         plain = re.sub(r"\{[^{}]*\}", "{}", text)
         is_text = " " in plain.strip() and _PROSE.search(plain) and not _CEL.search(plain)
         if call not in _NO_MESSAGE and (is_text or (call in _WITH_REASONS and plain.isalpha())):
-            yield text.replace("\n", "\\n")
+            yield text.replace("\r", "\\r").replace("\n", "\\n")
         return
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
         return

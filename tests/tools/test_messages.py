@@ -18,6 +18,7 @@ def check(file, error, names):
     log.debug("below info level")
     log.warning("%s cannot be read", file)
     yield Announcement("Warning", "Evicted", f"the pod of {names[0]} " "is gone")
+    os.write(1, "HTTP status\\r\\n")
     raise ValueError(f"{file}: {', '.join(sorted(names))} are missing; " + "add them")
 '''
 
@@ -28,5 +29,6 @@ def test_lists_messages_of_users_and_nothing_else() -> None:
         "Warning",
         "Evicted",
         "the pod of {names} is gone",
+        "HTTP status\\r\\n",
         "{file}: {names} are missing; add them",
     ]
