@@ -99,7 +99,9 @@ def test_stacks_of_all_ranks_of_the_pod_are_requested_once_before_one_is_killed(
     assert life.wait(1).did_a(KillRanks).ranks == (0,)
     life.died(0)
     exit = life.report.ranks[0].exit
-    assert exit.message.endswith("after step 3, in phase train (recovery.hangSeconds), in train.py:31 (load)")
+    assert exit.message.endswith(
+        "after step 3, in phase train (spec.recovery.hangSeconds), in train.py:31 (load)"
+    )
 
 
 def test_a_rank_that_continues_hangs_nowhere_and_its_stacks_may_be_requested_again():
@@ -114,8 +116,8 @@ def test_stacks_are_requested_for_a_late_first_step_too():
     assert life.wait(481).did_a(ShowStacks).ranks == (0, 1)
     shown(life, 1).wait(120).died(0, 1)
     assert [rank.exit.message for rank in life.report.ranks] == [
-        "no first step within recovery.startSeconds (600 s)",
-        "no first step within recovery.startSeconds (600 s), in train.py:31 (load)",
+        "no first step within spec.recovery.startSeconds (600 s)",
+        "no first step within spec.recovery.startSeconds (600 s), in train.py:31 (load)",
     ]
 
 

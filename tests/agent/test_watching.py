@@ -84,7 +84,7 @@ def test_a_rank_that_makes_no_step_is_killed_as_hung():
     assert life.wait(1).did == ()
     exit = life.died(0).report.ranks[0].exit
     assert (exit.hung, exit.killed, exit.fingerprint) == (True, False, "hang")
-    assert exit.message == "no step for 5 s after step 3, in phase train (recovery.hangSeconds)"
+    assert exit.message == "no step for 5 s after step 3, in phase train (spec.recovery.hangSeconds)"
 
 
 def test_a_rank_that_ends_with_0_before_it_is_killed_as_hung_has_ended_by_itself():
@@ -139,7 +139,7 @@ def test_a_first_step_that_does_not_come():
     assert life.did_a(KillRanks).ranks == (0,)
     exit = life.died(0).report.ranks[0].exit
     assert exit.late_start
-    assert exit.message == "no first step within recovery.startSeconds (600 s)"
+    assert exit.message == "no first step within spec.recovery.startSeconds (600 s)"
     assert Life(timeouts=Timeouts(start=600)).running().wait(5000).did == (), (
         "feature level 0 makes no steps we see"
     )

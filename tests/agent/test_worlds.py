@@ -119,7 +119,9 @@ def test_without_an_answer_for_fence_seconds_no_rank_lives():
     assert life.did_no(KillRanks)
     assert life.wait(1).did_a(KillRanks) == KillRanks(epoch(), (0, 1))
     life.died(0, 1)
-    assert life.report.ranks[0].exit.message == "no answer from a coordinator for fenceSeconds (120 s)"
+    assert (
+        life.report.ranks[0].exit.message == "no coordinator answered for spec.recovery.fenceSeconds (120 s)"
+    )
     assert life.report.ranks[0].exit.killed
     life.receives(LinkUp()).ordered()
     assert life.did_no(StartRanks), "the coordinator hears that its world is dead"

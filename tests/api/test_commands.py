@@ -54,13 +54,13 @@ def test_ranks_per_worker_are_those_of_the_fields_or_else_of_the_command(fields,
         ({"command": ["torchrun", "--nnodes", "$(COUNT)", "x.py"]}, ""),
         (
             {"command": ["torchrun", "--nnodes", "4", "x.py"]},
-            "--nnodes 4, but the job has 2 workers: set spec.workers to 4",
+            "--nnodes 4, but the job has 2 workers; set spec.workers to 4",
         ),
-        ({"command": TORCHRUN, "gpusPerWorker": 4}, "the job has 4 (spec.gpusPerWorker): set that to 2"),
-        ({"command": TORCHRUN, "processesPerWorker": 4}, "has 4 (spec.processesPerWorker): set that to 2"),
+        ({"command": TORCHRUN, "gpusPerWorker": 4}, "the job has 4 (spec.gpusPerWorker); set that to 2"),
+        ({"command": TORCHRUN, "processesPerWorker": 4}, "has 4 (spec.processesPerWorker); set that to 2"),
         (
             {"command": ["torchrun", "--nproc-per-node", "129", "x.py"]},
-            "(spec.processesPerWorker): set that to 129",
+            "(spec.processesPerWorker); set that to 129",
         ),
     ],
 )

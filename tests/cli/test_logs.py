@@ -83,7 +83,7 @@ def test_a_script_runs_in_the_environment_that_is_activated(
     [
         (("train.yaml",), None, "train.yaml: no such file. To run a command: ropeteam run -n 2 -- "),
         (("job.yaml", "x.py"), 2, "job.yaml is a manifest, which has its own command; leave out: x.py"),
-        (("torchrun", "--nproc-per-nodes", "1", "t.py"), 2, "torchrun flag --nproc-per-nodes is not known"),
+        (("torchrun", "--nproc-per-nodes", "1", "t.py"), 2, "torchrun flag --nproc-per-nodes is unknown"),
     ],
 )
 def test_what_cannot_be_run_is_refused_with_the_way_to_go_on(

@@ -275,7 +275,7 @@ open("pids", "w").write(f"{left.pid} {left.stdout.readline().decode()}")
         ({"strategy": {"learningRate": {"trustRatio": "LAMB"}}}, "LAMB requires AdamW, the script has SGD"),
         (
             {"processesPerWorker": 1, "command": ["torchrun", "--nproc-per-node", "2", "train.py"]},
-            "the job has 1 (spec.processesPerWorker): set that to 2",
+            "the job has 1 (spec.processesPerWorker); set that to 2",
         ),
         ({"image": None, "comand": "x"}, "comand"),
     ],

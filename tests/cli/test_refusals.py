@@ -59,7 +59,7 @@ def test_a_command_is_validated_as_the_agent_would(file: Path) -> None:
     file.write_text(VALID.replace("[python, train.py]", "[torchrun, --nnodes=4, train.py]"))
     result = ropeteam("validate", str(file))
     assert result.exit_code == 2
-    assert "spec.command: --nnodes 4, but the job has 2 workers: set spec.workers to 4" in result.output
+    assert "spec.command: --nnodes 4, but the job has 2 workers; set spec.workers to 4" in result.output
     file.write_text(VALID.replace("[python, train.py]", "[./run.sh]"))
     result = ropeteam("validate", str(file))
     assert result.exit_code == 0
@@ -166,10 +166,10 @@ def test_help_shows_the_whole_summary_of_each_command() -> None:
             "-n 2 --logs=all python 'my train.py' -x",
             "ropeteam run -n 2 --logs=all -- python 'my train.py' -x",
         ),
-        ("-n 2 -- torchrun --standalone train.py", "the job has 2 workers: leave it out"),
+        ("-n 2 -- torchrun --standalone train.py", "the job has 2 workers; leave it out"),
         (
             "-n 2 -- torchrun --nnodes 4 train.py",
-            "is invalid:\n  --nnodes 4, but the job has 2 workers: write -n 4",
+            "is invalid:\n  --nnodes 4, but the job has 2 workers; write -n 4",
         ),
         ("job.yaml", "job.yaml: no such file. To run a command: ropeteam run -n 2 -- torchrun train.py"),
         ("nowhere", "nowhere: no such file or program. To run a command: ropeteam run"),

@@ -52,7 +52,7 @@ def test_a_smaller_group_is_reported_at_once_and_fails_the_job_after_start_secon
     seen.later(3)
     assert failure(seen) is FailReason.SPLIT_WORLD
     assert seen.state.failure is not None
-    assert "no other has formed within startSeconds (600 s)" in seen.state.failure.message
+    assert "no other has formed within spec.recovery.startSeconds (600 s)" in seen.state.failure.message
     assert "spec.worlds to PerPod" in seen.state.failure.message
     assert seen.orders(0) is not None
     assert seen.sent_orders(0).plan is None, "its ranks end"

@@ -169,7 +169,7 @@ def test_a_job_that_waits_for_a_lease_needs_no_person_and_status_shows_it() -> N
     assert (stalled.holds, running.reason) == (False, "PreviousCoordinatorMayRun")
     assert running.message.endswith(
         "The job continues by itself when no operator has had contact with that coordinator for 20 s "
-        "(selfFence), and fenceSeconds later."
+        "(spec.recovery.selfFence), and spec.recovery.fenceSeconds later."
     )
 
 

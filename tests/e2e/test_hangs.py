@@ -9,7 +9,10 @@ import pytest
 from lab.local.cluster import Cluster
 from lab.local.jobs import SCRIPTS, job
 
-HUNG = "made no progress and was killed: no step for N s after step 3, in phase train (recovery.hangSeconds)"
+HUNG = (
+    "made no progress and was killed: "
+    "no step for N s after step 3, in phase train (spec.recovery.hangSeconds)"
+)
 SCRIPT = SCRIPTS / "hangs.py"
 
 

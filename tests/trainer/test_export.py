@@ -52,7 +52,7 @@ def test_an_older_one_is_taken_by_its_folder(tmp_path: Path) -> None:
 
 
 def test_an_invalid_checkpoint_is_refused_with_the_missing_part(tmp_path: Path) -> None:
-    with pytest.raises(NoCheckpoint, match="holds no checkpoint: name one"):
+    with pytest.raises(NoCheckpoint, match="holds no checkpoint; name one"):
         export(tmp_path)
     with pytest.raises(NoCheckpoint, match="not a usable checkpoint: "):
         export(tmp_path / "step-1" / "0.0.1")

@@ -74,7 +74,7 @@ def test_restore_in_a_job_without_checkpoints_names_the_field_to_set(
 ) -> None:
     with linked(tmp_path, tmp_path / folder if folder else None) as (_, one):
         one.restore(model=nn.Linear(1, 1))
-    count = capfd.readouterr().err.count("nothing: set spec.checkpoint in the manifest\n")
+    count = capfd.readouterr().err.count("nothing; set spec.checkpoint in the manifest\n")
     assert count == (0 if folder else 1)
 
 
@@ -121,7 +121,7 @@ def test_a_full_disk_alone_commits_nothing_and_goes_on(tmp_path: Path) -> None:
 
 def test_phases_are_a_closed_set() -> None:
     with (
-        pytest.raises(ValueError, match="unknown phase 'lunch': choose one of train, eval"),
+        pytest.raises(ValueError, match="unknown phase 'lunch'; use one of train, eval"),
         alone().phase("lunch"),
     ):
         pass

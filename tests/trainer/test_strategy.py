@@ -182,8 +182,8 @@ def test_all_that_cannot_work_is_reported_at_once() -> None:
     with pytest.raises(StrategyError) as message:
         layout(strategy(**fields), 2)
     assert [sentence.partition(":")[0] for sentence in message.value.args] == [
-        "strategy.offload",
-        "strategy.batch",
+        "spec.strategy.offload",
+        "spec.strategy.batch",
     ]
     assert str(message.value) == "; ".join(message.value.args)
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ropeteam_trainer.strategies.parameterserver.role_worker import Training
     from ropeteam_trainer.strategies.wrap import LoopValues, Wrapped
 
-_NO_CHECKPOINT = "ropeteam: restore() saves and restores nothing: set spec.checkpoint in the manifest"
+_NO_CHECKPOINT = "ropeteam: restore() saves and restores nothing; set spec.checkpoint in the manifest"
 
 
 class Job:
@@ -188,7 +188,7 @@ class Job:
         for others.
         """
         if name not in PHASES:
-            raise ValueError(f"unknown phase {name!r}: choose one of {', '.join(PHASES[1:])}")
+            raise ValueError(f"unknown phase {name!r}; use one of {', '.join(PHASES[1:])}")
         with self._heart.during(name):
             yield
 

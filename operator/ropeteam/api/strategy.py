@@ -207,5 +207,5 @@ def problems(strategy: Strategy | None, ranks: int) -> tuple[str, ...]:
     try:
         layout(of_contract(strategy), ranks)
     except contract.StrategyError as error:
-        return tuple(f"spec.{sentence}" for sentence in error.args)
+        return error.args
     return ()

@@ -25,7 +25,7 @@ _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
 MISSING = (
-    "the local cluster is not installed (the operator's image leaves it out): use the image ropeteam-local, "
+    "the local cluster is not installed (the operator's image leaves it out); use the image ropeteam-local, "
     "docker build --target local"
 )
 

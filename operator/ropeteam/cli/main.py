@@ -294,7 +294,7 @@ def validate(manifest: Path) -> None:
     if manifests.needs_image(read.job):
         raise errors.BadInput(
             f"{manifest}: spec.image is missing, and a cluster refuses pods without one (`ropeteam run` on "
-            "this machine does not need it): set it to an image with Python 3.10 and your packages"
+            "this machine does not need it); set it to an image with Python 3.10 and your packages"
         )
     click.echo(f"{manifest}: TrainingJob {read.name} is valid")
     for note in commands.notes(TrainingJobSpec.model_validate(read.job["spec"])):

@@ -111,7 +111,7 @@ def _with_wrapper(launch: Launch, environ: Mapping[str, str]) -> Launch | Proble
         shown, folder = json.loads(done.stdout.splitlines()[-1])
     except (OSError, ValueError, IndexError, subprocess.SubprocessError) as error:
         lines = (getattr(error, "stderr", "") or str(error)).strip().splitlines() or [""]
-        text = f"{' '.join(launch.wrapper)} fails: {lines[-1]}: correct spec.command or spec.image"
+        text = f"{' '.join(launch.wrapper)} fails: {lines[-1]}; correct spec.command or spec.image"
         return Problem(FailReason.COMMAND_NOT_FOUND, text, isinstance(error, subprocess.TimeoutExpired))
     changes = {name: value for name, value in shown.items() if environment.get(name) != value and name != "_"}
     return replace(launch, env=(*launch.env, *changes.items()), cwd=folder)
@@ -123,14 +123,14 @@ def _command_problem(launch: Launch, environ: Mapping[str, str]) -> Problem | No
     if shutil.which(program, path=environ.get("PATH")) is None:
         fix = "correct spec.command or spec.image"
         if program.endswith(".py"):
-            fix = f"a script is not a program; begin spec.command with one: [torchrun, {program}]"
-        text = f"{program} is not in the image: {fix} (PATH is {environ.get('PATH')})"
+            fix = f"begin spec.command with a program, as in [torchrun, {program}]"
+        text = f"{program} is not in the image; {fix} (PATH is {environ.get('PATH')})"
         return Problem(FailReason.COMMAND_NOT_FOUND, text)
     folder = Path.cwd() / launch.cwd
     if launch.run in (Run.SCRIPT, Run.RUN_PATH) and not (folder / launch.argv[0]).exists():
         return Problem(
             FailReason.COMMAND_NOT_FOUND,
-            f"{launch.argv[0]} is not a file in {folder}: correct spec.command or spec.workingDir",
+            f"{launch.argv[0]} is not a file in {folder}; correct spec.command or spec.workingDir",
         )
     return None
 
@@ -210,5 +210,5 @@ def _torch_problem(python: str, environ: Mapping[str, str]) -> Problem | None:
         break
     if not reason:
         return None
-    text = f"{python} {reason}: use an image or a command whose Python has torch, or set spec.agentPython"
+    text = f"{python} {reason}; use an image or a command whose Python has torch, or set spec.agentPython"
     return Problem(FailReason.INTERPRETER_WITHOUT_TORCH, text, transient)

@@ -55,7 +55,7 @@ def _find(folder: Path) -> tuple[Path, CheckpointRef]:
         return (parent.parent if run else parent), ref
     refs = reader.find(folder)
     if not refs:
-        raise NoCheckpoint(f"{folder} holds no checkpoint: name one, as status.checkpoint.location does")
+        raise NoCheckpoint(f"{folder} holds no checkpoint; name one, as status.checkpoint.location does")
     newest = max((ref for ref in refs if ref.run == refs[0].run), key=lambda ref: (ref.step, ref.epoch))
     return folder, newest
 

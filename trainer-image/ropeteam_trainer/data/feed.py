@@ -151,6 +151,7 @@ def _begin(saved: dict[str, int] | None, plan: DataPlan, current: Position) -> P
         if saved[what] != now:
             raise ValueError(
                 f"the checkpoint was made with {what} = {saved[what]}, but batches() now has {now}: samples "
-                "could not be used exactly once. Use the same data, or resume.policy Never to start again."
+                "could not be used exactly once. Use the same data, or spec.resume.policy Never to begin at "
+                "step 0."
             )
     return max(current, Position(saved["epoch"], saved["offset"]))

@@ -115,8 +115,8 @@ def _launch_of_known(inner: Inner, job: JobSize, field: Field) -> Launch | None:
     """Launch of a known command. None: unknown, or started unchanged. Raises LaunchError."""
     if inner.name in OF_OTHER_HOSTS and field is Field.AUTO:
         raise LaunchError(
-            f"{inner.name} starts processes in other pods, which is not allowed: write the command that it"
-            " starts (launcher: PerRank starts any command once per rank), or torchrun and the script"
+            f"{inner.name} starts processes in other pods, which is not allowed; write the command that it"
+            " starts (spec.launcher PerRank starts any command once per rank), or torchrun and the script"
         )
     found = _known_command(inner)
     if found is None:

@@ -43,7 +43,7 @@ class Parsed:
 
 class _Help(argparse.Action):
     def __call__(self, *_: Any, **__: Any) -> NoReturn:
-        raise LaunchError(f"{'/'.join(self.option_strings)} shows help and trains nothing: leave it out")
+        raise LaunchError(f"{'/'.join(self.option_strings)} shows help and trains nothing; leave it out")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -64,7 +64,7 @@ def parse(launcher: str, options: Options, args: Sequence[str]) -> Parsed:
     program, arguments = given.pop(_PROGRAM), given.pop(_ARGUMENTS, [])
     if unknown and not options.interspersed:
         raise LaunchError(
-            f"{launcher} flag {unknown[0]} is not known ({options.version}): leave it out,"
+            f"{launcher} flag {unknown[0]} is unknown ({options.version}); leave it out,"
             " or set spec.launcher to PerPod to start the command as it is"
         )
     texts = {name: value if isinstance(value, str) else "" for name, value in given.items()}

@@ -52,14 +52,14 @@ class KnownLauncher:
             flag = f"--{self.count} {parsed.given[self.count]}"
             raise LaunchError(
                 f"{flag} requests {_count(count, 'process')} per worker, the job has {job.processes}"
-                f" ({job.field}): set that to {count} or leave the flag out"
+                f" ({job.field}); set that to {count}, or leave the flag out"
             )
         self._check_nodes(parsed, job)
         if self.check:
             self.check(parsed, job)
         for option in self.own:
             if self.join and job.workers > 1 and option in parsed.given:
-                raise LaunchError(f"--{option} is set in each pod by Ropeteam: leave it out")
+                raise LaunchError(f"--{option} is set in each pod by Ropeteam; leave it out")
 
     def _check_nodes(self, parsed: Parsed, job: JobSize) -> None:
         nodes = parsed.given.get(self.nodes, "-1")
@@ -70,12 +70,12 @@ class KnownLauncher:
             raise LaunchError(f"--{self.nodes} {nodes} is not a number")
         if self.join and high and low != high:
             raise LaunchError(
-                f"--{self.nodes} {nodes} is a range: write {job.workers}, or leave the flag out"
+                f"--{self.nodes} {nodes} is a range; write {job.workers}, or leave the flag out"
             )
         if not int(low) <= job.workers <= int(high or low):
             raise LaunchError(
-                f"--{self.nodes} {nodes}, but the job has {_count(job.workers, 'worker')}:"
-                f" {job.set_workers} {high or low} or leave the flag out"
+                f"--{self.nodes} {nodes}, but the job has {_count(job.workers, 'worker')};"
+                f" {job.set_workers} {high or low}, or leave the flag out"
             )
 
 
@@ -92,19 +92,19 @@ def _count(number: int, what: str) -> str:
 def _check_torchrun(parsed: Parsed, job: JobSize) -> None:
     if "standalone" in parsed.given and job.workers > 1:
         raise LaunchError(
-            f"--standalone makes each worker a separate world, but the job has {job.workers} workers:"
+            f"--standalone makes each worker a separate world, but the job has {job.workers} workers;"
             " leave it out"
         )
     if "virtual-local-rank" in parsed.given and job.processes > 1:
         raise LaunchError("--virtual-local-rank is not supported: each rank has its LOCAL_RANK; leave it out")
     if {"module", "no-python"} <= parsed.given.keys() and "run-path" not in parsed.given:
-        raise LaunchError("--module and --no-python exclude each other: leave one out")
+        raise LaunchError("--module and --no-python exclude each other; leave one out")
 
 
 def _check_torch_launch(parsed: Parsed, job: JobSize) -> None:
     _check_torchrun(parsed, job)
     if "no-python" in parsed.given and "use-env" not in parsed.given:
-        raise LaunchError("--no-python needs --use-env: add it")
+        raise LaunchError("--no-python needs --use-env; add it")
 
 
 TORCHRUN = KnownLauncher("torchrun", OPTIONS["torchrun"], "nproc-per-node", "nnodes", check=_check_torchrun)
@@ -124,18 +124,18 @@ TORCH_LAUNCH = replace(
 def _check_deepspeed(parsed: Parsed, job: JobSize) -> None:
     if "autotuning" in parsed.given:
         raise LaunchError(
-            "--autotuning starts many training runs, one after the other: run it outside of the job, once"
+            "--autotuning starts many training runs, one after the other; run it outside of the job, once"
         )
     if "exclude" in parsed.given:
         raise LaunchError(
-            "--exclude is not supported: set spec.gpusPerWorker or spec.processesPerWorker instead"
+            "--exclude is not supported; set spec.gpusPerWorker or spec.processesPerWorker instead"
         )
     if {"module", "no-python"} <= parsed.given.keys():
-        raise LaunchError("--module and --no_python exclude each other: leave one out")
+        raise LaunchError("--module and --no_python exclude each other; leave one out")
     host, _, slots = parsed.given.get("include", "localhost").partition(":")
     if host != "localhost" or (slots and len(slots.split(",")) != job.processes):
         raise LaunchError(
-            "--include names other ranks than those of the job: leave it out, and set spec.workers and"
+            "--include names other ranks than those of the job; leave it out, and set spec.workers and"
             " spec.processesPerWorker"
         )
 
@@ -159,22 +159,22 @@ def _accelerate_counts(launcher: KnownLauncher, parsed: Parsed, workers: int) ->
     if total is None or total % workers == 0:
         return None if total is None else total // workers
     raise LaunchError(
-        f"--num-processes {total} counts all ranks, and is no multiple of the {workers} workers"
+        f"--num-processes {total} counts all ranks, and is not a multiple of the {workers} workers"
     )
 
 
 def _check_accelerate(parsed: Parsed, job: JobSize) -> None:
     if "mpirun-hostfile" in parsed.given:
         raise LaunchError(
-            "--mpirun-hostfile starts processes in other pods, which is not allowed: leave it out"
+            "--mpirun-hostfile starts processes in other pods, which is not allowed; leave it out"
         )
     if "cpu" in parsed.given and job.processes > 1:
         raise LaunchError(
-            f"--cpu starts one process per pod, the job has {job.processes} per worker: set"
+            f"--cpu starts one process per pod, the job has {job.processes} per worker; set"
             " spec.processesPerWorker to 1, or start the script with torchrun"
         )
     if parsed.given.get("deepspeed-multinode-launcher", "standard") != "standard":
-        raise LaunchError("--deepspeed-multinode-launcher starts processes in other pods: set it to standard")
+        raise LaunchError("--deepspeed-multinode-launcher starts processes in other pods; set it to standard")
 
 
 def _accelerate_join_flags(parsed: Parsed, job: JobSize) -> Arguments:
@@ -224,7 +224,7 @@ def _fabric_join_flags(_: Parsed, job: JobSize) -> Arguments:
 def _check_composer(parsed: Parsed, job: JobSize) -> None:
     total = parsed.number("world-size")
     if total not in (None, job.ranks):
-        raise LaunchError(f"--world_size {total}, but the job has {job.ranks} ranks: leave it out")
+        raise LaunchError(f"--world_size {total}, but the job has {job.ranks} ranks; leave it out")
 
 
 def _composer_join_flags(_: Parsed, job: JobSize) -> Arguments:

@@ -76,7 +76,7 @@ def layout(strategy: Strategy, world: int) -> Layout:
     fixed = requested.tensor * requested.pipeline
     if world % fixed:
         raise StrategyError(
-            f"strategy.parallelism: tensor {requested.tensor} x pipeline {requested.pipeline} does not "
+            f"spec.strategy.parallelism: tensor {requested.tensor} x pipeline {requested.pipeline} does not "
             f"divide {world} ranks; {_suggestion(fixed, world)}"
         )
     left = world // fixed
@@ -92,7 +92,7 @@ def layout(strategy: Strategy, world: int) -> Layout:
     grid = Layout(requested.pipeline, replicate, shard, requested.tensor)
     if grid.world != world:
         raise StrategyError(
-            f"strategy.parallelism: {grid} makes {grid.world} ranks, but this world has {world}; "
+            f"spec.strategy.parallelism: {grid} makes {grid.world} ranks, but this world has {world}; "
             f"{_suggestion(fixed * (requested.replicate or 1) * (requested.shard or 1), world)}"
         )
     _check(strategy, grid)
@@ -132,7 +132,7 @@ def _check(strategy: Strategy, grid: Layout) -> None:
         *_server_rules(strategy, grid),
         *_batch_rules(strategy, grid),
     )
-    errors = [f"strategy.{message}" for wrong, message in rules if wrong]
+    errors = [f"spec.strategy.{message}" for wrong, message in rules if wrong]
     if errors:
         raise StrategyError(*errors)
 

@@ -84,7 +84,7 @@ class CharGPT(nn.Sequential):
         """Split of layers: heads and hidden units by columns, the layers that combine them by rows."""
         if HEADS % split.ranks:
             raise StrategyError(
-                f"strategy.parallelism.tensor: {HEADS} heads cannot be shared equally by {split.ranks} "
+                f"spec.strategy.parallelism.tensor: {HEADS} heads cannot be shared equally by {split.ranks} "
                 "ranks; use 2 or 4"
             )
         columns = {f"block_*.{name}": ColwiseParallel() for name in ("query", "key", "value", "up")}

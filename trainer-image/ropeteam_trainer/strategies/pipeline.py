@@ -54,15 +54,15 @@ def split_stages(
     """
     if not isinstance(model, nn.Sequential):
         raise StrategyError(
-            "strategy.parallelism.pipeline: the model must be an nn.Sequential of its layers (embedding, "
-            f"blocks, head), this is a {type(model).__name__}; give the loss to wrap(..., loss=f)"
+            "spec.strategy.parallelism.pipeline: the model must be an nn.Sequential of its layers "
+            f"(embedding, blocks, head), this is a {type(model).__name__}; give the loss to wrap(..., loss=f)"
         )
     stages = ranks * settings.per_rank
     layers = list(model.named_children())
     if len(layers) < stages:
         raise StrategyError(
-            f"strategy.parallelism.pipeline: {len(layers)} layers cannot make {stages} stages; use at most "
-            f"{len(layers) // settings.per_rank} ranks with {settings.per_rank} each"
+            f"spec.strategy.parallelism.pipeline: {len(layers)} layers cannot make {stages} stages; use at "
+            f"most {len(layers) // settings.per_rank} ranks with {settings.per_rank} each"
         )
     ends = [len(layers) * number // stages for number in range(stages + 1)]
     own_stages = range(rank, stages, ranks)
@@ -165,7 +165,7 @@ def _first(output: Any, rows: int, of: int) -> Any:
     if isinstance(output, torch.Tensor) and output.ndim and len(output) % of == 0:
         return output[: len(output) // of * rows]
     raise TypeError(
-        f"strategy.parallelism.pipeline: a batch that is not split into equal micro-batches needs a last "
-        f"layer that returns one tensor, samples first; this is {type(output).__name__}, for micro-batches "
-        f"of {of} samples"
+        f"spec.strategy.parallelism.pipeline: a batch that is not split into equal micro-batches needs a "
+        f"last layer that returns one tensor, samples first; this is {type(output).__name__}, for "
+        f"micro-batches of {of} samples"
     )

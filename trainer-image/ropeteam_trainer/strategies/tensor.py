@@ -31,7 +31,7 @@ def apply(model: nn.Module, mesh: DeviceMesh, settings: TensorParallel, make: Pl
     plan_maker: Any = make or getattr(model, "tensor_plan", None)
     if plan_maker is None:
         raise StrategyError(
-            "strategy.parallelism.tensor: this model has no plan for its split; give it a method "
+            "spec.strategy.parallelism.tensor: this model has no plan for its split; give it a method "
             "tensor_plan(settings), or wrap(..., tensor_plan=f), that returns {layer name: ColwiseParallel()}"
         )
     plan: ParallelizePlan = plan_maker(TensorSplit(settings.sequence, settings.loss, mesh.size()))
@@ -58,8 +58,8 @@ class _RequireEvenSplit(ParallelStyle):
             columns: int = getattr(module, "out_features", getattr(module, "embedding_dim", 0))
             if columns % ranks:
                 raise StrategyError(
-                    f"strategy.parallelism.tensor: the {columns} columns of {self.names[id(module)]} cannot "
-                    f"be shared equally by {ranks} ranks; use a divisor of {columns}, "
+                    f"spec.strategy.parallelism.tensor: the {columns} columns of {self.names[id(module)]} "
+                    f"cannot be shared equally by {ranks} ranks; use a divisor of {columns}, "
                     f"{_divisor_below(columns, ranks)} for example"
                 )
         return module

@@ -159,13 +159,13 @@ def check(strategy: Strategy, optimizer: Optimizer, loss: Loss | None) -> None:
         raise StrategyError("wrap() was called after the optimizer's first step; call it before the loop")
     if strategy.parallelism.pipeline > 1 and loss is None:
         raise StrategyError(
-            "strategy.parallelism.pipeline needs the loss function: wrap(model, optimizer, loss=f)"
+            "spec.strategy.parallelism.pipeline needs the loss function: wrap(model, optimizer, loss=f)"
         )
     needed: Any = {TrustRatio.LARS: SGD, TrustRatio.LAMB: (Adam, AdamW)}.get(rate.trust_ratio)  # type: ignore[arg-type]
     if needed is not None and not isinstance(optimizer, needed):
         assert rate.trust_ratio is not None
         raise StrategyError(
-            f"strategy.learningRate.trustRatio: {rate.trust_ratio.value} requires "
+            f"spec.strategy.learningRate.trustRatio: {rate.trust_ratio.value} requires "
             f"{'SGD' if rate.trust_ratio is TrustRatio.LARS else 'AdamW'}, the script has "
             f"{type(optimizer).__name__}"
         )

@@ -197,7 +197,7 @@ RULES: tuple[Rule, ...] = (
             or spec["processesPerWorker"] <= spec["gpusPerWorker"]
         ),
         message=(
-            "spec.processesPerWorker: is above gpusPerWorker, and two ranks cannot share a GPU; "
+            "spec.processesPerWorker: is above spec.gpusPerWorker, and two ranks cannot share a GPU; "
             "lower it, or leave it out to get one rank for each GPU"
         ),
         valid=spec_with(gpusPerWorker=8, processesPerWorker=4),
@@ -245,7 +245,7 @@ RULES: tuple[Rule, ...] = (
         path="spec",
         cel="self.launcher != 'PerPod' || self.recovery.start != 'Fork'",
         holds=lambda spec: spec["launcher"] != "PerPod" or spec["recovery"]["start"] != "Fork",
-        message="spec.recovery.start: with launcher PerPod nothing can be forked; use Auto or Exec",
+        message="spec.recovery.start: with spec.launcher PerPod nothing can be forked; use Auto or Exec",
         valid=spec_with(launcher="PerPod"),
         invalid=spec_with(launcher="PerPod", recovery={"start": "Fork"}),
     ),
@@ -254,8 +254,8 @@ RULES: tuple[Rule, ...] = (
         cel="self.worlds != 'PerPod' || !has(self.checkpoint)",
         holds=lambda spec: spec.get("worlds") != "PerPod" or not spec.get("checkpoint"),
         message=(
-            "spec.checkpoint: is for one world, and with worlds PerPod each pod is a world; remove it, and "
-            "save checkpoints in the script"
+            "spec.checkpoint: is for one world, and with spec.worlds PerPod each pod is a world; remove it, "
+            "and save checkpoints in the script"
         ),
         valid=spec_with(worlds="PerPod"),
         invalid=spec_with(worlds="PerPod", checkpoint={"volume": {"nfs": {}}}),
@@ -265,8 +265,8 @@ RULES: tuple[Rule, ...] = (
         cel="self.fenceSeconds > self.lostSeconds",
         holds=lambda recovery: recovery["fenceSeconds"] > recovery["lostSeconds"],
         message=(
-            "spec.recovery.fenceSeconds: must be above lostSeconds, else a worker would kill its ranks "
-            "before it counts as lost; raise fenceSeconds"
+            "spec.recovery.fenceSeconds: must be above spec.recovery.lostSeconds, or a worker would kill its "
+            "ranks before it counts as lost; raise it"
         ),
         valid=spec_with(recovery={"fenceSeconds": 30, "lostSeconds": 29}),
         invalid=spec_with(recovery={"fenceSeconds": 30, "lostSeconds": 30}),
@@ -290,7 +290,7 @@ RULES: tuple[Rule, ...] = (
         path="spec.resume",
         cel="self.policy != 'Step' || has(self.step)",
         holds=lambda resume: resume["policy"] != "Step" or "step" in resume,
-        message="spec.resume.step: is missing; policy Step needs the step to resume from",
+        message="spec.resume.step: is missing; spec.resume.policy Step needs the step to resume from",
         valid=spec_with(resume=_STEP, checkpoint={"volume": _VOLUME}),
         invalid=spec_with(resume={"policy": "Step"}, checkpoint={"volume": _VOLUME}),
     ),
@@ -298,7 +298,7 @@ RULES: tuple[Rule, ...] = (
         path="spec.resume",
         cel="self.policy == 'Step' || !has(self.step)",
         holds=lambda resume: resume["policy"] == "Step" or "step" not in resume,
-        message="spec.resume.step: has no effect without policy Step; set resume.policy to Step or remove it",
+        message="spec.resume.step: needs spec.resume.policy Step; set that, or remove the step",
         valid=spec_with(resume={"policy": "Never"}),
         invalid=spec_with(resume={"policy": "Latest", "step": 100}),
     ),
@@ -306,7 +306,7 @@ RULES: tuple[Rule, ...] = (
         path="spec",
         cel="self.resume.policy != 'Step' || has(self.checkpoint)",
         holds=lambda spec: spec["resume"]["policy"] != "Step" or "checkpoint" in spec,
-        message="spec.checkpoint: is missing; resume.policy Step needs the volume with the checkpoints",
+        message="spec.checkpoint: is missing; spec.resume.policy Step needs the volume with the checkpoints",
         valid=spec_with(resume=_STEP, checkpoint={"volume": _VOLUME}),
         invalid=spec_with(resume=_STEP),
     ),

@@ -71,7 +71,7 @@ def side_by_side(plans: Sequence[Sequence[Row]]) -> Iterator[tuple[str, ...]]:
 
 
 def _refusal(sentences: tuple[str, ...]) -> BadInput:
-    return BadInput("\n  ".join(["this job is invalid:", *(f"spec.{each}" for each in sentences)]))
+    return BadInput("\n  ".join(["this job is invalid:", *sentences]))
 
 
 def _without_wrap(spec: TrainingJobSpec, outcome: str) -> list[tuple[str, str]]:

@@ -32,7 +32,7 @@ LAST_SECONDS = 10.0
 def ranks(text: str) -> str:
     """A rank's number, `all` or `none`. Raises BadInput."""
     if text not in ("all", "none") and not text.isdecimal():
-        raise BadInput(f"{text!r} is not a rank: use its number, or all")
+        raise BadInput(f"{text!r} is not a rank; use its number, or all")
     return text
 
 

@@ -129,7 +129,7 @@ def clean_up(view: View) -> Answer | None:
     ttl = view.spec.ttl_seconds_after_finished
     if ttl is not None and view.has_passed(status.completion_time, ttl):
         deletion = DeleteJob(view.job.name, view.job.uid)
-        return _cleanup(view, "the job ended ttlSecondsAfterFinished ago", (deletion,))
+        return _cleanup(view, "the job ended spec.ttlSecondsAfterFinished ago", (deletion,))
     failed, keeps_pods = status.state == "Failed", view.spec.clean_pod_policy is CleanPodPolicy.NONE
     if any_active(view.all_workers) and not view.has_passed(status.completion_time, exit_seconds(status)):
         return _cleanup(view, "the workers are about to exit by themselves", ())

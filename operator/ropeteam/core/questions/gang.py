@@ -139,7 +139,7 @@ def stop(view: View, status: JobStatus) -> Answer | None:
         return None
     state = "Suspending" if view.spec.suspend else "Restarting"
     if status.drain_start_time is None:
-        why = "suspend is set" if view.spec.suspend else "restartedAt has changed"
+        why = "spec.suspend is true" if view.spec.suspend else "spec.restartedAt has changed"
         message = f"A checkpoint is taken, then all ranks stop: {why}."
         facts = (NOT_SUSPENDED, ConditionFact(ConditionType.RUNNING, False, state, message))
         return Answer(f"{why}: drain first", with_changes(status, drain_start_time=view.now), state, facts)

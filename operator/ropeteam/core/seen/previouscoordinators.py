@@ -84,7 +84,7 @@ def message(view: View) -> str:
         longest = max(each.lease_seconds for each in previous)
         return (
             f"{head} The job continues by itself when no operator has had contact with that coordinator for "
-            f"{longest} s (selfFence), and fenceSeconds later."
+            f"{longest} s (spec.recovery.selfFence), and spec.recovery.fenceSeconds later."
         )
     return (
         f"{head} The job waits until the kubelet reports its end. If you know that it has ended: taint that "

@@ -69,7 +69,7 @@ def process_spec(pod: Object, container: Object, context: ExecutionContext, look
     if not container.get("command"):
         raise StartError(
             f"container {container['name']} has no command. The local cluster does not use the image, so its "
-            "entrypoint is unknown: write the command in the manifest"
+            "entrypoint is unknown; write the command in the manifest"
         )
     arguments = [rewrite(_expand(argument, declared)) for argument in arguments]
     folder = context.folder / rewrite(container.get("workingDir", ""))

@@ -70,10 +70,10 @@ def hang_exit(rank: RankState, timeouts: Timeouts, feature_level: int, now: floa
         return None
     location = f", in {rank.hang.where}" if rank.hang and rank.hang.where else ""
     if rank.heartbeat.steps_here == 0:
-        message = f"no first step within recovery.startSeconds ({timeouts.start} s){location}"
+        message = f"no first step within spec.recovery.startSeconds ({timeouts.start} s){location}"
         return ProcessExit(None, None, late_start=True, fingerprint="start timeout", message=message)
     where = f"after step {rank.heartbeat.step}, in phase {rank.heartbeat.phase}"
-    message = f"no step for {seconds:.0f} s {where} (recovery.hangSeconds){location}"
+    message = f"no step for {seconds:.0f} s {where} (spec.recovery.hangSeconds){location}"
     return ProcessExit(None, None, hung=True, fingerprint="hang", message=message)
 
 

@@ -193,7 +193,7 @@ def _kill_all_reason(state: State) -> ProcessExit | None:
         message = f"superseded by term {by.term}: world {by} has claimed the checkpoint folder"
         return ProcessExit(None, None, fingerprint="superseded", message=message)
     if state.fenced:
-        message = f"no answer from a coordinator for fenceSeconds ({state.config.timeouts.fence} s)"
+        message = f"no coordinator answered for spec.recovery.fenceSeconds ({state.config.timeouts.fence} s)"
         return ProcessExit(None, None, fingerprint="fenced", message=message)
     return None
 

@@ -21,7 +21,7 @@ from ropeteam_trainer.checkpoint.decisions.manifest import Manifest, folder, par
 from ropeteam_trainer.contract.config import RankPlan, Resume, Trust
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
 
-RIGHT_HASH = "has the right hash, but is no state of ours"
+RIGHT_HASH = "has the right hash, but is not a state that Ropeteam has saved"
 """Fault of a file that proves its checkpoint malformed. It is recognized by this text, because ranks of an
 earlier release accept nothing but a sentence."""
 

@@ -203,7 +203,7 @@ def _is_model(obj: Any) -> bool:
 def _modules(obj: Any) -> Iterator[nn.Module]:
     for module in [obj] if isinstance(obj, nn.Module) else obj:
         if any(type(part).__name__ == "FullyShardedDataParallel" for part in module.modules()):
-            raise TypeError("FullyShardedDataParallel cannot be saved by Ropeteam: use fully_shard() instead")
+            raise TypeError("FullyShardedDataParallel cannot be saved by Ropeteam; use fully_shard() instead")
         yield module
 
 

@@ -139,7 +139,7 @@ def finished(state: State, at: Moment) -> str:
     assert world is not None
     assert world.paused_at is not None
     if at.now >= world.paused_at + state.config.timeouts.drain:
-        return "drainSeconds have passed"
+        return "spec.recovery.drainSeconds have passed"
     if ranks_terminated(state):
         return "its ranks have ended" if slotindex.all_members(state, facts.exited) else ""
     if not facts.moved:

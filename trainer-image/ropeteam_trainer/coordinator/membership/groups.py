@@ -109,7 +109,7 @@ def split_world(state: State, now: float) -> Problem | None:
     ended = _first_ended(state, grouped)
     if ended is None and not _is_late(state, world.grouped_at, now):
         return None
-    end = f"no other has formed within startSeconds ({state.config.timeouts.start} s)"
+    end = f"no other has formed within spec.recovery.startSeconds ({state.config.timeouts.start} s)"
     if ended is not None:
         end = f"rank {ended} has ended with exit code 0"
     return Problem(FailReason.SPLIT_WORLD, f"{_formed_text(world)}, and {end}. {_REMEDY}.")
@@ -148,8 +148,11 @@ def notice(state: State, now: float) -> Problem | None:
         return None
     if expects_group(state) and not formed(state, world):
         if world.groups:
-            text = f"{_formed_text(world)}. The job fails if no group of all ranks forms within startSeconds "
-            text += f"({state.config.timeouts.start} s), or if a rank ends before. {_REMEDY}."
+            text = f"{_formed_text(world)}. The job fails if no group of all ranks forms within "
+            text += (
+                f"spec.recovery.startSeconds ({state.config.timeouts.start} s), or if a rank ends before. "
+            )
+            text += f"{_REMEDY}."
             return Problem(FailReason.SMALLER_PROCESS_GROUP, text)
         is_over = state.phase in (WorldPhase.COMPLETING, WorldPhase.COMPLETE)
         if slotindex.all_members(state, world.reporting_groups) and (

@@ -137,7 +137,10 @@ def _why(state: State, now: float) -> str:
     if state.desired is None:
         return "waiting for the operator's first request"
     if not lease.holds(state, now):
-        return f"sending no orders: no contact with an operator for {state.config.lease} s (selfFence)"
+        return (
+            f"sending no orders: no contact with an operator for {state.config.lease} s "
+            "(spec.recovery.selfFence)"
+        )
     sentence = _SENTENCES[state.phase]
     return sentence if isinstance(sentence, str) else sentence(state, now)
 
