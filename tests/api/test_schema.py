@@ -253,7 +253,7 @@ def test_of_a_value_only_the_beginning_is_written_however_large_it_is() -> None:
         assert "... is a " in message
         assert len(message) < 120
     (message, _) = problems({"type": "string", "maxLength": 9, "enum": ["a"]}, "x" * 100, "spec.x")
-    assert message == f"spec.x: '{'x' * 57}...' is not known; use a"
+    assert message == f"spec.x: '{'x' * 57}...' is unknown; use a"
 
 
 def test_a_quantity_of_any_size_is_read() -> None:

@@ -108,10 +108,10 @@ def test_what_the_job_has_already_stays(folder: Path) -> None:
     [
         ({"workingDir": "/work"}, "spec.workingDir is /work, but the folder is mounted at /code"),
         ({"workingDir": "/codes"}, "spec.workingDir is /codes"),
-        ({"template": {"spec": {"volumes": [{"name": "code"}]}}}, "has a volume code already"),
+        ({"template": {"spec": {"volumes": [{"name": "code"}]}}}, "already has a volume code"),
         (
             {"template": {"spec": {"containers": [{"name": "trainer", "volumeMounts": [MOUNTED]}]}}},
-            "mounts something at /code already",
+            "already mounts a volume at /code",
         ),
     ],
 )  # fmt: skip
@@ -158,7 +158,7 @@ def test_a_submitted_job_runs_its_folder_and_takes_it_along(home: Path, folder: 
     assert code["immutable"]
     again = submit(home, folder, a_job())
     assert again.exit_code == 2
-    assert "TrainingJob job exists already in namespace default" in again.output
+    assert "TrainingJob job already exists in namespace default" in again.output
     assert len(stored(home)) == 1
     delete(home)
     until("its code is gone too", lambda: not stored(home))

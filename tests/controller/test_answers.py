@@ -261,7 +261,7 @@ async def test_a_report_of_more_small_values_than_slots_is_not_parsed(each: byte
 
 async def test_a_report_of_another_term_is_none() -> None:
     other = JobReport("u", 2, 0, WorldPhase.RUNNING, "trains")
-    with pytest.raises(Unreachable, match="its report is of term 2, requested was 1"):
+    with pytest.raises(Unreachable, match="its report is of term 2, not of 1"):
         await send_desired(at_once(response(codec.encode(other))))
 
 

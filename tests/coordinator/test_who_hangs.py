@@ -57,7 +57,7 @@ def test_who_is_behind_or_in_no_collective_held_up_the_others(zero, one, where):
         (
             (12, WAITS),
             (12, WAITS),
-            "; the first of them is not known: 2 ranks hang after step 12, their stacks are in the logs",
+            "; the first of them is unknown: 2 ranks hang after step 12, their stacks are in the logs",
         ),
     ],
 )

@@ -128,7 +128,7 @@ def test_an_invalid_spec_shows_what_to_change_and_comes_to_rest() -> None:
 def test_a_spec_that_was_left_out_is_invalid_for_the_reason_given() -> None:
     decision = decide(a_job().but(spec={}, spec_error="spec: has 900 KiB"))
     assert (decision.status.state, decision.status.reason) == ("Invalid", "InvalidSpec")
-    assert decision.why == "the spec is not valid: spec: has 900 KiB"
+    assert decision.why == "the spec is invalid: spec: has 900 KiB"
 
 
 def test_a_long_spec_is_validated_and_not_remembered() -> None:

@@ -156,7 +156,7 @@ async def test_the_rest_that_people_try(kubectl: Kubectl):
     assert "default" in await kubectl("get", "ns")
     made = ("create", "configmap", "c", "--from-literal=a=b")
     output = await kubectl(*made, fails=True)
-    assert "takes no protobuf" in output
+    assert "does not support protobuf" in output
     assert "add `--dry-run=client -o yaml | kubectl apply -f -`" in output
     text = await kubectl(*made, "--dry-run=client", "-o", "yaml")
     await kubectl("create", "-f", "-", text=text)

@@ -26,17 +26,17 @@ FILE = Path("crds") / f"{GROUP}_{PLURAL}.yaml"
 _HEADER = "# Made by `make crds` from operator/ropeteam/api. Do not edit.\n"
 
 COLUMNS = (
-    ("STATE", "string", ".status.state", 0, "State of the job, one word."),
-    ("READY", "string", ".status.workers.summary", 0, "Ready pods, of those desired."),
+    ("STATE", "string", ".status.state", 0, "State of the job in one word."),
+    ("READY", "string", ".status.workers.summary", 0, "Ready and desired pods."),
     ("STEP", "integer", ".status.progress.step", 0, "Last step that rank 0 has reported."),
-    ("PROGRESS", "string", ".status.progress.summary", 0, "Part of all steps that is done."),
-    ("ETA", "string", ".status.progress.eta", 0, "Time to the end at the current pace."),
+    ("PROGRESS", "string", ".status.progress.summary", 0, "Percentage of all steps that is done."),
+    ("ETA", "string", ".status.progress.eta", 0, "Estimated time until the last step."),
     (
         "FAILURES",
         "string",
         ".status.failures.summary",
         0,
-        "Charged incidents, of those allowed.",
+        "Charged and allowed incidents.",
     ),
     ("AGE", "date", ".metadata.creationTimestamp", 0, "Time since the job was created."),
     ("REASON", "string", ".status.reason", 1, "Reason for the state."),

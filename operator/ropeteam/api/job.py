@@ -160,8 +160,8 @@ class TrainingJobSpec(ApiModel):
     image: str | None = Field(default=None, min_length=1, max_length=1024)
     """Image of the trainer container. Any image with Python 3.10 or newer; it needs no part of Ropeteam."""
     command: tuple[Argument, ...] | None = Field(default=None, min_length=1, max_length=256)
-    """Command of the trainer container, as under torchrun, unchanged; `torchrun [flags] train.py` is parsed
-    and means the same."""
+    """Command of the trainer container, unchanged: its processes find the environment that torchrun sets.
+    `torchrun [flags] train.py` is parsed, and starts `train.py` once per rank."""
     args: tuple[Argument, ...] | None = Field(default=None, max_length=256)
     """Arguments of the command, which must be set too: an image's own entrypoint is not known to the API."""
     env: Env | None = None

@@ -44,24 +44,24 @@ class CoordinatorStatus(StatusModel):
     """With recovery.selfFence: seconds without contact to an operator after which this coordinator answers no
     agent any more. 0: no such limit."""
     start_time: AwareDatetime | None = None
-    """When this term was decided on."""
+    """Time at which this term was decided on."""
     consecutive_failures: int = Field(default=0, ge=0)
     """For the operator: coordinator pods lost in a row without a report between; sets the backoff of the next
     one."""
 
 
 class SlotStatus(StatusModel):
-    """One slot: a place in the job that one pod at a time holds."""
+    """A slot: a position in the job, held by one pod at a time."""
 
     slot: int = Field(ge=0)
-    """0 .. workers-1, then the parameter servers."""
+    """Number of the slot: workers from 0, then parameter servers."""
     incarnation: int = Field(default=1, ge=1)
     """Number of the pod in this slot, from 1; never reset."""
     pod_uid: str = Field(default="", max_length=64)
     """UID of the pod of this incarnation, once observed. If that pod is gone, the slot gets another
     incarnation."""
     replacement_time: AwareDatetime | None = None
-    """For the operator: when the current incarnation was decided on (not set for the first)."""
+    """For the operator: time at which the current incarnation was decided on. Not set for the first."""
     previous_pod_uid: str = Field(default="", max_length=64)
     """For the operator: UID of the pod that this incarnation replaces."""
     previous_pod_fenced: bool = True
@@ -81,13 +81,13 @@ class WorkersStatus(StatusModel):
     """Numbers of pods of workers and parameter servers."""
 
     desired: int = Field(default=0, ge=0)
-    """spec.workers, and the parameter servers."""
+    """Number of pods that the spec defines: workers and parameter servers."""
     ready: int = Field(default=0, ge=0)
     """Pods whose trainer container runs and whose agent is registered."""
     replacing: int = Field(default=0, ge=0)
     """Pods that are being replaced."""
     summary: str = Field(default="", max_length=32)
-    """ready/desired, for the column."""
+    """Ready and desired pods, for the printer column."""
 
 
 class ProgressStatus(StatusModel):
@@ -98,19 +98,19 @@ class ProgressStatus(StatusModel):
     total_steps: int | None = Field(default=None, ge=0)
     """Steps of the whole training, as the script reports them; absent if it does not."""
     percent: int | None = Field(default=None, ge=0, le=100)
-    """step of totalSteps."""
+    """Percentage of totalSteps that is done."""
     eta_seconds: int | None = Field(default=None, ge=0)
-    """Seconds to the end at the current pace."""
+    """Estimated seconds until the last step."""
     samples_per_second: str = Field(default="", max_length=32)
-    """Over the whole job, decimal text."""
+    """Samples per second of the whole job, as decimal text."""
     loss: str = Field(default="", max_length=32)
-    """Last reported loss, decimal text."""
+    """Last reported loss, as decimal text."""
     time: AwareDatetime | None = None
-    """When this was measured."""
+    """Time at which this was measured."""
     summary: str = Field(default="", max_length=32)
-    """percent, for the column."""
+    """Percentage done, for the printer column."""
     eta: str = Field(default="", max_length=32)
-    """etaSeconds, for the column."""
+    """Estimated time until the last step, for the printer column."""
 
 
 class CheckpointRefStatus(StatusModel):
@@ -130,33 +130,33 @@ class CheckpointStatus(StatusModel):
     step: int = Field(ge=0)
     """Step after which it was saved."""
     time: AwareDatetime | None = None
-    """When it was committed."""
+    """Time at which it was committed."""
     location: str = Field(default="", max_length=1024)
-    """Folder inside the container."""
+    """Folder of the checkpoint inside the container."""
     lineage: tuple[CheckpointRefStatus, ...] = Field(default=(), max_length=10)
-    """Committed checkpoints that exist, newest first. A restore follows this, never the order of folders."""
+    """Committed checkpoints that exist, newest first. Ranks restore in this order, not in that of folders."""
 
 
 class ChargeStatus(StatusModel):
-    """One incident that spent budget."""
+    """An incident charged to the failure budget."""
 
     id: str = Field(max_length=64)
-    """Incident id."""
+    """ID of the incident."""
     time: AwareDatetime
-    """When it was charged, by the job's clock. It leaves the window after windowSeconds."""
+    """Time at which it was charged, by the job's clock. It counts for spec.recovery.windowSeconds."""
 
 
 class FailuresStatus(StatusModel):
     """The failure budget."""
 
     charged: int = Field(default=0, ge=0)
-    """Incidents within the window that count."""
+    """Number of charged incidents within the window."""
     allowed: int = Field(default=0, ge=0)
-    """spec.recovery.maxFailures."""
+    """Value of spec.recovery.maxFailures."""
     not_charged: int = Field(default=0, ge=0)
-    """Incidents that do not count: evictions, lost nodes, deleted pods."""
+    """Number of incidents that are not charged: evictions, lost nodes, deleted pods."""
     summary: str = Field(default="", max_length=32)
-    """charged/allowed, for the column."""
+    """Charged and allowed incidents, for the printer column."""
     charges: tuple[ChargeStatus, ...] = Field(default=(), max_length=1001)
     """For the operator: the incidents behind `charged`."""
     last_world: str = Field(default="", max_length=64)
@@ -168,29 +168,29 @@ class RecoveryTimesStatus(StatusModel):
     """Milliseconds from the fault to each stage of the recovery."""
 
     stopped: int | None = Field(default=None, ge=0)
-    """All ranks of the old world dead."""
+    """Until all ranks of the previous world have ended."""
     planned: int | None = Field(default=None, ge=0)
-    """Next world planned."""
+    """Until the next world is planned."""
     started: int | None = Field(default=None, ge=0)
-    """All its ranks started."""
+    """Until all ranks of that world are started."""
     first_step: int | None = Field(default=None, ge=0)
-    """All ranks have made a step: recovered."""
+    """Until all ranks have made a step: the job has recovered."""
 
 
 class IncidentStatus(StatusModel):
-    """One fault with all its consequences."""
+    """An incident: one fault with all its consequences."""
 
     id: str = Field(max_length=64)
     """World that it ended (term.boot.n), or pod-<slot>-<incarnation> for a fault outside any world."""
     attempt: int = Field(default=0, ge=0)
-    """status.attempt when it happened. 0: recorded by a release that did not keep it."""
+    """Value of status.attempt at that time. 0: recorded by a release that did not store it."""
     time: AwareDatetime
-    """When it was detected."""
+    """Time at which the fault was detected."""
     cause: str = Field(max_length=64)
     """Error, Signal, OutOfMemory, Hang, StartTimeout, PodFailed, PodDeleted, Evicted, NodeLost, AgentLost,
     StorageUnavailable, RetriedFree, Unknown."""
     charged: bool = False
-    """Whether the incident counts against maxFailures."""
+    """Whether the incident is charged to the failure budget."""
     slot: int = Field(ge=0)
     """Slot in which it began."""
     rank: int | None = Field(default=None, ge=0)
@@ -204,7 +204,7 @@ class IncidentStatus(StatusModel):
     message: str = Field(default="", max_length=4096)
     """Description; for an exception, the script's last lines."""
     final: bool = False
-    """Cause and charge are final."""
+    """Whether cause and charge are final."""
 
 
 class ClockStatus(StatusModel):
@@ -223,26 +223,27 @@ class JobStatus(StatusModel):
     observed_generation: int = Field(default=0, ge=0)
     """Generation of the spec that this status is about."""
     state: str = Field(default="", max_length=32)
-    """One word: Pending, Starting, Running, Recovering, Restarting, Suspending, Suspended, Complete,
-    Failed, Invalid."""
+    """State of the job in one word: Pending, Starting, Running, Recovering, Restarting, Suspending,
+    Suspended, Complete, Failed, Invalid."""
     reason: str = Field(default="", max_length=1024)
-    """Reason of the condition that explains the state, for the column."""
+    """Reason of the condition that explains the state, for the printer column."""
     last_incident: str = Field(default="", max_length=128)
-    """Cause and slot of the newest incident, for the column."""
+    """Cause and slot of the newest incident, for the printer column."""
     conditions: tuple[Condition, ...] = Field(
         default=(),
         max_length=16,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
-    """Accepted, Suspended, Running, Recovering, Finished, Complete, Failed, Stalled, Degraded."""
+    """Conditions of the job: Accepted, Suspended, Running, Recovering, Finished, Complete, Failed, Stalled,
+    Degraded."""
     attempt: int = Field(default=0, ge=0)
-    """Starts of the whole gang. 0: not started yet."""
+    """Number of starts of the whole gang. 0: not started yet."""
     coordinator: CoordinatorStatus = CoordinatorStatus()
     """The job's coordinator."""
     start_time: AwareDatetime | None = None
-    """When the job was first started, or last resumed, by its own clock."""
+    """Time at which the job was first started, or last resumed, by its own clock."""
     completion_time: AwareDatetime | None = None
-    """When it ended as Complete or Failed."""
+    """Time at which the job ended as Complete or Failed."""
     workers: WorkersStatus = WorkersStatus()
     """Numbers of pods of workers and parameter servers."""
     run_as_user: int | None = Field(default=None, ge=1)
@@ -268,15 +269,15 @@ class JobStatus(StatusModel):
     avoided_nodes: tuple[Annotated[str, Field(max_length=253)], ...] = Field(default=(), max_length=16)
     """Nodes that replacements prefer to avoid."""
     incidents: tuple[IncidentStatus, ...] = Field(default=(), max_length=10)
-    """The last ten, oldest first."""
+    """The last ten incidents, oldest first."""
     drained: bool = False
     """For the operator, while suspending: whether all ranks have stopped, as the coordinator reports."""
     drain_start_time: AwareDatetime | None = None
-    """For the operator: when all ranks were requested to save and stop, because the job is suspended or
-    restarted."""
+    """For the operator: time at which all ranks were requested to save and stop, because the job is suspended
+    or restarted."""
     backoff_end_time: AwareDatetime | None = None
-    """When all pods of the gang are created again. Only a part of them could be scheduled, and they were
-    deleted, so that other jobs can use the resources."""
+    """Time at which all pods of the gang are created again. Only a part of them could be scheduled, and they
+    were deleted, so that other jobs can use the resources."""
     pod_spec_hash: str = Field(default="", max_length=64)
     """For the operator: digest of the spec fields that define pods, as of this attempt. A change of one while
     pods run is refused."""
@@ -285,7 +286,7 @@ class JobStatus(StatusModel):
     clock: ClockStatus | None = None
     """For the operator: the job's clock, as of this status."""
     coordinator_unreachable_start_time: AwareDatetime | None = None
-    """Since when the coordinator has not answered; explains the reason CoordinatorUnreachable."""
+    """Time at which the coordinator became unreachable. Explains the reason CoordinatorUnreachable."""
 
     @field_validator("conditions", mode="before")
     @classmethod

@@ -44,6 +44,6 @@ async def _check_absent(client: ApiClient, job: Object) -> None:
         return
     meta = job["metadata"]
     raise BadInput(
-        f"TrainingJob {meta['name']} exists already in namespace {meta['namespace']}. Give this one another "
+        f"TrainingJob {meta['name']} already exists in namespace {meta['namespace']}. Give this one another "
         f"metadata.name, or delete the existing one: kubectl delete tj -n {meta['namespace']} {meta['name']}"
     )

@@ -111,7 +111,7 @@ class Elector:
         while not await self._acquire_or_renew():
             holder = str(self._observed.record.get("holderIdentity") or "")
             if holder != logged:
-                log.info("standby: the leader is %s", holder or "not known yet")
+                log.info("standby: the leader is %s", holder or "unknown")
                 logged = holder
             await self._pause(self._timing.poll)
         log.info("leading as %s", self.me)
@@ -135,7 +135,7 @@ class Elector:
         try:
             await self._put({**self._observed.record, "holderIdentity": "", "leaseDurationSeconds": 1})
         except (*_API_ERRORS, OwnedObjectExists) as error:
-            log.warning("the lease was not released: %s", error)
+            log.warning("the lease could not be released: %s", error)
 
     async def _acquire_or_renew(self) -> bool:
         """One attempt to take or renew the lease. The deadline counts from its start."""

@@ -64,7 +64,7 @@ def invalid(view: View, status: JobStatus) -> Answer | None:
     reason = FailReason.INVALID_SPEC.value
     message = "; ".join(view.problems)
     facts = conditions.not_accepted(reason, message)
-    return Answer(f"the spec is not valid: {message}", status, _last_state(status, "Invalid"), facts)
+    return Answer(f"the spec is invalid: {message}", status, _last_state(status, "Invalid"), facts)
 
 
 def _last_state(status: JobStatus, default: str) -> str:

@@ -92,7 +92,7 @@ class ApiServer:
         except StatusError as error:
             return _json(error.status(), error.code)
         except ValueError as error:
-            return _json(StatusError(400, "BadRequest", f"the request is not valid: {error}").status(), 400)
+            return _json(StatusError(400, "BadRequest", f"the request is invalid: {error}").status(), 400)
 
     def _is_token(self, text: str) -> bool:
         return hmac.compare_digest(text.encode(), self._token.encode())
@@ -125,7 +125,7 @@ class ApiServer:
 
     def _not_served(self, target: Target) -> StatusError:
         pod = self.store.get(r.PODS, (target.namespace, target.name))
-        uid, address = pod["metadata"]["uid"], pod["status"].get("podIP", "not known yet")
+        uid, address = pod["metadata"]["uid"], pod["status"].get("podIP", "unknown yet")
         text = (
             f"the local cluster has no {_NOT_SERVED[target.subresource]}: a pod is processes of this "
             f"machine, with address {address}, where its ports are open. Its processes: "

@@ -227,8 +227,8 @@ RULES: tuple[Rule, ...] = (
         ),
         holds=lambda spec: _ranks(spec) <= MAX_RANKS,
         message=(
-            f"spec.workers: times processesPerWorker, plus parameter servers, are above {MAX_RANKS} ranks; "
-            "lower one of them"
+            "spec.workers: workers times spec.processesPerWorker, plus parameter servers, is above "
+            f"{MAX_RANKS} ranks; lower one of them"
         ),
         valid=spec_with(workers=1024, gpusPerWorker=8),
         invalid=spec_with(workers=1024, processesPerWorker=9),
@@ -237,7 +237,10 @@ RULES: tuple[Rule, ...] = (
         path="spec",
         cel=f"self.workers + {_CEL_SERVERS} <= {MAX_SLOTS}",
         holds=lambda spec: spec["workers"] + _servers(spec) <= MAX_SLOTS,
-        message=f"spec.workers: with servers above {MAX_SLOTS} pods, the limit of status; lower either",
+        message=(
+            f"spec.workers: workers and parameter servers together are above {MAX_SLOTS} pods, the limit of "
+            "status; lower one of them"
+        ),
         valid=spec_with(workers=3072, strategy=_served(servers=1024)),
         invalid=spec_with(workers=3073, strategy=_served(servers=1024)),
     ),

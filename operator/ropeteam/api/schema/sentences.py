@@ -48,7 +48,7 @@ def _problem(fault: Fault) -> str:
         case Problem.TYPE:
             return _of_type(value, schema)
         case Problem.ENUM:
-            return f"{_quoted(value)} is not known; use {_either(schema['enum'])}"
+            return f"{_quoted(value)} is unknown; use {_either(schema['enum'])}"
         case Problem.REQUIRED:
             return f"is missing; set it to {_wanted(schema)}{_help(schema)}"
         case Problem.UNKNOWN:

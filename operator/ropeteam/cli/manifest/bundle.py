@@ -122,7 +122,7 @@ def with_code(job: Object, code: Bundle, name: str) -> Object:
     pod = _at(spec, "template", "spec")
     volumes = pod.setdefault("volumes", [])
     if any(volume.get("name") == CODE for volume in volumes):
-        raise BadInput(f"spec.template.spec.volumes has a volume {CODE} already; give it another name")
+        raise BadInput(f"spec.template.spec.volumes already has a volume {CODE}; give it another name")
     items = [
         {"key": f"{number}", "path": path} | ({"mode": 0o555} if path in code.executable else {})
         for number, path in enumerate(sorted(code.files))
@@ -134,9 +134,7 @@ def with_code(job: Object, code: Bundle, name: str) -> Object:
         containers.append(trainer := {"name": "trainer"})
     mounts = trainer.setdefault("volumeMounts", [])
     if any(mount.get("mountPath") == MOUNTED_AT for mount in mounts):
-        raise BadInput(
-            f"container trainer mounts something at {MOUNTED_AT} already; choose another mountPath"
-        )
+        raise BadInput(f"container trainer already mounts a volume at {MOUNTED_AT}; choose another mountPath")
     mounts.append({"name": CODE, "mountPath": MOUNTED_AT, "readOnly": True})
     return job
 

@@ -123,7 +123,7 @@ def problems(job: Object, is_typed: bool = False) -> Iterator[str]:
     """Sentences: the field, its problem, what to change. `is_typed`: the user typed the command, and has no
     manifest."""
     if job.get("apiVersion") != API_VERSION:
-        yield f"apiVersion: {job.get('apiVersion')!r} is not known; write {API_VERSION}"
+        yield f"apiVersion: {job.get('apiVersion')!r} is unknown; write {API_VERSION}"
     for field in job.keys() - {"apiVersion", "kind", "metadata", "spec", "status"}:
         yield f"{field}: unknown field; did you mean spec.{field}?"
     yield from rules.validate_name(job["metadata"]["name"])

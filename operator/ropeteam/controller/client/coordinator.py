@@ -116,7 +116,7 @@ class Coordinators:
         try:
             report = codec.decode(JobReport, await self._put(address, auth, desired))
             if report.term != desired.term:  # a genuine one would have answered 409
-                raise Unreachable(f"its report is of term {report.term}, requested was {desired.term}")
+                raise Unreachable(f"its report is of term {report.term}, not of {desired.term}")
             return bounds.bounded(report, len(desired.slots))
         except TimeoutError:
             why = f"no answer within {_TIMEOUT.total:.0f} s"

@@ -140,7 +140,13 @@ async def _handle_once(
         requeue_after = await handle(key)
     except Exception as error:  # an error of one job must not stop the others
         metrics.RECONCILE_ERRORS.inc()
-        log.warning("%s: %s: %s; trying again", key, type(error).__name__, error, exc_info=_unexpected(error))
+        log.warning(
+            "%s: reconcile failed, trying again: %s: %s",
+            key,
+            type(error).__name__,
+            error,
+            exc_info=_unexpected(error),
+        )
         queue.add_after_failure(key)
         return
     queue.forget_failures(key)

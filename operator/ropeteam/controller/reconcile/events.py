@@ -25,7 +25,7 @@ async def announce(client: ApiClient, job: Metadata, announcement: Announcement,
     except (OwnedObjectExists, Conflict):
         pass
     except (ApiError, aiohttp.ClientError, TimeoutError) as error:
-        log.warning("%s/%s: event %s not sent: %s", job.namespace, job.name, announcement.reason, error)
+        log.warning("%s/%s: cannot create event %s: %s", job.namespace, job.name, announcement.reason, error)
 
 
 def _event(job: Metadata, announcement: Announcement, now: datetime) -> Object:

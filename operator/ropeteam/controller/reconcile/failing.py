@@ -79,7 +79,7 @@ async def report(caches: Caches, key: Key, error: Exception, now: datetime) -> N
             if (job := await caches.job(key)) is not None:
                 await step(caches, job.parsed(), message, now)
         except Exception as broken:
-            log.warning("%s: cannot report on the job that reconciles fail: %s", key, broken)
+            log.warning("%s: cannot report in the status that reconciles fail: %s", key, broken)
 
 
 def _message(key: Key, error: Exception) -> str:

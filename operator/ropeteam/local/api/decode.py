@@ -37,8 +37,8 @@ def manifest(resource: Resource, content: str, raw: bytes) -> Object:
     """The object in the body of a create or update."""
     if "protobuf" in content:  # kubectl create configmap, secret, namespace ...
         text = (
-            "the local cluster takes no protobuf, which `kubectl create KIND` sends; write its manifest and "
-            "apply that: add `--dry-run=client -o yaml | kubectl apply -f -`"
+            "the local cluster does not support protobuf, which `kubectl create KIND` sends; write a "
+            "manifest and apply that: add `--dry-run=client -o yaml | kubectl apply -f -`"
         )
         raise StatusError(415, "UnsupportedMediaType", text)
     if content not in _CONTENT_TYPES:

@@ -180,6 +180,8 @@ def _columns(resource: Resource) -> list[Column]:
 def _printer(column: Object) -> Column:
     path = column["jsonPath"].removeprefix(".")
     if not re.fullmatch(r"[\w.\-]+", path):
-        raise ValueError(f"printer column {column['name']}: the local cluster knows plain paths only: {path}")
+        raise ValueError(
+            f"printer column {column['name']}: the local cluster supports plain paths only, not {path}"
+        )
     cell = _age(path) if column["type"] == "date" else _path(path, None)
     return column["name"], column.get("priority", 0), cell

@@ -220,7 +220,9 @@ class PodWorker:
     def _mount(self) -> dict[str, Path]:
         for container in self.init:
             if container.spec.get("restartPolicy") == "Always":
-                text = f"init container {container.name} is a sidecar: the local cluster does not serve these"
+                text = (
+                    f"init container {container.name} is a sidecar, which the local cluster does not support"
+                )
                 raise NotReady("ContainerCreating", text)
         return volumes.make(self.pod, self.node.home, self._lookup)
 

@@ -128,7 +128,7 @@ def _value(pod: Object, row: Object, lookup: Lookup) -> str | None:
     for kind, resource in (("secretKeyRef", r.SECRETS), ("configMapKeyRef", r.CONFIG_MAPS)):
         if kind in source:
             return _key_of(resource, source[kind], lookup)
-    raise StartError(f"env {row['name']}: the local cluster knows no valueFrom.{next(iter(source))}")
+    raise StartError(f"env {row['name']}: the local cluster does not support valueFrom.{next(iter(source))}")
 
 
 def field_of(pod: Object, path: str) -> Any:

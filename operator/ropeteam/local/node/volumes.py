@@ -53,7 +53,7 @@ def _make_one(pod: Object, volume: Object, home: Path, lookup: Lookup) -> Path:
     elif not volume.keys() & {"emptyDir", "persistentVolumeClaim", "hostPath"}:
         kind = ", ".join(volume.keys() - {"name"}) or "no source"
         raise NotReady(
-            "ContainerCreating", f'volume "{volume["name"]}": the local cluster does not serve {kind}'
+            "ContainerCreating", f'volume "{volume["name"]}": the local cluster does not support {kind}'
         )
     return folder
 

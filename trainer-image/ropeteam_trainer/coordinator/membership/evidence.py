@@ -149,7 +149,7 @@ def first_hung(state: State, sign: Evidence) -> Evidence:
     first = [each for each in behind if not each[2].waits] or behind
     if len(first) == len(hanging):
         where = f"{len(first)} ranks hang {_step_text(first[0][1])}, their stacks are in the logs"
-        return replace(sign, message=f"{sign.message}; the first of them is not known: {where}")
+        return replace(sign, message=f"{sign.message}; the first of them is unknown: {where}")
     if any(rank.rank == sign.rank for _, rank, _ in first):
         return replace(sign, message=f"{sign.message}; it blocked the others")
     slot, rank, hang = first[0]

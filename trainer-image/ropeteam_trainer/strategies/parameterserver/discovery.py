@@ -54,8 +54,8 @@ def place(environ: Mapping[str, str], servers: int) -> Place:
     rank, world = int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
     if world <= servers:
         raise StrategyError(
-            f"spec.strategy.sync.parameterServer: {servers} servers leave no worker among {world} ranks; start "
-            f"{servers} ranks in addition to the workers"
+            f"spec.strategy.sync.parameterServer: {servers} servers leave no worker among {world} ranks; "
+            f"start {servers} ranks in addition to the workers"
         )
     return Place(rank, world - servers, servers)
 
