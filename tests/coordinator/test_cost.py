@@ -47,7 +47,6 @@ def costs(workers: int) -> dict[str, int]:
         def act() -> None:
             film.event(event)
             membership.orders(film.state, slot, film.now)
-            membership.why(film.state, film.now)
 
         found[name] = calls(act)
 

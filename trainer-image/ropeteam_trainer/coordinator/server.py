@@ -173,7 +173,7 @@ class Coordinator:
 
     def _log_decision(self, now: float) -> None:
         epoch = self.state.world.plan.epoch if self.state.world else None
-        why = membership.why(self.state, now)
+        why = self.state.why + self.state.lateness.text(now)
         self.log.write_if_changed("decision", phase=self.state.phase.value, world=epoch, why=why)
 
 

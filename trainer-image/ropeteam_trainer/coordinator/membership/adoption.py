@@ -20,6 +20,7 @@ from ropeteam_trainer.coordinator.membership.evidence import KILLED_BY_US, colle
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
 from ropeteam_trainer.coordinator.membership.state.state import (
     Agent,
+    Decided,
     Moment,
     ReportReceived,
     State,
@@ -32,28 +33,30 @@ from ropeteam_trainer.coordinator.membership.state.state import (
 )
 from ropeteam_trainer.coordinator.membership.state.world import World
 
+_WAITING = "waiting for the agents to report what they run, so that a world can be adopted"
 
-def adopt_or_replan(state: State, at: Moment) -> State:
+
+def adopt_or_replan(state: State, at: Moment) -> Decided:
     """Adopt or supersede the previous world, form the first one, or wait."""
     here = slotindex.present(state)
     if here and state.waited_from is None:
         state = replace(state, waited_from=at.now)
     for plan in _plans(state, _agents(state, here & state.touched), completed=True):
-        return enter(_with_previous_world(state, plan, at), WorldPhase.COMPLETING, at)
+        return Decided(enter(_with_previous_world(state, plan, at), WorldPhase.COMPLETING, at))
     if not _has_enough_reports(state, here, at.now):
-        return state
+        return Decided(state, _WAITING)
     agents = _agents(state, here)
     plans = _plans(state, agents)
     previous = max(plans, key=lambda plan: plan.epoch, default=None)
     if previous is None:
-        return enter(state, WorldPhase.FORMING, at)
+        return Decided(enter(state, WorldPhase.FORMING, at))
     state = _with_previous_world(state, previous, at)
     if _all_members_agree(state, agents) and _runs_or_ended_by_itself(state, at.now):
         moved = any(rank.steps_here for agent in agents.values() for rank in agent.report.ranks)
         quiesced = not any(agent.report.feature_level for agent in agents.values())
         running = with_world(enter(state, WorldPhase.RUNNING, at), stepped=moved, trains=moved or quiesced)
-        return _absorb_all(running, agents, at)
-    return preserving.stop(_absorb_all(state, agents, at), at)
+        return Decided(_absorb_all(running, agents, at))
+    return Decided(preserving.stop(_absorb_all(state, agents, at), at))
 
 
 def _agents(state: State, among: slotset.Slots) -> dict[int, Agent]:

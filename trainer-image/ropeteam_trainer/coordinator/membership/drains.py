@@ -51,15 +51,47 @@ def note_terminating(state: State, at: Moment) -> State:
     )
 
 
-def begin(state: State, at: Moment) -> State:
-    """Pause the world if a drain is requested, or DEBOUNCE_SECONDS after the first pod began to terminate."""
+def is_due(state: State, at: Moment) -> bool:
+    """Whether to pause the world: a drain is requested, or DEBOUNCE_SECONDS ago the first pod began to
+    terminate."""
     world = state.world
     assert world is not None
     gathered = world.terminating_since is not None and at.now >= world.terminating_since + DEBOUNCE_SECONDS
-    begun = state.facts.drained  # by a previous coordinator
-    if not (state.draining or gathered or begun):
-        return state
+    begun = state.facts.drained != slotset.NONE  # by a previous coordinator
+    return state.draining or gathered or begun
+
+
+def begin(state: State, at: Moment) -> State:
+    """Pause the world."""
     return enter(with_world(state, paused_at=at.now), WorldPhase.DRAINING, at)
+
+
+def gathering_text(state: State) -> str:
+    """The sentence on a running world of which pods are terminating, while more are awaited; "": none is."""
+    world = state.world
+    assert world is not None
+    if world.terminating_since is None:
+        return ""
+    pods = _pods_text(state)
+    return f"world {world.plan.epoch} runs; terminating: {pods}; waiting for others that terminate too"
+
+
+def draining_text(state: State) -> str:
+    """The sentence on a world that is being drained."""
+    world = state.world
+    assert world is not None
+    reason = f"terminating: {_pods_text(state)}" if world.terminating_slots else "the job is to be drained"
+    goal = f"step {world.stop_at} to be saved" if world.stop_at is not None else "its ranks to pause"
+    if ranks_terminated(state):
+        goal = "its ranks to end after SIGTERM (a script below feature level 2 saves by itself)"
+    return f"{reason}; world {world.plan.epoch} waits for {goal}"
+
+
+def _pods_text(state: State) -> str:
+    slots = state.world.terminating_slots if state.world else ()
+    if len(slots) == 1:
+        return f"the pod of slot {slots[0]}"
+    return "the pods of slots " + ", ".join(str(slot) for slot in slots)
 
 
 def terminating_workers(state: State, at: Moment) -> tuple[Evidence, ...]:

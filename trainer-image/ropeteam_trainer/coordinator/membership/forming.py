@@ -30,6 +30,9 @@ TICK_SECONDS = 1.0
 """A Tick comes at least this often, so that a pause of our own event loop is noticed."""
 STORE_SLOT = 0
 """The store of each world lives in the pod of the lowest slot."""
+UNENDING_SECONDS = 60.0
+"""SIGKILL takes milliseconds; if a rank has not ended by then, the rank hangs in the kernel, or its agent
+hangs."""
 
 
 def obstacle(state: State, now: float) -> str:
@@ -79,6 +82,29 @@ def unfinished(state: State) -> slotset.Slots:
     if world is None:
         return here & state.facts.busy
     return here & ~world.preserved & (state.facts.busy | (state.facts.member & ~world.quiesced))
+
+
+def stuck(state: State, now: float) -> slotset.Slots:
+    """Slots whose ranks should have ended long ago and have not: only another pod helps."""
+    if state.phase is not WorldPhase.STOPPING or now - state.phase_since < UNENDING_SECONDS:
+        return slotset.NONE
+    return unfinished(state)
+
+
+def stopping_text(state: State, now: float) -> str:
+    """The sentence on a world whose ranks are being ended."""
+    fault, world = state.fault, state.world
+    assert world is not None
+    reason = f"{fault.incident.cause.value}: {fault.incident.message}" if fault else "its plan was withdrawn"
+    more = f"{_stuck_text(state, now)}{preserving.preserved_text(state)}"
+    return f"ending the ranks of world {world.plan.epoch}, because {reason}{more}"
+
+
+def _stuck_text(state: State, now: float) -> str:
+    slots = list(slotset.each(stuck(state, now)))
+    some = ", ".join(map(str, slots[:5])) + (" and more" if len(slots) > 5 else "")
+    late = f"those of slots {some} have not ended for {UNENDING_SECONDS:.0f} s: other pods are requested"
+    return f"; {late}" if slots else ""
 
 
 def unaccounted(state: State) -> slotset.Slots:

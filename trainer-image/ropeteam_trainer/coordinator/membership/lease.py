@@ -15,6 +15,8 @@ from ropeteam_trainer.contract.desired import Desired
 from ropeteam_trainer.coordinator.membership.state import slotset
 from ropeteam_trainer.coordinator.membership.state.state import State
 
+WAITING_FOR_OPERATOR = "waiting for the operator's first request"
+
 
 def renew(state: State, desired: Desired, now: float) -> State:
     if (desired.term, desired.acknowledged_boot) != (state.config.term, state.boot):
@@ -27,6 +29,17 @@ def renew(state: State, desired: Desired, now: float) -> State:
 
 def holds(state: State, now: float) -> bool:
     return not state.config.lease or now < state.renewed + state.config.lease
+
+
+def silence(state: State, now: float) -> str:
+    """Why nothing is decided now, or ""."""
+    if state.superseded:
+        return f"sending no orders: {state.superseded}"
+    if state.desired is None:
+        return WAITING_FOR_OPERATOR
+    if not holds(state, now):
+        return f"sending no orders: no contact with an operator for {state.config.lease} s (selfFence)"
+    return ""
 
 
 def may_answer(state: State, now: float) -> bool:

@@ -36,6 +36,12 @@ def shrink(state: State) -> State:
     return with_world(state, preserved=preserved, quiesced=quiesced)
 
 
+def preserved_text(state: State) -> str:
+    """The end of a sentence, on the slots that are preserved; "": none."""
+    preserved = state.world.preserved.bit_count() if state.world else 0
+    return f"; the ranks of {preserved} {'slot' if preserved == 1 else 'slots'} continue" if preserved else ""
+
+
 def can_resume_in_memory(state: State) -> bool:
     """Whether the next world resumes from the memory of parameter servers."""
     world = state.world

@@ -1,15 +1,10 @@
-"""The JobReport to the operator: a projection of the state, with one sentence on decision and reason."""
+"""The JobReport to the operator: a projection of the state."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ropeteam_trainer.contract.desired import JobReport, ReplacementRequest, SlotReport, WorldPhase
 from ropeteam_trainer.contract.world import Cause
-from ropeteam_trainer.coordinator.membership import groups, lease, stage, unstartable
-from ropeteam_trainer.coordinator.membership.commits import awaited_commit
-from ropeteam_trainer.coordinator.membership.drains import ranks_terminated
-from ropeteam_trainer.coordinator.membership.forming import obstacle, unfinished
+from ropeteam_trainer.coordinator.membership import forming, groups, lease, stage, unstartable
 from ropeteam_trainer.coordinator.membership.state import slotset
 from ropeteam_trainer.coordinator.membership.state.state import (
     State,
@@ -21,9 +16,6 @@ from ropeteam_trainer.coordinator.membership.state.state import (
 )
 
 _LINEAGE_SHOWN = 10
-UNENDING_SECONDS = 60.0
-"""SIGKILL takes milliseconds; if a rank has not ended by then, the rank hangs in the kernel, or its agent
-hangs."""
 
 
 def job_report(state: State, now: float) -> JobReport:
@@ -34,7 +26,7 @@ def job_report(state: State, now: float) -> JobReport:
         term=state.config.term,
         boot=state.boot,
         phase=state.phase,
-        why=why(state, now),
+        why=state.why + state.lateness.text(now),
         stage=stage.stage(state),
         epoch=world.plan.epoch if world else None,
         world_size=world.plan.world_size if world and live else 0,
@@ -99,12 +91,10 @@ def _replacements(state: State, now: float) -> tuple[ReplacementRequest, ...]:
 
 
 def _stuck_ranks(state: State, now: float) -> dict[int, ReplacementRequest]:
-    """Requests for slots whose ranks should have ended long ago and have not: only another pod helps."""
-    if state.phase is not WorldPhase.STOPPING or now - state.phase_since < UNENDING_SECONDS:
-        return {}
     found = {}
-    for slot in slotset.each(unfinished(state)):
-        message = f"the ranks of slot {slot} were ordered to end, and have not for {UNENDING_SECONDS:.0f} s"
+    for slot in slotset.each(forming.stuck(state, now)):
+        seconds = forming.UNENDING_SECONDS
+        message = f"the ranks of slot {slot} were ordered to end, and have not for {seconds:.0f} s"
         agent = agent_of_slot(state, slot)
         assert agent is not None
         found[slot] = ReplacementRequest(slot, agent.report.incarnation, Cause.AGENT_LOST, message)
@@ -122,105 +112,3 @@ def _silent_agent(state: State, slot: int, now: float) -> tuple[ReplacementReque
         return ()
     message = f"the agent of slot {slot} has not reported for more than {state.config.timeouts.lost} s"
     return (ReplacementRequest(slot, incarnation, Cause.AGENT_LOST, message),) if gone else ()
-
-
-def why(state: State, now: float) -> str:
-    """One sentence on the decision. It changes only with the decision, the awaited condition or our own
-    lateness: each change is a line in the log."""
-    late = state.lateness.seconds(now)
-    return f"{_why(state, now)}; this coordinator is late, by up to {late} s" if late else _why(state, now)
-
-
-def _why(state: State, now: float) -> str:
-    if state.superseded:
-        return f"sending no orders: {state.superseded}"
-    if state.desired is None:
-        return "waiting for the operator's first request"
-    if not lease.holds(state, now):
-        return (
-            f"sending no orders: no contact with an operator for {state.config.lease} s "
-            "(spec.recovery.selfFence)"
-        )
-    sentence = _SENTENCES[state.phase]
-    return sentence if isinstance(sentence, str) else sentence(state, now)
-
-
-def _forming(state: State, now: float) -> str:
-    if state.draining:
-        return "the job is to be drained; no world is started"
-    missing = obstacle(state, now)
-    return f"waiting for {missing}{_preserved_text(state)}" if missing else "starting the next world"
-
-
-def _running(state: State, _: float) -> str:
-    world = state.world
-    assert world is not None
-    if world.terminating_since is not None:
-        pods = _pods_text(world.terminating_slots)
-        return f"world {world.plan.epoch} runs; terminating: {pods}; waiting for others that terminate too"
-    return stage.sentence(state)
-
-
-def _draining(state: State, _: float) -> str:
-    world = state.world
-    assert world is not None
-    reason = (
-        f"terminating: {_pods_text(world.terminating_slots)}"
-        if world.terminating_slots
-        else "the job is to be drained"
-    )
-    goal = f"step {world.stop_at} to be saved" if world.stop_at is not None else "its ranks to pause"
-    if ranks_terminated(state):
-        goal = "its ranks to end after SIGTERM (a script below feature level 2 saves by itself)"
-    return f"{reason}; world {world.plan.epoch} waits for {goal}"
-
-
-def _stopping(state: State, now: float) -> str:
-    fault, world = state.fault, state.world
-    assert world is not None
-    reason = f"{fault.incident.cause.value}: {fault.incident.message}" if fault else "its plan was withdrawn"
-    more = f"{_stuck_text(state, now)}{_preserved_text(state)}"
-    return f"ending the ranks of world {world.plan.epoch}, because {reason}{more}"
-
-
-def _stuck_text(state: State, now: float) -> str:
-    slots = sorted(_stuck_ranks(state, now))
-    some = ", ".join(map(str, slots[:5])) + (" and more" if len(slots) > 5 else "")
-    late = f"those of slots {some} have not ended for {UNENDING_SECONDS:.0f} s: other pods are requested"
-    return f"; {late}" if slots else ""
-
-
-def _preserved_text(state: State) -> str:
-    preserved = state.world.preserved.bit_count() if state.world else 0
-    return f"; the ranks of {preserved} {'slot' if preserved == 1 else 'slots'} continue" if preserved else ""
-
-
-def _completing(state: State, now: float) -> str:
-    rest = awaited_commit(state, now) or "every agent to acknowledge it"
-    return f"all ranks are done; waiting for {rest}"
-
-
-def _failed(state: State, _: float) -> str:
-    assert state.failure is not None
-    return f"failed: {state.failure.reason.value}: {state.failure.message}"
-
-
-def _pods_text(slots: tuple[int, ...]) -> str:
-    return (
-        "the pods of slots " + ", ".join(str(slot) for slot in slots)
-        if len(slots) > 1
-        else f"the pod of slot {slots[0]}"
-    )
-
-
-_SENTENCES: dict[WorldPhase, Callable[[State, float], str] | str] = {
-    WorldPhase.WAITING: "waiting for the agents to report what they run, so that a world can be adopted",
-    WorldPhase.FORMING: _forming,
-    WorldPhase.RUNNING: _running,
-    WorldPhase.DRAINING: _draining,
-    WorldPhase.STOPPING: _stopping,
-    WorldPhase.DRAINED: "drained: all ranks have ended, as requested",
-    WorldPhase.COMPLETING: _completing,
-    WorldPhase.COMPLETE: "complete: all ranks are done, and every agent has acknowledged it",
-    WorldPhase.FAILED: _failed,
-}

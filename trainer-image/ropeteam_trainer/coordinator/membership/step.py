@@ -1,7 +1,7 @@
 """The decisions of the coordinator: which processes form the world. Pure.
 
-An event comes in, the next State comes out; `orders`, `reply` and `job_report` (orders.py, report.py) are
-projections.
+An event comes in, the next State comes out, with a sentence from the branch that decided (`State.why`);
+`orders`, `reply` and `job_report` (orders.py, report.py) are projections.
 Order of a step: extend leases by pauses of our own event loop, and note them -> apply the event -> go
 through the phases until nothing more follows. So the plan of a new world is published in the same step in
 which the last condition for it was met.
@@ -55,11 +55,12 @@ from ropeteam_trainer.coordinator.membership.evidence import Evidence, collect, 
 from ropeteam_trainer.coordinator.membership.forming import wake_at
 from ropeteam_trainer.coordinator.membership.lease import may_answer
 from ropeteam_trainer.coordinator.membership.orders import Replies, affected, orders, reply
-from ropeteam_trainer.coordinator.membership.report import job_report, why
+from ropeteam_trainer.coordinator.membership.report import job_report
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
 from ropeteam_trainer.coordinator.membership.state.lateness import PAUSE_SECONDS
 from ropeteam_trainer.coordinator.membership.state.state import (
     Agent,
+    Decided,
     DesiredReceived,
     Event,
     LeasesRenewed,
@@ -97,13 +98,12 @@ __all__ = [
     "reply",
     "step",
     "wake_at",
-    "why",
 ]
 
 
 def initial(config: CoordinatorConfig, boot: int, now: float) -> State:
     """State of a coordinator that has just booted: it knows no agent and sends no orders."""
-    return State(config, boot, phase_since=now)
+    return State(config, boot, phase_since=now, why=lease.WAITING_FOR_OPERATOR)
 
 
 def step(state: State, event: Event, now: float, unix_ms: int) -> State:
@@ -122,11 +122,12 @@ def step(state: State, event: Event, now: float, unix_ms: int) -> State:
         state = lease.renew(_take_desired(state, event.desired, at), event.desired, now)
     called = slotindex.note_expired_leases(state, now)
     state = replace(called, touched=called.touched | slotindex.differing(state.facts, called.facts))
-    if state.desired and may_answer(state, now):
-        state = _advance(state, at)
+    why = lease.silence(state, now)
+    if not why:
+        state, why = _advance(state, at)
     if isinstance(event, DesiredReceived):
         state = commits.answer(state)
-    return replace(state, due=wake_at(state, now))
+    return replace(state, due=wake_at(state, now), why=why)
 
 
 def _note_pause(state: State, now: float) -> State:
@@ -248,10 +249,12 @@ def _is_stale(desired: Desired, known: Desired) -> bool:
     )
 
 
-def _advance(state: State, at: Moment, rounds: int = len(WorldPhase)) -> State:
+def _advance(state: State, at: Moment, rounds: int = len(WorldPhase)) -> Decided:
     """Go through the phases until nothing more follows. A world that ends as it begins takes a few rounds."""
-    after = _PHASES[state.phase](_note_problems(state, at), at)
-    return after if after.phase is state.phase or rounds == 0 else _advance(after, at, rounds - 1)
+    decided = _PHASES[state.phase](_note_problems(state, at), at)
+    if decided.state.phase is not state.phase and rounds > 0:
+        return _advance(decided.state, at, rounds - 1)
+    return decided._replace(why=decided.why or decided.state.phase.value)
 
 
 def _note_problems(state: State, at: Moment) -> State:
@@ -262,47 +265,53 @@ def _note_problems(state: State, at: Moment) -> State:
     return unstartable.note(state, at)
 
 
-def _waiting(state: State, at: Moment) -> State:
+def _waiting(state: State, at: Moment) -> Decided:
     if state.failure:
-        return enter(state, WorldPhase.FAILED, at)
+        return Decided(enter(state, WorldPhase.FAILED, at))
     return recall.adopt_or_replan(state, at)
 
 
-def _forming(state: State, at: Moment) -> State:
+def _forming(state: State, at: Moment) -> Decided:
     state = commits.grant_next(preserving.shrink(state))
     if state.failure:
-        return enter(state, WorldPhase.FAILED, at)
+        return Decided(enter(state, WorldPhase.FAILED, at))
     if state.draining:
-        quiesced = not (forming.unfinished(state) | forming.unaccounted(state))
-        return enter(state, WorldPhase.DRAINED, at) if quiesced else state
-    return state if forming.obstacle(state, at.now) else forming.publish(state, at)
+        if forming.unfinished(state) | forming.unaccounted(state):
+            return Decided(state, "the job is to be drained; no world is started")
+        return Decided(enter(state, WorldPhase.DRAINED, at))
+    if obstacle := forming.obstacle(state, at.now):
+        return Decided(state, f"waiting for {obstacle}{preserving.preserved_text(state)}")
+    return Decided(forming.publish(state, at))
 
 
-def _running(state: State, at: Moment) -> State:
+def _running(state: State, at: Moment) -> Decided:
     if split := groups.split_world(state, at.now):
-        return _fault(replace(state, failure=state.failure or split), (), at)
+        return Decided(_fault(replace(state, failure=state.failure or split), (), at))
     if world_done(state):
-        return enter(state, WorldPhase.COMPLETING, at)
+        return Decided(enter(state, WorldPhase.COMPLETING, at))
     state = drains.note_terminating(stage.note(state, at.now), at)
     signs = collect(state, at.now)
     leave = drains.terminating_workers(state, at)
     if signs or leave or state.failure:
-        return _fault(state, (*signs, *leave), at)
-    return drains.begin(commits.grant_next(state), at)
+        return Decided(_fault(state, (*signs, *leave), at))
+    state = commits.grant_next(state)
+    if drains.is_due(state, at):
+        return Decided(drains.begin(state, at))
+    return Decided(state, drains.gathering_text(state) or stage.sentence(state))
 
 
-def _draining(state: State, at: Moment) -> State:
+def _draining(state: State, at: Moment) -> Decided:
     if world_done(state):
-        return enter(state, WorldPhase.COMPLETING, at)
+        return Decided(enter(state, WorldPhase.COMPLETING, at))
     state = drains.note_terminating(state, at)
     signs = drains.unexpected(state, collect(state, at.now))
     if signs or state.failure:
-        return _fault(state, signs, at)
+        return Decided(_fault(state, signs, at))
     state = commits.grant_next(drains.fix_stop(state, at))
     if not drains.finished(state, at):
-        return state
+        return Decided(state, drains.draining_text(state))
     sign = drains.terminating_evidence(state)
-    return preserving.stop(incidents.open_incident(state, sign, at) if sign else state, at)
+    return Decided(preserving.stop(incidents.open_incident(state, sign, at) if sign else state, at))
 
 
 def _fault(state: State, signs: tuple[Evidence, ...], at: Moment) -> State:
@@ -313,38 +322,51 @@ def _fault(state: State, signs: tuple[Evidence, ...], at: Moment) -> State:
     return preserving.stop(incidents.fail_on_exit_code(state, at, slotset.ALL), at)
 
 
-def _stopping(state: State, at: Moment) -> State:
+def _stopping(state: State, at: Moment) -> Decided:
     among = state.touched if forming.unfinished(state) else slotset.ALL  # at the end: all
     state = incidents.fail_on_exit_code(incidents.reclassify(state, at, among), at, among)
     if state.failure:
-        return enter(state, WorldPhase.FAILED, at)
+        return Decided(enter(state, WorldPhase.FAILED, at))
     state = commits.grant_next(preserving.shrink(state))
     if forming.unfinished(state):
-        return state
-    return enter(incidents.close(state, at), WorldPhase.FORMING, at)
+        return Decided(state, forming.stopping_text(state, at.now))
+    return Decided(enter(incidents.close(state, at), WorldPhase.FORMING, at))
 
 
-def _completing(state: State, at: Moment) -> State:
+def _completing(state: State, at: Moment) -> Decided:
     """Release all agents once all those that still can have acknowledged COMPLETE, and the last checkpoint is
     committed and known to the operator."""
     state = commits.grant_next(state)
-    assert state.world is not None
+    awaited = commits.awaited_commit(state, at.now)
+    if awaited or not _is_acknowledged(state, at):
+        return Decided(state, f"all ranks are done; waiting for {awaited or 'every agent to acknowledge it'}")
+    return Decided(enter(state, WorldPhase.COMPLETE, at))
+
+
+def _is_acknowledged(state: State, at: Moment) -> bool:
+    """Whether all agents that still can have acknowledged COMPLETE."""
     for member_ranks in ranks_of_members(state, state.everybody & ~state.facts.completed):
         agent = member_ranks.agent
         waited = at.now - state.phase_since > state.config.timeouts.lost
         gone = waited if agent is None else lost(state, agent, at.now) or bool(refusal(state, agent.report))
         if not gone:
-            return state
-    return state if commits.awaited_commit(state, at.now) else enter(state, WorldPhase.COMPLETE, at)
+            return False
+    return True
 
 
-def _drained(state: State, at: Moment) -> State:
+def _drained(state: State, at: Moment) -> Decided:
     if state.failure:
-        return enter(state, WorldPhase.FAILED, at)
-    return state if state.draining else enter(state, WorldPhase.FORMING, at)
+        return Decided(enter(state, WorldPhase.FAILED, at))
+    if not state.draining:
+        return Decided(enter(state, WorldPhase.FORMING, at))
+    return Decided(state, "drained: all ranks have ended, as requested")
 
 
-def _failed(state: State, at: Moment) -> State:
+def _complete(state: State, _: Moment) -> Decided:
+    return Decided(state, "complete: all ranks are done, and every agent has acknowledged it")
+
+
+def _failed(state: State, at: Moment) -> Decided:
     """Let agents exit, and their pods with them, once status holds the failure: an operator that is away for
     long reads it here later."""
     saved = state.desired is not None and state.desired.failure is not None
@@ -352,15 +374,13 @@ def _failed(state: State, at: Moment) -> State:
         state = replace(state, dismissed=True)
     unfinished = forming.unfinished(state)
     state = incidents.reclassify(state, at, state.touched if unfinished else slotset.ALL)
-    return state if unfinished else incidents.close(state, at)
-
-
-def _final(state: State, _: Moment) -> State:
-    return state
+    assert state.failure is not None
+    why = f"failed: {state.failure.reason.value}: {state.failure.message}"
+    return Decided(state if unfinished else incidents.close(state, at), why)
 
 
 _FINAL = (WorldPhase.COMPLETING, WorldPhase.COMPLETE, WorldPhase.FAILED)
-_PHASES: dict[WorldPhase, Callable[[State, Moment], State]] = {
+_PHASES: dict[WorldPhase, Callable[[State, Moment], Decided]] = {
     WorldPhase.WAITING: _waiting,
     WorldPhase.FORMING: _forming,
     WorldPhase.RUNNING: _running,
@@ -368,6 +388,6 @@ _PHASES: dict[WorldPhase, Callable[[State, Moment], State]] = {
     WorldPhase.STOPPING: _stopping,
     WorldPhase.DRAINED: _drained,
     WorldPhase.COMPLETING: _completing,
-    WorldPhase.COMPLETE: _final,
+    WorldPhase.COMPLETE: _complete,
     WorldPhase.FAILED: _failed,
 }

@@ -37,6 +37,11 @@ class Lateness(NamedTuple):
         """Largest delay, rounded up, for people. 0: it keeps up."""
         return math.ceil(self.most) if self.holds(now) else 0
 
+    def text(self, now: float) -> str:
+        """The end of the sentence on a decision; "": it keeps up."""
+        late = self.seconds(now)
+        return f"; this coordinator is late, by up to {late} s" if late else ""
+
     def metrics_age(self, now: float) -> float:
         """Seconds for which rendered metrics are served again."""
         return STALE_SECONDS if self.holds(now) else FRESH_SECONDS

@@ -187,6 +187,9 @@ class State:
     """Why this coordinator is silent for ever: a newer one exists."""
     renewed: float = -math.inf
     """Time at which we sent the newest report that the operator is known to have received."""
+    why: str = ""
+    """One sentence on the last decision. It changes only with the decision or the awaited condition: each
+    change is a line in the log."""
 
     @property
     def everybody(self) -> Slots:
@@ -217,6 +220,14 @@ class State:
         preserved = self.world.preserved if self.world else slotset.NONE
         ends = self.phase in (WorldPhase.STOPPING, WorldPhase.FORMING)
         return self.running or (ends and slotset.has(preserved, slot))
+
+
+class Decided(NamedTuple):
+    """The state after one phase has decided."""
+
+    state: State
+    why: str = ""
+    """One sentence, from the branch that decided; "": another phase was entered, which decides next."""
 
 
 _RUNNING = (WorldPhase.RUNNING, WorldPhase.DRAINING, WorldPhase.COMPLETING, WorldPhase.COMPLETE)
