@@ -22,7 +22,7 @@ from pathlib import Path
 from lab.kube import images, programs
 from lab.kube.cluster import KubeCluster
 from lab.kube.site import RELEASE, SYSTEM, Site
-from lab.waiting import wait_for
+from lab.waiting import wait_until
 
 from benchmarks import jobset
 from benchmarks.cluster_recovery import NODES, first_step_of_a_new_process
@@ -72,11 +72,11 @@ def recoveries(folder: Path, process: Callable[[int], int], kills: int) -> list[
     """Seconds from each kill of a rank's `process` until all ranks have stepped again."""
     taken, since = [], 0.0
     for number in range(kills):
-        wait_for("steps", partial(all_have_stepped, folder, since), PATIENCE)
+        wait_until("steps", partial(all_have_stepped, folder, since), PATIENCE)
         victim = process(number % PODS)
         begin = time.time()
         os.kill(victim, signal.SIGKILL)
-        since = max(wait_for("all ranks step again", partial(new_steps, folder, begin), PATIENCE))
+        since = max(wait_until("all ranks step again", partial(new_steps, folder, begin), PATIENCE))
         taken.append(since - begin)
         print(f"{folder.name} {number + 1:2}: {taken[-1]:.2f} s", flush=True)
     return taken
@@ -98,7 +98,7 @@ def leader(site: Site, end: Callable[[Site, str], None]) -> float:
     old = holder(site)
     begin = time.time()
     end(site, old.rpartition("_")[0])
-    wait_for("another leader", lambda: holder(site) not in ("", old), PATIENCE)
+    wait_until("another leader", lambda: holder(site) not in ("", old), PATIENCE)
     print(f"{end.__name__}: {time.time() - begin:.2f} s", flush=True)
     return time.time() - begin
 

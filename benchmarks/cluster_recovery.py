@@ -18,7 +18,7 @@ from pathlib import Path
 from lab.kube import images, programs
 from lab.kube.cluster import KubeCluster
 from lab.kube.site import Site
-from lab.waiting import wait_for
+from lab.waiting import wait_until
 
 from benchmarks.gang_restart import events, steps
 from benchmarks.results import Row, print_rows, row, write
@@ -59,7 +59,7 @@ def pod_start(site: Site, name: str) -> float:
     }
     begin = time.time()
     site.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"{name}-bare"}, "spec": spec})
-    wait_for("torch is imported", lambda: file.exists() and file.read_text(), 60)
+    wait_until("torch is imported", lambda: file.exists() and file.read_text(), 60)
     seconds = float(file.read_text()) - begin
     site.lab.kubectl("delete", "pod", f"{name}-bare", "--now")
     return seconds
@@ -78,7 +78,7 @@ def pod_deleted(site: Site, name: str) -> float:
     folder = running(site, name)
     begin = time.time()
     site.lab.kubectl("delete", "pod", f"{name}-1-1", "--wait=false")
-    wait_for("its replacement", lambda: f"{name}-1-2" in site.uids(name), 60)
+    wait_until("its replacement", lambda: f"{name}-1-2" in site.uids(name), 60)
     seconds = back(folder, begin)
     site.delete(name)
     return seconds
@@ -93,7 +93,7 @@ def node_off(site: Site, name: str) -> float:
     node.power_off()
     seconds = back(folder, begin)
     node.power_on(NODES)
-    wait_for("the node is Ready", lambda: site.lab.is_ready(node), 90)
+    wait_until("the node is Ready", lambda: site.lab.is_ready(node), 90)
     site.delete(name)
     return seconds
 
@@ -115,7 +115,7 @@ def running(site: Site, name: str) -> Path:
     """A job whose ranks step and have saved."""
     folder = start(site, name)
     first_steps(folder, since=0.0)
-    wait_for("steps", lambda: all(len(steps(folder, rank)) > 40 for rank in range(RANKS)), 60)
+    wait_until("steps", lambda: all(len(steps(folder, rank)) > 40 for rank in range(RANKS)), 60)
     return folder
 
 
@@ -126,7 +126,7 @@ def back(folder: Path, begin: float) -> float:
         found = [first_step_of_a_new_process(folder, rank, begin) for rank in range(RANKS)]
         return [each for each in found if each] if all(found) else None
 
-    return max(wait_for("all ranks step again", stepped, 120)) - begin
+    return max(wait_until("all ranks step again", stepped, 120)) - begin
 
 
 def first_step_of_a_new_process(folder: Path, rank: int, begin: float) -> float | None:
@@ -137,7 +137,7 @@ def first_step_of_a_new_process(folder: Path, rank: int, begin: float) -> float 
 
 def first_steps(folder: Path, since: float) -> float:
     """When the last of the ranks made its first step."""
-    wait_for("a step of all ranks", lambda: all(steps(folder, rank, since) for rank in range(RANKS)), 120)
+    wait_until("a step of all ranks", lambda: all(steps(folder, rank, since) for rank in range(RANKS)), 120)
     return max(float(steps(folder, rank, since)[0]["t"]) for rank in range(RANKS))
 
 

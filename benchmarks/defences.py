@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from lab.local.cluster import Cluster
+from lab.waiting import wait_until
 
-from benchmarks.gang_restart import RANKS, events, measure, steps, sweep, until
+from benchmarks.gang_restart import RANKS, events, measure, steps, sweep
 from benchmarks.results import Row, print_rows, row, write
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -101,13 +102,16 @@ def killed(cluster: Cluster, folder: Path, how: str) -> tuple[float, float]:
     folder.mkdir()
     begin = time.time()
     cluster.create(job(folder, how))
-    started = until(lambda: all(steps(folder, rank) for rank in range(RANKS)), 120)
-    assert started, f"no step: {cluster.status(name)}"
+    wait_until(
+        lambda: f"all ranks step; status: {cluster.status(name)}",
+        lambda: all(steps(folder, rank) for rank in range(RANKS)),
+        120,
+    )
     first = max(float(steps(folder, rank)[0]["t"]) for rank in range(RANKS)) - begin
     restart = measure(folder, 1).stepped
     assert len({each["pid"] for each in events(folder, 1)}) == 2, "one rank was killed, once"
     cluster.delete(name)
-    until(lambda: not cluster.pods(name, None), 60)
+    wait_until("all pods are gone", lambda: not cluster.pods(name, None))
     sweep(folder)
     shutil.rmtree(folder)
     return first, restart

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from lab.local.cluster import Cluster
 from lab.local.failures import KINDS, holding, made
-from lab.waiting import wait_for
+from lab.waiting import wait_until
 
 from benchmarks.results import Row, print_rows, write
 
@@ -46,7 +46,7 @@ def held(cluster: Cluster, kind: str, folder: Path) -> float:
     cluster.create(made(kind, KINDS[kind], folder))
     cluster.wait_condition(kind, "Failed")
     began = time.monotonic()
-    wait_for(f"the pods of {kind} hold nothing", lambda: not holding(cluster, kind))
+    wait_until(f"the pods of {kind} hold nothing", lambda: not holding(cluster, kind))
     seconds = time.monotonic() - began
     cluster.delete(kind)
     return seconds

@@ -27,6 +27,7 @@ from typing import Any
 
 from lab.local.cluster import Cluster
 from lab.processes import environments
+from lab.waiting import NotYet, wait_until
 
 from benchmarks.results import Row, print_rows, row, write
 
@@ -61,7 +62,7 @@ FAILED = Trial(PATIENCE, PATIENCE)
 
 def measure(folder: Path, victim: int) -> Trial:
     """Kill `victim` once both ranks step, and watch."""
-    until(lambda: all(len(steps(folder, rank)) >= 15 for rank in range(RANKS)), 120)
+    wait_until("all ranks step", lambda: all(len(steps(folder, rank)) >= 15 for rank in range(RANKS)), 120)
     old = {rank: events(folder, rank)[-1]["pid"] for rank in range(RANKS)}
     killed = time.time()
     os.kill(old[victim], signal.SIGKILL)
@@ -71,19 +72,14 @@ def measure(folder: Path, victim: int) -> Trial:
             (e["t"] for e in events(folder, rank) if e["pid"] != old[rank] and e["kind"] == kind), None
         )
 
-    if not until(lambda: all(first(rank, "step") for rank in range(RANKS)), PATIENCE):
+    try:
+        wait_until(
+            "all ranks step again", lambda: all(first(rank, "step") for rank in range(RANKS)), PATIENCE
+        )
+    except NotYet:
         return FAILED
     latest = {kind: max(first(rank, kind) or 0.0 for rank in range(RANKS)) for kind in ("start", "step")}
     return Trial(latest["start"] - killed, latest["step"] - killed)
-
-
-def until(probe: Callable[[], bool], patience: float) -> bool:
-    deadline = time.monotonic() + patience
-    while not probe():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def torchrun(agents: int, *, share_store: bool) -> Contender:
@@ -152,7 +148,7 @@ def ropeteam(cluster: Cluster, start: str) -> Contender:
             yield
         finally:
             cluster.delete(name)
-            until(lambda: not cluster.pods(name, None), 30)
+            wait_until("all pods are gone", lambda: not cluster.pods(name, None))
 
     return contender
 

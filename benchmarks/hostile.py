@@ -23,6 +23,7 @@ import orjson
 import yaml
 from lab.kube import falsecoordinator, images
 from lab.kube.site import ROOT, false_coordinator
+from lab.waiting import wait_until_async
 
 from ropeteam.api.job import API_VERSION, KIND
 from ropeteam.controller.client import access, apiclient
@@ -131,9 +132,7 @@ async def _namespace(client: ApiClient, name: str) -> None:
     """One in which pods may be made: it has its service account."""
     await client.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
-    async with asyncio.timeout(60):
-        while not await _is_there(client, account):  # noqa: ASYNC110 (what we wait for is in another process)
-            await asyncio.sleep(0.1)
+    await wait_until_async(f"{name} has its service account", lambda: _is_there(client, account), 60)
 
 
 async def _is_there(client: ApiClient, path: str) -> bool:

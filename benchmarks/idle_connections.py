@@ -29,9 +29,9 @@ from urllib.parse import urlsplit
 
 from lab.local.cluster import Cluster
 from lab.local.jobs import job
-from lab.waiting import wait_for
+from lab.waiting import NotYet, wait_until
 
-from benchmarks.gang_restart import events, steps, until
+from benchmarks.gang_restart import events, steps
 from benchmarks.idle_clients import EACH
 from benchmarks.results import Row, print_rows, row, write
 
@@ -114,7 +114,7 @@ def trial(cluster: Cluster, folder: Path, kind: str, of: str) -> tuple[dict[str,
         manifest["spec"]["strategy"] = strategy
     cluster.create(manifest)
     try:
-        wait_for("steps", lambda: stepping(folder, 0.0))
+        wait_until("steps", lambda: stepping(folder, 0.0))
         with clients_of(cluster, folder / "clients.json", kind, of) as clients:
             taken = {}
             for who, slot in victims.items():
@@ -124,7 +124,7 @@ def trial(cluster: Cluster, folder: Path, kind: str, of: str) -> tuple[dict[str,
             return taken, clients.counters() if clients else None
     finally:
         cluster.delete(name)
-        wait_for("its pods are gone", lambda: not cluster.pods(name, None))
+        wait_until("its pods are gone", lambda: not cluster.pods(name, None))
 
 
 def stepping(folder: Path, since: float) -> bool:
@@ -135,14 +135,15 @@ def recovery(cluster: Cluster, name: str, folder: Path, slot: int) -> float:
     """Seconds from the deletion of this slot's pod until it has a process again and all workers have stepped
     since."""
     begin = time.time()
-    until(lambda: stepping(folder, begin), PATIENCE)
+    wait_until("all ranks step", lambda: stepping(folder, begin))
     label = "ropeteam.dev/slot"
     pods = {pod["metadata"]["labels"].get(label): pod["metadata"]["name"] for pod in cluster.pods(name, None)}
     begin = time.time()
     cluster.delete_pod(pods[str(slot)])
-    if not until(lambda: back(folder, slot, begin) is not None, PATIENCE):
+    try:
+        return wait_until("all ranks step again", lambda: back(folder, slot, begin), PATIENCE) - begin
+    except NotYet:
         return PATIENCE
-    return (back(folder, slot, begin) or 0.0) - begin
 
 
 def back(folder: Path, rank: int, begin: float) -> float | None:

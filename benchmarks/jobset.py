@@ -22,11 +22,11 @@ from typing import Any
 
 import psutil
 from lab.kube import images
-from lab.kube.daemons import Daemons, until
+from lab.kube.daemons import Daemons
 from lab.kube.pki import Pki
 from lab.kube.programs import Source, build
 from lab.processes import environments
-from lab.waiting import wait_for
+from lab.waiting import wait_until
 
 from benchmarks.scale.realcluster import free_ports
 
@@ -91,7 +91,7 @@ class JobSet:
             environment={"KUBECONFIG": str(self._kubeconfig)},
         )
         try:
-            until(lambda: _is_ready(health), "JobSet's controller is ready", PATIENCE)
+            wait_until("JobSet's controller is ready", lambda: _is_ready(health), PATIENCE)
         except TimeoutError as error:
             log = self._daemons.log(CONTROLLER).read_text()
             raise TimeoutError(f"{error}\n{log[-3000:]}") from None
@@ -112,7 +112,7 @@ class JobSet:
         cluster's garbage collector does not know it yet.
         """
         self._kubectl("delete", "jobset", name, "--ignore-not-found", "--wait")
-        wait_for(f"pods of {name} are gone", lambda: not self.pods(name), PATIENCE)
+        wait_until(f"pods of {name} are gone", lambda: not self.pods(name), PATIENCE)
 
     def pods(self, name: str) -> list[Object]:
         labels = f"jobset.sigs.k8s.io/jobset-name={name}"
@@ -134,7 +134,7 @@ class JobSet:
                     return pid
             return None
 
-        return wait_for(f"rank {number} of {name}", process)
+        return wait_until(f"rank {number} of {name}", process)
 
 
 def found() -> Path:

@@ -27,7 +27,7 @@ import psutil
 from lab.kube import falsecoordinator, images, programs
 from lab.kube.cluster import KubeCluster
 from lab.kube.site import SYSTEM, Site
-from lab.waiting import wait_for
+from lab.waiting import wait_until
 
 from benchmarks import hostile
 from benchmarks.cluster_recovery import NODES, RANKS, back, first_steps, running, start
@@ -77,14 +77,14 @@ def window(site: Site, kind: str, name: str) -> dict[str, float]:
         started = first_steps(start(site, name), since=0.0) - begin
         site.delete(name)
         folder = running(site, name)
-        wait_for("ranks can be forked", partial(_warm, site, name), 120)
+        wait_until("ranks can be forked", partial(_warm, site, name), 120)
         begin = time.time()
         site.kill_rank(name, 1)
         killed = back(folder, begin)
-        wait_for("it runs", lambda: site.condition(name, "Running").get("status") == "True", 60)
+        wait_until("it runs", lambda: site.condition(name, "Running").get("status") == "True", 60)
         begin = time.time()
         site.lab.kubectl("delete", "pod", f"{name}-1-1", "--wait=false")
-        wait_for("its replacement", lambda: f"{name}-1-2" in site.uids(name), 60)
+        wait_until("its replacement", lambda: f"{name}-1-2" in site.uids(name), 60)
         deleted = back(folder, begin)
         memory = psutil.Process(site.operator(site.leader())).memory_info().rss / (1 << 20)
         site.delete(name)
@@ -101,7 +101,7 @@ def _load(site: Site, kind: str) -> Iterator[None]:
     false = falsecoordinator.ANSWERS if kind == "hostile" else ()
     try:
         for how in false:
-            wait_for(f"a request to the {how} coordinator", partial(_requests, site, how))
+            wait_until(f"a request to the {how} coordinator", partial(_requests, site, how))
         before = sum(_requests(site, how) for how in false)
         yield
         assert process.poll() is None, "the load has ended"

@@ -6,7 +6,8 @@
 Limits: file 400 lines, function 50 (90 of 100 functions: 30), test function 40, parameters 5 in pure packages
 and 7 elsewhere (self and cls not counted), a docstring on every module. A package that is shipped has 16
 modules and packages at most, and the docstring of its `__init__` names each. In the trainer only
-background.py makes tasks: a loop holds them weakly, and an exception that nobody awaits is lost. The pure
+background.py makes tasks: a loop holds them weakly, and an exception that nobody awaits is lost. Outside of
+what is shipped only lab/waiting.py polls: its wait says what did not come, and what was last seen. The pure
 packages and the exceptions, each with its reason, are in pyproject.toml under [tool.house]. Ruff holds the
 line length.
 Limits of this tool: it counts lines as they are written, docstrings and comments too.
@@ -33,6 +34,8 @@ MAX_MODULES = 16
 MAX_FILE, MAX_FUNCTION, MAX_TEST, P90_FUNCTION = 400, 50, 40, 30
 MAX_PARAMETERS_PURE, MAX_PARAMETERS = 5, 7
 MAKES_TASKS = "trainer-image/ropeteam_trainer/system/background.py"
+WAITS = "lab/waiting.py"
+A_WAIT = re.compile(r"_?(until|eventually|wait_for|wait_until)(_async)?")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -97,6 +100,8 @@ def measure(path: Path, pure: bool) -> Sizes:
         breaches += [Breach(f"{name}:{function.name}", excess) for excess in too_big(function, pure)]
     if name.startswith("trainer-image/") and name != MAKES_TASKS:
         breaches += [Breach(name, text) for text in stray_tasks(tree)]
+    if name.startswith(("lab/", "tests/", "benchmarks/", "tools/")) and name != WAITS:
+        breaches += [Breach(name, text) for text in other_waits(tree)]
     is_test = name.startswith("tests/")
     return Sizes(breaches, [] if is_test else [length(function) for function in functions])
 
@@ -118,6 +123,12 @@ def stray_tasks(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr in ("create_task", "ensure_future"):
             yield f"line {node.lineno}: {node.attr}: use background() of {MAKES_TASKS}"
+
+
+def other_waits(tree: ast.Module) -> Iterator[str]:
+    for node in tree.body:
+        if isinstance(node, Function) and A_WAIT.fullmatch(node.name):
+            yield f"line {node.lineno}: {node.name}: use wait_until of {WAITS}"
 
 
 def too_big(function: Function, pure: bool) -> Iterator[str]:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import aiohttp
 import psutil
-from lab.kube.daemons import until
+from lab.kube.daemons import START_SECONDS
+from lab.waiting import wait_until, wait_until_async
 
 from benchmarks.scale.worlds import OPERATOR_KEY
 
@@ -41,7 +42,7 @@ async def operator(kubeconfig: Path, home: Path) -> AsyncIterator[OperatorProces
     process = await asyncio.to_thread(_start, kubeconfig, home, log)
     try:
         address = await asyncio.to_thread(_address, process, home, log)
-        await _until_ready(address)
+        await wait_until_async("the operator is ready", lambda: _is_ready(address), START_SECONDS)
         yield OperatorProcess(psutil.Process(process.pid), address)
     finally:
         process.terminate()
@@ -60,17 +61,12 @@ def _start(kubeconfig: Path, home: Path, log: Path) -> subprocess.Popen[bytes]:
 def _address(process: subprocess.Popen[bytes], home: Path, log: Path) -> str:
     """Of its probes, as it publishes it."""
     file = home / "operator.address"
-    until(lambda: file.exists() or process.poll() is not None, "the operator starts")
+    wait_until("the operator starts", lambda: file.exists() or process.poll() is not None, START_SECONDS)
     if process.poll() is not None:
         raise RuntimeError(f"the operator ended: {log.read_text()[-500:]}")
     return file.read_text().strip()
 
 
-async def _until_ready(address: str) -> None:
-    async with aiohttp.ClientSession() as session:
-        for _ in range(600):
-            async with session.get(f"http://{address}/readyz") as answer:
-                if answer.status == 200:
-                    return
-            await asyncio.sleep(0.1)
-    raise TimeoutError("the operator does not become ready")
+async def _is_ready(address: str) -> bool:
+    async with aiohttp.request("GET", f"http://{address}/readyz") as answer:
+        return answer.status == 200

@@ -25,8 +25,9 @@ from typing import Any
 
 import aiohttp
 from lab.kube import programs
-from lab.kube.daemons import Daemons
+from lab.kube.daemons import START_SECONDS, Daemons
 from lab.kube.pki import Pki
+from lab.waiting import wait_until_async
 
 from ropeteam.api.crd import crd
 from ropeteam.controller.client import access
@@ -152,7 +153,7 @@ async def real_cluster() -> AsyncIterator[RealCluster]:
         _write(folder, pki)
         _start_server(folder, pki, daemons, ports)
         async with ApiClient(partial(access.load, pki.folder / "admin.kubeconfig")) as client:
-            await _until_ready(client)
+            await wait_until_async("the API server is ready", lambda: _is_ready(client), START_SECONDS)
             _start_others(folder, pki, daemons, ports[3])
             await _install(client)
             addresses = [str(address) for address in ipaddress.ip_network(SERVICES).hosts()]
@@ -224,14 +225,12 @@ def _start(daemons: Daemons, program: str, *flags: str) -> None:
     daemons.start(program, (programs.ensure(PROGRAMS) / program, *flags))
 
 
-async def _until_ready(client: ApiClient) -> None:
-    for _ in range(600):
-        try:
-            async with client.open("/readyz"):
-                return
-        except (ApiError, aiohttp.ClientError, OSError):
-            await asyncio.sleep(0.1)
-    raise TimeoutError("the API server does not become ready")
+async def _is_ready(client: ApiClient) -> bool:
+    try:
+        async with client.open("/readyz"):
+            return True
+    except (ApiError, aiohttp.ClientError, OSError):
+        return False
 
 
 async def _install(client: ApiClient) -> None:

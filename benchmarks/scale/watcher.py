@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from lab.waiting import NotYet
+
 from benchmarks.scale.worlds import Worlds
 from ropeteam.controller.cache.informer import Informer, Key, WatchSpec
 from ropeteam.controller.cache.parsing import own_key
@@ -55,7 +57,7 @@ class Watched:
         return len(self.jobs) >= jobs and len(self.pods) >= pods
 
     async def until(self, holds: Callable[[], bool], what: str, seconds: float = 1800) -> None:
-        """Raises TimeoutError."""
+        """NotYet after `seconds`."""
         try:
             async with asyncio.timeout(seconds):
                 while not holds():
@@ -63,7 +65,7 @@ class Watched:
                     await self._changed.wait()
         except TimeoutError:
             seen = f"{len(self.jobs)} jobs and {len(self.pods)} pods have run"
-            raise TimeoutError(f"not within {seconds:g} s: {what}; {seen}") from None
+            raise NotYet(f"{what}: not within {seconds:.0f} s; {seen}") from None
 
 
 @asynccontextmanager

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from lab.coordinator.reports import JOB_UID, after_orders
+from lab.waiting import NotYet, wait_until_async
 from ropeteam_trainer.contract import codec, grantchunks, signing, wire
 from ropeteam_trainer.contract.desired import Desired, JobReport
 from ropeteam_trainer.contract.messages import AgentReport, Orders, as_answer
@@ -70,7 +71,7 @@ class Link:
             self.orders = grantchunks.with_files(as_answer(body) or codec.decode(Orders, body), self._files)
         return True
 
-    async def until(self, holds: Callable[[Orders], bool]) -> Orders:
+    async def wait_for(self, holds: Callable[[Orders], bool]) -> Orders:
         """The first orders for which this holds."""
 
         async def wait() -> Orders:
@@ -80,10 +81,8 @@ class Link:
 
         try:
             return await asyncio.wait_for(wait(), PATIENCE)
-        except TimeoutError as error:
-            raise AssertionError(
-                f"not within {PATIENCE} s; frames: {self.count}, last: {self.orders}"
-            ) from error
+        except TimeoutError:
+            raise NotYet(f"not within {PATIENCE} s; frames: {self.count}, last: {self.orders}") from None
 
     async def is_closed(self) -> bool:
         """The coordinator ends this connection, without a frame before."""
@@ -166,7 +165,7 @@ class Crowd:
         self._tasks = [asyncio.create_task(self._stay(number)) for number in range(count)]
 
     async def has_come(self) -> None:
-        await eventually(lambda: all(self._came))
+        await wait_until_async("all connections have come", lambda: all(self._came))
 
     async def go(self) -> None:
         for task in self._tasks:
@@ -265,13 +264,3 @@ async def get_status(port: int) -> JobReport:
     status, body = await Operator(port).request("GET /status")
     assert status == 200, body
     return codec.decode(JobReport, json.dumps(json.loads(body)))
-
-
-async def eventually(holds: Callable[[], bool]) -> None:
-    """Polls until it holds, or fails after a generous time."""
-
-    async def poll() -> None:
-        while not holds():  # noqa: ASYNC110 (a condition over several processes has no event)
-            await asyncio.sleep(0.01)
-
-    await asyncio.wait_for(poll(), PATIENCE)

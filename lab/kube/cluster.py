@@ -14,13 +14,15 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
 from lab.kube import images, network, programs
 from lab.kube.controlplane import ControlPlane
-from lab.kube.daemons import Daemons, until
+from lab.kube.daemons import START_SECONDS, Daemons
 from lab.kube.node import CNI_PLUGINS, Node
+from lab.waiting import wait_until
 
 NEEDED = {
     "ip": "iproute2",
@@ -103,7 +105,7 @@ class KubeCluster:
         with ThreadPoolExecutor() as pool:
             list(pool.map(lambda node: node.power_on(len(self.nodes)), self.nodes))
         for node in self.nodes:
-            until(lambda node=node: self.is_ready(node), f"{node.name} is Ready")
+            wait_until(f"{node.name} is Ready", partial(self.is_ready, node), START_SECONDS)
 
     def down(self) -> None:
         """Nothing is left: no process, mount, link or file. Safe to call twice, and after a crash."""

@@ -14,8 +14,9 @@ import urllib.request
 from pathlib import Path
 
 from lab.kube import network
-from lab.kube.daemons import Daemons, until
+from lab.kube.daemons import START_SECONDS, Daemons
 from lab.kube.pki import Pki
+from lab.waiting import wait_until
 
 ETCD = f"http://{network.CONTROL_PLANE}:2379"
 COREFILE = """\
@@ -74,7 +75,7 @@ class ControlPlane:
     def start(self) -> None:
         self.start_etcd()
         self.start_apiserver()
-        until(self.is_ready, "the API server says that it is ready")
+        wait_until("the API server says that it is ready", self.is_ready, START_SECONDS)
         pki = self.pki.folder
         own = [
             f"--{flag}={pki}/controller-manager.kubeconfig"

@@ -17,6 +17,8 @@ from pathlib import Path
 import psutil
 
 TIMEOUT_SECONDS = 10.0
+START_SECONDS = 60.0
+"""Until a process of a cluster serves."""
 
 
 class Daemons:
@@ -102,13 +104,3 @@ def _lives(process: psutil.Process) -> bool:
         return process.is_running() and not is_dead
     except psutil.NoSuchProcess:
         return False
-
-
-def until(holds: object, what: str, seconds: float = 60.0) -> None:
-    """Poll `holds()` until it is true. Raises TimeoutError that says `what` did not come."""
-    assert callable(holds)
-    deadline = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {seconds:g} s: {what}")
-        time.sleep(0.05)

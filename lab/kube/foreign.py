@@ -18,7 +18,7 @@ from typing import Any
 from lab.kube import images
 from lab.kube.cluster import CannotRun, KubeCluster
 from lab.kube.site import CHART, ROOT, SYSTEM, Object, Site
-from lab.waiting import wait_for
+from lab.waiting import wait_until
 
 SCRIPTS = "ropeteam-e2e-scripts"
 FOLDER = "/tmp/ropeteam-e2e"
@@ -126,5 +126,5 @@ class ForeignSite(Site):
         }
         self.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "make-folder"}, "spec": spec})
         phase = ("get", "pod", "make-folder", "-o", "jsonpath={.status.phase}")
-        wait_for("a folder on the node", lambda: self.lab.kubectl(*phase) == "Succeeded", 120)
+        wait_until("a folder on the node", lambda: self.lab.kubectl(*phase) == "Succeeded", 120)
         self.lab.kubectl("delete", "pod", "make-folder", "--now")

@@ -25,10 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab import olderrelease
-from lab.kube.daemons import Daemons, until
+from lab.kube.daemons import START_SECONDS, Daemons
 from lab.kube.node import PAUSE
 from lab.kube.oci import Layout
 from lab.kube.programs import ensure
+from lab.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = "docker.io/library/python:3.11-slim-bookworm"
@@ -131,7 +132,7 @@ def _load(names: list[str], root: Path, work: Path, tools: Path) -> None:
     daemons.start("containerd", (tools / "containerd", "-c", work / "containerd.toml"))
     blobs = root / "io.containerd.content.v1.content" / "blobs" / "sha256"
     try:
-        until(socket.exists, "containerd listens")
+        wait_until("containerd listens", socket.exists, START_SECONDS)
         ctr = (tools / "ctr", "-a", socket, "-n", "k8s.io")
         for name in names:
             # What no image needs may be deleted at any moment: now, not between this look and the import.

@@ -23,7 +23,8 @@ from typing import Any
 
 from lab.kube import network, programs
 from lab.kube.controlplane import ControlPlane
-from lab.kube.daemons import Daemons, until
+from lab.kube.daemons import START_SECONDS, Daemons
+from lab.waiting import wait_until
 
 Object = dict[str, Any]
 PROGRAMS = ("etcd", "kube-apiserver", "kubectl", "kube-router")
@@ -109,7 +110,11 @@ class Enforced:
         self._control.create()
         self._control.start_etcd()
         self._control.start_apiserver()
-        until(lambda: self.kubectl("get", "--raw", "/readyz", check=False) == "ok", "the API server is ready")
+        wait_until(
+            "the API server is ready",
+            lambda: self.kubectl("get", "--raw", "/readyz", check=False) == "ok",
+            START_SECONDS,
+        )
         node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NAME}}
         address = {"type": "InternalIP", "address": network.CONTROL_PLANE}
         self.create({**node, "spec": {"podCIDR": network.pod_range(1)}}, {"addresses": [address]})
@@ -177,7 +182,7 @@ class Enforced:
         others = {_network("self")}
         if process != self._daemons.home:
             others.add(_network(self._daemons.home))
-        until(lambda: _network(process) not in others, "it has a network of its own")
+        wait_until("it has a network of its own", lambda: _network(process) not in others, START_SECONDS)
 
     def _inside(self, *argv: str) -> None:
         _enter(self._daemons.home, *argv)

@@ -17,8 +17,9 @@ import psutil
 import yaml
 
 from lab.kube import network
-from lab.kube.daemons import Daemons, until
+from lab.kube.daemons import START_SECONDS, Daemons
 from lab.kube.pki import Pki
+from lab.waiting import wait_until
 
 CNI_PLUGINS = Path("/usr/lib/cni")
 PAUSE = "localhost/pause:lab"
@@ -59,7 +60,7 @@ class Node:
         init = f"{own} && mount --make-rshared / && trap '' CHLD && exec sleep infinity"
         unshare = ("unshare", "--net", "--pid", "--mount", "--uts", "--fork", "--kill-child", "--mount-proc")
         self._daemons.start(self.name, (*unshare, "sh", "-c", init))
-        until(self._has_booted, f"{self.name} boots")
+        wait_until(f"{self.name} boots", self._has_booted, START_SECONDS)
         network.connect(self.number, self.init, numbers)
         self._inside("hostname", self.name)
         self._inside("sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
@@ -116,7 +117,7 @@ class Node:
         command = (*self._enter(), str(tools / service), *arguments[service])
         self._daemons.start(f"{self.name}-{service}", command, environment={"PATH": path})
         if service == "containerd":
-            until(self.socket.exists, f"containerd of {self.name} listens")
+            wait_until(f"containerd of {self.name} listens", self.socket.exists, START_SECONDS)
 
     def stop(self, service: str) -> None:
         self._daemons.stop(f"{self.name}-{service}", signal.SIGKILL)

@@ -21,7 +21,7 @@ import psutil
 from lab.kube import falsecoordinator, images
 from lab.kube.cluster import KubeCluster
 from lab.processes import environments
-from lab.waiting import wait_for
+from lab.waiting import NotYet, wait_until
 from ropeteam.api.job import Metadata
 from ropeteam.core.seen import names
 from ropeteam.core.seen.observation import Role
@@ -159,9 +159,9 @@ class Site:
             return seen if seen.get("status") == "True" else None
 
         try:
-            return wait_for(f"{name} {kind}", holds, patience)
-        except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.explain(name)}") from None
+            return wait_until(f"{name} {kind}", holds, patience)
+        except NotYet as error:
+            raise NotYet(f"{error}\n{self.explain(name)}") from None
 
     def explain(self, name: str) -> str:
         """Pods, events and logs, as a person would look at them."""
@@ -195,7 +195,7 @@ class Site:
 
     def delete(self, name: str) -> None:
         self.lab.kubectl("delete", "trainingjob", name, "--ignore-not-found", "--wait")
-        wait_for(
+        wait_until(
             f"pods of {name} are gone",
             lambda: not self.items("pods", labels=f"ropeteam.dev/job={name}"),
             120,  # a kubelet that lost the API server looks for it every half minute
@@ -231,7 +231,7 @@ class Site:
                     return pid
             return None
 
-        return wait_for(f"rank {number} of {job}", found)
+        return wait_until(f"rank {number} of {job}", found)
 
     def agent(self, job: str, slot: int) -> int:
         """The first process of a worker's container."""

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import orjson
-import pytest
 
+from lab.waiting import wait_until_async
 from ropeteam.local.cluster import LocalCluster
 
 Object = dict[str, Any]
 CORE, JOBS = "/api/v1/namespaces/default", "/apis/ropeteam.dev/v1alpha1/namespaces/default/trainingjobs"
-_PATIENCE_SECONDS = 90
 
 
 class Client:
@@ -47,7 +45,7 @@ class Client:
     async def run(self, name: str, *command: str, **spec: Any) -> Object:
         return await self.create(f"{CORE}/pods", pod(name, *command, **spec))
 
-    async def until(self, path: str, holds: Callable[[Object], Any], **query: str) -> Object:
+    async def wait_for(self, path: str, holds: Callable[[Object], Any], **query: str) -> Object:
         """Poll an object until it `holds`."""
         seen: Object = {}
 
@@ -56,11 +54,11 @@ class Client:
             seen = await self.get(path, **query)
             return bool(holds(seen))
 
-        await until(look, lambda: f"{path}: {seen}")
+        await wait_until_async(lambda: f"{path}: {seen}", look)
         return seen
 
     async def phase(self, name: str, phase: str) -> Object:
-        return await self.until(f"{CORE}/pods/{name}", lambda seen: seen["status"]["phase"] == phase)
+        return await self.wait_for(f"{CORE}/pods/{name}", lambda seen: seen["status"]["phase"] == phase)
 
     async def logged(self, name: str, text: str) -> Object:
         """Wait until the running pod has written `text`; the pod as it is then."""
@@ -70,14 +68,14 @@ class Client:
             status, written = await self.call("GET", f"{path}/log")
             return status == 200 and text in written
 
-        await until(look)
+        await wait_until_async(lambda: f"{text!r} is in {path}/log", look)
         return await self.phase(name, "Running")
 
     async def gone(self, path: str) -> None:
         async def look() -> bool:
             return (await self.call("GET", path))[0] == 404
 
-        await until(look, lambda: f"{path} is still there")
+        await wait_until_async(f"{path} is gone", look)
 
     async def watch(self, path: str, **query: str) -> AsyncIterator[Object]:
         headers = {"Authorization": f"Bearer {self.cluster.token}"}
@@ -92,17 +90,6 @@ def pod(name: str, *command: str, **spec: Any) -> Object:
     """A pod with one container `main`. `container=` adds to that, the rest to the pod's spec."""
     main = {"name": "main", "image": "none", "command": list(command), **spec.pop("container", {})}
     return {"metadata": {"name": name}, "spec": {"restartPolicy": "Never", "containers": [main], **spec}}
-
-
-async def until(holds: Callable[[], Awaitable[bool]], last_seen: Callable[[], str] = str) -> None:
-    async def poll() -> None:
-        while not await holds():  # noqa: ASYNC110 (what we wait for is in another process)
-            await asyncio.sleep(0.02)
-
-    try:
-        await asyncio.wait_for(poll(), _PATIENCE_SECONDS)
-    except TimeoutError:
-        pytest.fail(f"never came true. Last seen: {last_seen()}")
 
 
 def alive(pid: int) -> bool:

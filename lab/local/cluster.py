@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from lab.processes import arguments_of, die_with_parent, environments, name_of, process_of
-from lab.waiting import PATIENCE, wait_for
+from lab.waiting import PATIENCE, NotYet, wait_until
 
 JOBS = "/apis/ropeteam.dev/v1alpha1/namespaces/default/trainingjobs"
 PODS = "/api/v1/namespaces/default/pods"
@@ -55,7 +55,7 @@ class Cluster:
                 preexec_fn=die_with_parent,
             )
         self.kubeconfig = home / "kubeconfig"
-        wait_for("API server", self._ready)
+        wait_until("API server", self._ready)
 
     def _ready(self) -> bool:
         assert self.process.poll() is None, f"ropeteam up ended: {self.log.read_text()}"
@@ -128,11 +128,9 @@ class Cluster:
             return seen if seen.get("status") == "True" else None
 
         try:
-            return wait_for(f"{name} {kind}", holds, patience)
-        except AssertionError as error:
-            raise AssertionError(
-                f"{error}\n{json.dumps(self.status(name), indent=1)}\n{self.tail()}"
-            ) from None
+            return wait_until(f"{name} {kind}", holds, patience)
+        except NotYet as error:
+            raise NotYet(f"{error}\n{json.dumps(self.status(name), indent=1)}\n{self.tail()}") from None
 
     def pods(self, name: str, role: str | None = "worker") -> list[dict[str, Any]]:
         labels = f"ropeteam.dev/job={name}" + (f",ropeteam.dev/role={role}" if role else "")
@@ -175,10 +173,10 @@ class Cluster:
             return pid if pid != not_pid else None
 
         try:
-            return wait_for(f"rank {rank} of {name}", alive)
-        except AssertionError as error:
+            return wait_until(f"rank {rank} of {name}", alive)
+        except NotYet as error:
             status = json.dumps(self.status(name), indent=1)
-            raise AssertionError(f"{error}\n{status}\n{self.tail()}") from None
+            raise NotYet(f"{error}\n{status}\n{self.tail()}") from None
 
     def agent_pid(self, pod_uid: str) -> int:
         """The agent of a pod: the process of that pod which is neither a rank nor one of its helpers."""

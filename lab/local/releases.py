@@ -16,7 +16,7 @@ import yaml
 
 from lab.local.cluster import Cluster
 from lab.processes import die_with_parent
-from lab.waiting import wait_for
+from lab.waiting import wait_until
 from ropeteam.local.__main__ import main
 from ropeteam.local.node import podspec
 
@@ -31,7 +31,7 @@ class Releases(Cluster):
         self.operator: subprocess.Popen[bytes] | None = None
         home.mkdir()
         self.process = self._start("lab.local.releases", str(home), path=":".join(sys.path))
-        wait_for("API server", self._ready)
+        wait_until("API server", self._ready)
 
     def upgrade(self, tree: Path) -> None:
         """To the release of this tree: its definition, then its operator."""

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lab.waiting import wait_for
+from lab.waiting import wait_until
 
 
 def lines(folder: Path, rank: int) -> list[dict[str, Any]]:
@@ -33,7 +33,7 @@ def wait_steps(folder: Path, ranks: int = 2, count: int = 5, world_number: int =
                 return False
         return True
 
-    wait_for(f"{count} steps of {ranks} ranks in world {world_number}", stepped)
+    wait_until(f"{count} steps of {ranks} ranks in world {world_number}", stepped)
 
 
 def order(folder: Path, rank: int, command: str) -> None:

@@ -18,6 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lab.waiting import NotYet, wait_until_async
+
 from ropeteam_trainer.contract import codec, config, wire
 from ropeteam_trainer.contract.config import Timeouts, WorkerConfig
 from ropeteam_trainer.contract.messages import AgentReport, Orders, RankReport
@@ -109,7 +111,7 @@ class Coordinator:
                     DEADLINE_SECONDS,
                 )
             except TimeoutError:
-                raise AssertionError(f"in vain; last report: {self.report}\n{self.explain()}") from None
+                raise NotYet(f"last report: {self.report}\n{self.explain()}") from None
         assert self.report is not None
         return self.report
 
@@ -249,7 +251,7 @@ class Pod:
 
     async def printed(self, text: str) -> None:
         """Wait until this has come out."""
-        await until(lambda: text in self.text(), lambda: f"{text!r} is not in:\n{self.text()}")
+        await wait_until_async(lambda: f"{text!r} is not in:\n{self.text()}", lambda: text in self.text())
 
     def living(self) -> dict[int, str]:
         """Processes that this pod has started, the agent among them, with their command lines."""
@@ -264,7 +266,7 @@ class Pod:
         return {pid: line for pid, line in found.items() if line}
 
     async def nothing_lives(self) -> None:
-        await until(lambda: not self.living(), lambda: f"still alive: {self.living()}")
+        await wait_until_async(lambda: f"still alive: {self.living()}", lambda: not self.living())
 
     def destroy(self) -> None:
         """SIGKILL whatever is left, so that a failing test leaves nothing."""
@@ -273,15 +275,6 @@ class Pod:
                 os.kill(pid, signal.SIGKILL)
         if self.process is not None:
             self.process.wait()
-
-
-async def until(holds: Callable[[], object], why: Callable[[], str]) -> None:
-    """Poll a condition, generously."""
-    for _ in range(int(DEADLINE_SECONDS / 0.02)):
-        if holds():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError(why())
 
 
 def a_plan(n: int = 1, *, processes: int = 1, term: int = 1, boot: int = 0, **changes: Any) -> Plan:

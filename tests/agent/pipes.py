@@ -7,7 +7,7 @@ import os
 import select
 from collections.abc import Callable
 
-from tests.agent.harness import until
+from lab.waiting import wait_until_async
 
 SMALL = 4096
 
@@ -44,7 +44,9 @@ class Pipe:
         return self.text
 
     async def writes(self, text: str, why: Callable[[], str] = str) -> None:
-        await until(lambda: text in self.read(), lambda: f"{text!r} is not in:\n{self.text[-4000:]}{why()}")
+        await wait_until_async(
+            lambda: f"{text!r} is not in:\n{self.text[-4000:]}{why()}", lambda: text in self.read()
+        )
 
     def close(self) -> None:
         """Nobody reads any more. `w` stays open: a thread of Lines may still write there, and its number must

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 
-from tests.agent.harness import until
+from lab.waiting import wait_until_async
 
 from ropeteam_trainer.system.background import background, end_loudly
 
@@ -27,7 +27,7 @@ async def fails(error: Exception) -> None:
 async def test_a_fault_in_work_that_nobody_awaits_ends_the_process():
     process = Process()
     background(fails(KeyError("x")))
-    await until(lambda: process.ended, lambda: "nobody heard of it")
+    await wait_until_async("the error is reported", lambda: process.ended)
     assert isinstance(process.ended[0], KeyError)
     assert "KeyError: 'x'" in process.output[0]
 
@@ -35,7 +35,7 @@ async def test_a_fault_in_work_that_nobody_awaits_ends_the_process():
 async def test_an_error_of_a_file_is_logged_and_ends_nothing():
     process = Process()
     background(fails(OSError(24, "Too many open files")))
-    await until(lambda: process.output, lambda: "nobody heard of it")
+    await wait_until_async("the error is reported", lambda: process.output)
     assert "Too many open files" in process.output[0]
     assert process.ended == []
 
@@ -43,7 +43,7 @@ async def test_an_error_of_a_file_is_logged_and_ends_nothing():
 async def test_a_fault_in_a_callback_ends_the_process():
     process = Process()
     asyncio.get_running_loop().call_soon(lambda: 1 // 0)
-    await until(lambda: process.ended, lambda: "nobody heard of it")
+    await wait_until_async("the error is reported", lambda: process.ended)
     assert isinstance(process.ended[0], ZeroDivisionError)
 
 
@@ -56,7 +56,7 @@ async def test_a_fault_over_one_connection_ends_that_alone():
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
     assert await reader.read() == b""
-    await until(lambda: process.output, lambda: "nobody heard of it")
+    await wait_until_async("the error is reported", lambda: process.output)
     assert process.ended == []
     writer.close()
     server.close()
@@ -73,7 +73,7 @@ async def test_work_that_only_waits_is_not_thrown_away():
     await asyncio.sleep(0)
     gc.collect()
     gate.set_result("done")
-    await until(lambda: done, lambda: "it is gone")
+    await wait_until_async("the task has ended", lambda: done)
 
 
 async def test_what_was_cancelled_is_no_fault():

@@ -7,7 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.agent.harness import a_plan, exit_of, until
+from lab.waiting import wait_until_async
+from tests.agent.harness import a_plan, exit_of
 from tests.agent.scripts import facts, under_python, write_scripts
 
 from ropeteam_trainer.contract.config import Start
@@ -64,7 +65,7 @@ def parent(pid):
 
 
 async def zygote_is_warm(pod):
-    await until(lambda: "[ropeteam agent] ranks can be forked" in pod.text(), pod.text)
+    await wait_until_async(pod.text, lambda: "[ropeteam agent] ranks can be forked" in pod.text())
 
 
 @pytest.mark.parametrize(("start", "how"), [(Start.EXEC, "exec'ed"), (Start.FORK, "forked")])
@@ -75,7 +76,7 @@ async def test_ranks_join_in_the_agents_store_whether_execed_or_forked(make_pod,
     for n in (1, 2):
         report = await ended(coordinator, await a_world(coordinator, n, processes=2))
         assert all(rank.exit.clean for rank in report.ranks), pod.text()
-    await until(lambda: pod.text().count("threads") >= 4, pod.text)
+    await wait_until_async(pod.text, lambda: pod.text().count("threads") >= 4)
     lines = [line.split("] ", 1)[1] for line in pod.text().splitlines() if " sum " in line]
     assert lines == [f"{how} sum 2.0 parent {pod.pid} session True"] * 4, "the first world, too"
     looks = [line.split("] ")[1] for line in pod.text().splitlines() if "random" in line]
@@ -122,7 +123,7 @@ async def test_faults_of_forked_ranks_are_reported_as_those_of_any_other(make_po
     reported = [exit_of(await ended(coordinator, await a_world(coordinator, n))) for n in (1, 2, 3)]
     assert [exit.fingerprint for exit in reported] == ["ValueError at x.py:4", "SIGSEGV", "exit 9"]
     await a_world(coordinator, 4)
-    await until(lambda: pod.text().count("] pid") == 2, pod.text)
+    await wait_until_async(pod.text, lambda: pod.text().count("] pid") == 2)
     pids = {int(line.split()[-1]) for line in pod.text().splitlines() if "] pid" in line}
     coordinator.order(plan=None)
     await coordinator.wait_for(lambda r: r.stopped)
@@ -183,11 +184,11 @@ async def test_a_store_that_dies_before_any_rank_has_come_ends_its_world_aloud(m
         "import os, time\nif not os.path.exists('go'): time.sleep(1000)\n" + REDUCE
     )
     pod.start("python3", "x.py", ROPETEAM_STORE="")
-    await until(lambda: zygotes(pod), pod.text)
+    await wait_until_async(pod.text, lambda: zygotes(pod))
     (zygote,) = zygotes(pod)
     plan = await a_world(coordinator, 1)
     await coordinator.wait_for(lambda r: r.plan == plan and not r.stopped)
-    await until(lambda: stores(pod, zygote), pod.text)
+    await wait_until_async(pod.text, lambda: stores(pod, zygote))
     (store,) = stores(pod, zygote)
     os.kill(store, signal.SIGKILL)
     exit = exit_of(await ended(coordinator, plan))
@@ -222,9 +223,9 @@ async def test_a_rank_that_is_reaped_while_a_store_starts_does_not_take_it_along
     plan = await a_world(coordinator, 1)
     await coordinator.wait_for(lambda r: r.plan == plan and not r.stopped)
     forks = pod.folder / "forks"
-    await until(forks.exists, pod.text)  # the first world's store
+    await wait_until_async(pod.text, forks.exists)  # the first world's store
     coordinator.order(host_store=Epoch(1, 0, 2))
-    await until(lambda: forks.stat().st_size > 1, pod.text)
+    await wait_until_async(pod.text, lambda: forks.stat().st_size > 1)
     coordinator.order(plan=None)
     await ended(coordinator, plan)
     await coordinator.wait_for(lambda r: r.store and r.store.epoch == Epoch(1, 0, 2))
@@ -239,7 +240,7 @@ async def test_sigkill_of_the_agent_takes_zygote_store_and_forked_ranks_along(ma
     await a_world(coordinator, 1)
     await pod.printed("] up")
     # who forked the rank for the zygote may still live
-    await until(lambda: len(pod.living()) == 4, lambda: str(pod.living()))
+    await wait_until_async(lambda: str(pod.living()), lambda: len(pod.living()) == 4)
     pod.signal(signal.SIGKILL)
     await pod.nothing_lives()
 

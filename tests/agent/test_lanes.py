@@ -12,8 +12,9 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import pytest
+from lab.waiting import wait_until_async
 from tests.agent import audit
-from tests.agent.harness import DEADLINE_SECONDS, JOB_UID, until
+from tests.agent.harness import DEADLINE_SECONDS, JOB_UID
 from tests.agent.harness import a_plan as harness_plan
 from tests.agent.life import SCRIPT, a_plan, an_identity, epoch
 from tests.agent.test_checkpoints import run_ref, saved, settings_in
@@ -96,13 +97,15 @@ async def test_a_manifest_is_written_while_old_checkpoints_are_deleted_and_the_n
     lineages = [(run_ref(step),) for step in (10, 20, 30)]
     for lineage in lineages:
         run.ordered(plan=a_plan(), lineage=lineage)
-        await until(lambda: pruned, lambda: "nothing is pruned")
+        await wait_until_async("a checkpoint is pruned", lambda: pruned)
     saved(tmp_path, (40, 1))
     run.ordered(plan=a_plan(), lineage=lineages[-1], grant=Grant(run_ref(40), 4, (), None))
-    await until(lambda: list(tmp_path.glob("run-uid/step-40/*/manifest.json")), lambda: "the manifest waits")
+    await wait_until_async(
+        "the manifest is written", lambda: list(tmp_path.glob("run-uid/step-40/*/manifest.json"))
+    )
     assert pruned == lineages[:1], "one at a time"
     gate.set()
-    await until(lambda: len(pruned) > 1, lambda: "the newest wish is lost")
+    await wait_until_async("the newest request is pruned", lambda: len(pruned) > 1)
     assert pruned == [lineages[0], lineages[2]]
 
 
@@ -126,7 +129,7 @@ async def test_the_loop_of_an_agent_never_waits_for_the_volume(
     report = await coordinator.wait_for(lambda r: r.committed)
     coordinator.order(lineage=(report.committed,))
     old = volume / folder(run_ref(4, run=JOB_UID))
-    await until(lambda: not old.exists(), lambda: "it is not pruned")
+    await wait_until_async("the old checkpoint is pruned", lambda: not old.exists())
     touched = record.read_text()
     assert str(tmp_path / "state") in touched, "the audit sees nothing"
     assert str(volume) not in touched

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.agent.harness import a_plan, until
+from lab.waiting import wait_until_async
+from tests.agent.harness import a_plan
 
 from ropeteam_trainer.contract.config import Start
 
@@ -33,11 +34,11 @@ async def test_a_rank_whose_fork_was_not_answered_lives_once(make_pod, coordinat
         (stub / name).write_text(text)
     (pod.folder / "x.py").write_text(SLEEP)
     pod.start("python3", "x.py", ROPETEAM_STORE="", PYTHONPATH=str(stub.parent))
-    await until(lambda: "ranks can be forked from now on" in pod.text(), pod.text)
+    await wait_until_async(pod.text, lambda: "ranks can be forked from now on" in pod.text())
     coordinator.order(plan=a_plan(processes=1))
-    await until(lambda: "is exec'ed, because it cannot be forked" in pod.text(), pod.text)
+    await wait_until_async(pod.text, lambda: "is exec'ed, because it cannot be forked" in pod.text())
     await coordinator.wait_for(lambda r: r.plan and r.ranks)
-    await until(lambda: "] pid " in pod.text() and len(living(pod.folder)) == 1, pod.text)
+    await wait_until_async(pod.text, lambda: "] pid " in pod.text() and len(living(pod.folder)) == 1)
 
 
 def living(folder: Path) -> list[int]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from lab.waiting import wait_until_async
 from tests.agent import harness
-from tests.agent.harness import a_plan, until
+from tests.agent.harness import a_plan
 
 from ropeteam_trainer.contract.config import Timeouts
 from ropeteam_trainer.contract.messages import RankPhase
@@ -83,7 +84,7 @@ async def test_a_coordinator_that_falls_silent_is_probed_and_then_left(make_pod,
     await running(pod, coordinator)
     coordinator.silent = True
     await coordinator.wait_for(lambda r: r.applied_orders == 0 and coordinator.connections == 1)
-    await until(lambda: coordinator.connections > 1, pod.text)
+    await wait_until_async(pod.text, lambda: coordinator.connections > 1)
     await pod.printed("no answer for")
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.agent.harness import a_plan, exit_of, until
+from lab.waiting import wait_until_async
+from tests.agent.harness import a_plan, exit_of
 from tests.agent.pipes import Pipe
 
 from ropeteam_trainer.agent.processes import output as output_module
@@ -88,7 +89,7 @@ async def test_unread_output_is_dropped_by_whole_lines_and_counted_when_it_flows
     sink.add("the agent", [b"one", b"two"])
     assert not sink.flush(0.1)
     await pipe.writes("this container's output was not read")
-    await until(lambda: sink.flush(0) and pipe.read(), lambda: "it does not flow")
+    await wait_until_async("output flows", lambda: sink.flush(0) and pipe.read())
     got = pipe.read().splitlines()
     whole = [line for line in got if line.startswith("rank 0 ") and line.endswith(" " + "x" * 1000)]
     dropped = 3000 - len(whole)
@@ -151,7 +152,7 @@ async def test_a_rank_waits_for_a_slow_reader_and_not_for_one_who_is_gone(pipe: 
             print("line", number, "y" * 1000, file=slow_output, flush=True)
 
     printing = asyncio.ensure_future(asyncio.to_thread(print_much))
-    await until(lambda: ranks.is_full and pipe.is_full, lambda: "the rank does not wait")
+    await wait_until_async("the rank waits for its output", lambda: ranks.is_full and pipe.is_full)
     await pipe.writes("line 2500 ")
     assert "were dropped" not in pipe.text
     monkeypatch.setattr(lines, "PATIENCE_SECONDS", 0.0)
@@ -170,12 +171,12 @@ async def test_an_agent_whose_output_is_full_reports_and_fences(make_pod: Any, c
     steps = pod.folder / "steps"
     pod.start("python3", "x.py", str(steps))
     coordinator.order(plan=a_plan())
-    await until(lambda: Path(steps).exists() and pipe.is_full, lambda: "the rank waits for its output")
+    await wait_until_async("the rank waits for its output", lambda: Path(steps).exists() and pipe.is_full)
     received = len(coordinator.history)
     await coordinator.wait_for(lambda _: len(coordinator.history) > received + 2)
     port = coordinator.port
     await coordinator.stop()
-    await until(lambda: set(pod.living()) == {pod.pid}, lambda: f"still alive: {pod.living()}")
+    await wait_until_async(lambda: f"still alive: {pod.living()}", lambda: set(pod.living()) == {pod.pid})
     assert pipe.is_full
     await coordinator.start(port)
     exit = exit_of(await coordinator.wait_for(lambda r: r.ranks and r.stopped))
@@ -203,7 +204,7 @@ async def test_a_zygote_whose_output_nobody_reads_offers_a_store(make_pod: Any, 
     coordinator.order(host_store=a_plan().epoch)
     report = await coordinator.wait_for(lambda r: r.store)
     with socket.create_connection((report.store.host, report.store.port)):
-        await until(lambda: len(zygotes(pod)) == 2, lambda: f"no store is forked: {pod.living()}")
+        await wait_until_async(lambda: f"no store is forked: {pod.living()}", lambda: len(zygotes(pod)) == 2)
     assert pipe.is_full
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 
 import pytest
+from lab.waiting import wait_until
 
 from ropeteam_trainer.agent.processes import proc
 
@@ -15,8 +15,8 @@ from ropeteam_trainer.agent.processes import proc
 def test_a_process_and_its_descendants_are_found():
     child = subprocess.Popen(["sh", "-c", "sleep 100; true"])
     try:
-        while not proc.below([child.pid], proc.processes()):
-            time.sleep(0.01)  # its environment can be read only once exec is over
+        # its environment can be read only once exec is over
+        wait_until("sleep is started", lambda: proc.below([child.pid], proc.processes()))
         table = proc.processes()
         assert table[child.pid].parent == os.getpid()
         assert child.pid in proc.below([os.getpid()], table)

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.agent.harness import a_plan, exit_of, until
+from lab.waiting import wait_until_async
+from tests.agent.harness import a_plan, exit_of
 
 from ropeteam_trainer.contract.config import Timeouts
 from ropeteam_trainer.contract.messages import RankPhase
@@ -27,7 +28,7 @@ async def started(pod, coordinator, script, *, processes=1, **environment):
 
 async def pids(pod, count=1):
     """What `print('pid', ...)` said."""
-    await until(lambda: pod.text().count("pid ") >= count, pod.text)
+    await wait_until_async(pod.text, lambda: pod.text().count("pid ") >= count)
     return [int(line.split()[-1]) for line in pod.text().splitlines() if "] pid " in line]
 
 
@@ -192,7 +193,7 @@ async def test_ranks_live_on_while_the_coordinator_is_away_and_die_at_the_fence(
     port = coordinator.port
     await coordinator.stop()
     await pod.printed("no connection to the coordinator at")
-    await until(lambda: set(pod.living()) == {pod.pid}, lambda: str(pod.living()))
+    await wait_until_async(lambda: str(pod.living()), lambda: set(pod.living()) == {pod.pid})
     assert pod.process.poll() is None
     await coordinator.start(port)
     exit = exit_of(await coordinator.wait_for(lambda r: r.stopped))
@@ -210,7 +211,7 @@ async def test_a_peer_that_greets_and_orders_nothing_keeps_no_rank_alive(make_po
     if not greets_only:
         coordinator.dropped_links = True
         await coordinator.drop_link()
-    await until(lambda: set(pod.living()) == {pod.pid}, lambda: str(pod.living()))
+    await wait_until_async(lambda: str(pod.living()), lambda: set(pod.living()) == {pod.pid})
     if not greets_only:
         assert coordinator.connections > greeted + 2, "it came again and again"
     coordinator.silent = coordinator.dropped_links = False

@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.agent.harness import a_plan, exit_of, until
+from lab.waiting import wait_until_async
+from tests.agent.harness import a_plan, exit_of
 from tests.agent.life import Life, killed
 from tests.agent.life import a_plan as world
 
@@ -142,7 +143,7 @@ async def test_a_rank_that_cannot_be_prepared_is_an_exit_and_leaves_nothing(pod,
     exit = exit_of(await coordinator.wait_for(lambda r: r.plan and r.stopped))
     assert exit.code == 127
     assert exit.message.startswith("cannot start: ")
-    await until(lambda: descriptors(pod.pid) == before, lambda: "some are left open")
+    await wait_until_async("no descriptor is left open", lambda: descriptors(pod.pid) == before)
     coordinator.order(plan=a_plan(2))
     await coordinator.wait_for(lambda r: r.ranks and r.ranks[0].phase is RankPhase.RUNNING)
 
@@ -191,12 +192,14 @@ async def test_of_what_a_rank_did_not_read_it_gets_the_newest_when_it_reads_agai
     received: list[FromRank] = []
     peer = RankSocket(tmp_path / "s", received.append)
     library = Library(peer.path)
-    await until(lambda: received, lambda: "no hello")
+    await wait_until_async("the library's first message is received", lambda: received)
     servers = tuple("x" * 100 for _ in range(100))
     for step in range(200):  # 2 MB: the socket's buffer is full long before
         peer.send(ToRank(stop_at=step, servers=servers))
     peer.send(ToRank(pause=True, stop_at=1000))
-    await until(lambda: ToRank(pause=True, stop_at=1000) in library.received(), lambda: "the pause is lost")
+    await wait_until_async(
+        "the pause is received", lambda: ToRank(pause=True, stop_at=1000) in library.received()
+    )
     steps = [message.stop_at or 0 for message in library.received()]
     assert steps == sorted(steps)
     assert len(steps) < 200, "its buffer was never full"
@@ -209,7 +212,7 @@ async def test_a_library_that_connects_again_receives_the_state_again(tmp_path):
     peer.send(ToRank(pause=True))
     for _ in range(2):
         library = Library(peer.path)
-        await until(lambda: library.received() == [ToRank(pause=True)], lambda: "it is not told")  # noqa: B023
+        await wait_until_async("the pause is received", lambda: library.received() == [ToRank(pause=True)])  # noqa: B023
         library.socket.close()
     peer.close()
 
@@ -226,6 +229,6 @@ async def test_a_rank_is_received_once_there_is_a_descriptor_for_it(tmp_path, ca
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert not received
     assert "cannot accept, trying again" in capfd.readouterr().err
-    await until(lambda: received, lambda: "it is never heard")
+    await wait_until_async("the library's first message is received", lambda: received)
     peer.close()
     library.socket.close()

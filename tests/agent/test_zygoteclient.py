@@ -9,7 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-from tests.agent.harness import until
+from lab.waiting import wait_until_async
 
 from ropeteam_trainer.agent.processes import zygoteclient
 from ropeteam_trainer.agent.processes.reaper import Reaper
@@ -47,7 +47,7 @@ async def make_client() -> AsyncIterator[Callable[[str], ZygoteClient]]:
     yield make
     for client in made:
         client.stop()
-    await until(lambda: all(client.pid is None for client in made), lambda: "they were killed")
+    await wait_until_async("all zygotes are killed", lambda: all(client.pid is None for client in made))
     asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
 
 
@@ -72,5 +72,5 @@ async def test_an_end_is_reported_unless_it_was_wanted(make_client, capfd, stopp
     client = make_client(STUB)
     assert await client.fork("store", {}, ()) == 4321
     client.stop() if stopped else os.kill(client.pid, signal.SIGKILL)
-    await until(lambda: client.pid is None, lambda: "it was killed")
+    await wait_until_async("the zygote is killed", lambda: client.pid is None)
     assert ("the zygote has ended" in capfd.readouterr().err) != stopped

@@ -8,14 +8,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from lab.waiting import wait_until
 from rich.console import Console
 
 from ropeteam.cli import errors
@@ -56,14 +56,6 @@ def manifest(folder: Path, script: str, **spec: Any) -> Path:
     file = folder / "job.yaml"
     file.write_text(yaml.safe_dump(job))
     return file
-
-
-def until(what: str, probe: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + PATIENCE
-    while not (answer := probe()):
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
-    return answer
 
 
 def processes(home: Path) -> Iterator[int]:
@@ -148,7 +140,7 @@ def test_run_makes_the_namespace_that_a_manifest_names(
 def test_ctrl_c_ends_a_run_and_leaves_nothing(tmp_path: Path, home: Path) -> None:
     file = manifest(tmp_path, "import time; open('started', 'w').close(); time.sleep(3600)")
     process = ropeteam("run", str(file), "--home", str(home), cwd=tmp_path)
-    until("the script starts", (tmp_path / "started").exists)
+    wait_until("the script starts", (tmp_path / "started").exists)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, output
@@ -160,7 +152,7 @@ def test_ctrl_c_ends_a_run_and_leaves_nothing(tmp_path: Path, home: Path) -> Non
 @pytest.fixture
 def up(tmp_path: Path, home: Path) -> Iterator[subprocess.Popen[str]]:
     process = ropeteam("up", "--home", str(home), cwd=tmp_path)
-    until("the operator starts", (home / "operator.address").exists)
+    wait_until("the operator starts", (home / "operator.address").exists)
     yield process
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
@@ -175,7 +167,7 @@ def test_up_keeps_its_operator_alive_and_cleans_up_after_ctrl_c(
 
     (first,) = operators()
     os.kill(first, signal.SIGKILL)
-    until("another operator", lambda: operators() - {first})
+    wait_until("another operator", lambda: operators() - {first})
     up.send_signal(signal.SIGINT)
     output, _ = up.communicate(timeout=PATIENCE)
     assert up.returncode == 0, output
@@ -203,7 +195,7 @@ def test_watch_snapshot_and_explain_of_a_job_on_a_cluster(tmp_path: Path, home: 
         return taken.output
 
     asyncio.run(apply())
-    taken_at_last = until(
+    taken_at_last = wait_until(
         "the coordinator reports its world", lambda: [t for t in [snapshot()] if '"world_size": 2' in t]
     )
     (tmp_path / "snapshot.json").write_text(taken_at_last[0])

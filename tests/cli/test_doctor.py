@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import yaml
 from aiohttp import web
+from lab.waiting import wait_until
 from tests.cli import test_commands
-from tests.cli.test_commands import manifest, until
+from tests.cli.test_commands import manifest
 
 from ropeteam.cli import doctor
 from ropeteam.local.apiserver import ApiServer
@@ -61,7 +62,7 @@ def test_a_local_cluster_and_a_job_of_it_are_examined(tmp_path: Path, home: Path
         }
         return findings if ready <= set(findings) else []
 
-    findings = until("the operator is ready, and has looked at the job", lines)
+    findings = wait_until("the operator is ready, and has looked at the job", lines)
     assert f"ok   cluster: of {home}/kubeconfig: answers, Kubernetes v1.32.0+ropeteam" in findings
     assert "ok   definition: TrainingJob v1alpha1, the same as in this client" in findings
     assert findings[-2:] == [
@@ -70,7 +71,7 @@ def test_a_local_cluster_and_a_job_of_it_are_examined(tmp_path: Path, home: Path
         " namespace",
     ]
     assert examined("job", home=home)[0] == 1
-    until("without the job all is well", lambda: examined(home=home)[0] == 0)
+    wait_until("without the job all is well", lambda: examined(home=home)[0] == 0)
 
 
 def test_a_kubectl_that_is_found_shows_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.waiting import wait_until_async
 from tests.builders import a_running_job, an_incident, reporting, seconds, unreachable, written
 from tests.controller.house import job, operator_of
-from tests.controller.waiting import until_async
 
 from ropeteam.api.conditions import Condition, ConditionType
 from ropeteam.cli.errors import BadInput
@@ -39,7 +39,7 @@ async def test_explain_replays_a_snapshot(tmp_path: Path) -> None:
                 seen = await inspect.snapshot(client, "default", "job")
                 return seen if len(seen.pods) == 3 and seen.secret_exists else None
 
-            seen = await until_async(made)
+            seen = await wait_until_async("all pods and the Secret are there", made)
     text = seen.model_dump_json().encode()
     assert Observation.model_validate_json(text) == seen
     assert seen.secret_age == 0, "read just now: not made again for a pod that waits to mount it"
@@ -77,7 +77,7 @@ async def test_a_snapshot_of_a_refused_job_shows_the_refusal_that_status_reports
                 seen = await inspect.snapshot(client, "default", "job")
                 return seen if seen.refusal else None
 
-            seen = await until_async(refused)
+            seen = await wait_until_async("the job is not Accepted", refused)
     assert seen.refusal
     assert not seen.refusal.message.startswith("The API server refuses")
     lines = list(inspect.explain(seen.model_dump_json().encode(), "file"))

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from lab.waiting import wait_until
 from tests.cli import test_commands
-from tests.cli.test_commands import PATIENCE, manifest, ropeteam, trained, until
+from tests.cli.test_commands import PATIENCE, manifest, ropeteam, trained
 
 from ropeteam.cli import errors
 from ropeteam.cli.connect import connected
@@ -171,7 +172,7 @@ def test_logs_of_a_job_that_has_failed(tmp_path: Path, home: Path) -> None:
 def test_logs_of_pods_that_are_gone_are_what_status_keeps(tmp_path: Path, home: Path) -> None:
     apply(tmp_path, home, recovery={"maxFailures": 0}, cleanPodPolicy="All")
     assert command(home, "watch", "job").exit_code == 1
-    until("the pods are gone", lambda: not asyncio.run(_workers(home)))
+    wait_until("the pods are gone", lambda: not asyncio.run(_workers(home)))
     printed = command(home, "logs", "job")
     assert printed.exit_code == 0, printed.output
     assert "cleanPodPolicy is All" in printed.output

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.waiting import wait_until
 from tests.cli import test_commands
-from tests.cli.test_commands import manifest, ropeteam, run, until
+from tests.cli.test_commands import manifest, ropeteam, run
 
 from ropeteam.cli.manifest import localvolumes, manifests
 
@@ -91,7 +92,7 @@ def test_the_logs_of_the_run_before_stay_beside_the_new_ones(
 def test_a_job_of_that_name_that_runs_already_is_reported(tmp_path: Path, home: Path) -> None:
     file = manifest(tmp_path, "import time; open('started', 'w').close(); time.sleep(3600)")
     first = ropeteam("run", str(file), "--home", str(home), cwd=tmp_path)
-    until("the script starts", (tmp_path / "started").exists)
+    wait_until("the script starts", (tmp_path / "started").exists)
     second = ropeteam("run", str(file), "--home", str(home), cwd=tmp_path)
     output, _ = second.communicate(timeout=test_commands.PATIENCE)
     first.terminate()

@@ -14,8 +14,9 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+from lab.waiting import wait_until
 from tests.cli import test_commands
-from tests.cli.test_commands import manifest, until
+from tests.cli.test_commands import manifest
 
 from ropeteam.cli.connect import connected
 from ropeteam.cli.manifest import manifests
@@ -71,7 +72,7 @@ def test_bash_completes_names_of_jobs(tmp_path: Path, home: Path) -> None:
     asyncio.run(apply())
     for command in ("watch", "logs", "snapshot", "doctor"):
         named = partial(completed, command, "--home", str(home), "j")
-        assert until("an answer within the seconds that a prompt waits", named) == ["job"]
+        assert wait_until("an answer within the seconds that a prompt waits", named) == ["job"]
         assert completed(command, "--home", str(home), "x") == []
         assert completed(command, "--home", str(home), "-n", "other", "") == []
 

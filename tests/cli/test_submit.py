@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from lab.waiting import wait_until
 from tests.cli import test_commands
-from tests.cli.test_commands import until
 
 from ropeteam.cli.connect import connected
 from ropeteam.cli.errors import BadInput
@@ -161,7 +161,7 @@ def test_a_submitted_job_runs_its_folder_and_takes_it_along(home: Path, folder: 
     assert "TrainingJob job already exists in namespace default" in again.output
     assert len(stored(home)) == 1
     delete(home)
-    until("its code is gone too", lambda: not stored(home))
+    wait_until("its code is gone too", lambda: not stored(home))
 
 
 @pytest.mark.usefixtures("up")

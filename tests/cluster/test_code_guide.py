@@ -14,7 +14,7 @@ import pytest
 import yaml
 from lab.kube import images
 from lab.kube.site import Object, Site
-from lab.waiting import wait_for
+from lab.waiting import wait_until
 from tests.cluster import gitsync
 from tests.cluster.test_injection import namespace as namespace
 from tests.docs.test_commands import blocks
@@ -110,7 +110,7 @@ def serve(site: Site, name: str, image: str) -> str:
         command = ("exec", "code", "--", "git", "-C", "/tmp/srv/llama", "rev-parse", "HEAD")
         return site.lab.kubectl("-n", name, *command, check=False)
 
-    wait_for("a commit", lambda: len(commit()) == 40, 120)
+    wait_until("a commit", lambda: len(commit()) == 40, 120)
     return commit()
 
 
@@ -127,9 +127,9 @@ def test_a_commit_trains_and_a_replaced_pod_gets_the_same(
 ) -> None:
     namespace("restricted")
     site.apply(ours(name, serve(site, name, loaded)))
-    wait_for("a running job", lambda: condition(site, name, "Running").get("status") == "True", 300)
+    wait_until("a running job", lambda: condition(site, name, "Running").get("status") == "True", 300)
     site.lab.kubectl("-n", name, "delete", "pod", f"{name}-1-1", "--wait=false")
-    wait_for("an end", lambda: condition(site, name, "Finished").get("status") == "True", 300)
+    wait_until("an end", lambda: condition(site, name, "Finished").get("status") == "True", 300)
     seen = status(site, name)
     assert condition(site, name, "Complete").get("status") == "True", json.dumps(seen, indent=1)
     assert seen["incidents"][0]["cause"] == "PodDeleted"
@@ -140,7 +140,7 @@ def test_the_status_has_gits_error_where_there_is_no_repository(
 ) -> None:
     namespace("restricted")
     site.apply(ours(name, serve(site, name, loaded), "another"))
-    wait_for("an end", lambda: condition(site, name, "Finished").get("status") == "True", 900)
+    wait_until("an end", lambda: condition(site, name, "Finished").get("status") == "True", 900)
     message = condition(site, name, "Failed")["message"]
     assert "init container exited with code 1" in message
     assert "git://code/another" in message

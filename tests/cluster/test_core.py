@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from lab.kube.site import RELEASE, SYSTEM, Site
-from lab.waiting import wait_for
+from lab.waiting import wait_until
 
 UNCHANGED = ["torchrun", "--nproc-per-node", "1", "/shared/scripts/train_ddp.py"]
 
@@ -38,7 +38,7 @@ def step(site: Site, name: str) -> int:
 
 def wait_for_new_checkpoint(site: Site, name: str) -> None:
     known = step(site, name)
-    wait_for("a new checkpoint", lambda: step(site, name) > known, 60)
+    wait_until("a new checkpoint", lambda: step(site, name) > known, 60)
 
 
 def has_more_incidents(site: Site, name: str, than: int) -> bool:
@@ -52,7 +52,7 @@ def last_cause(site: Site, name: str) -> str:
 def test_two_operators_are_ready_and_one_leads(site: Site) -> None:
     pods = {pod["metadata"]["name"] for pod in site.operators()}
     assert len(pods) == 2
-    assert wait_for("a leader", site.leader) in pods
+    assert wait_until("a leader", site.leader) in pods
     assert site.get("crd", "trainingjobs.ropeteam.dev") is not None
 
 
@@ -75,15 +75,15 @@ def test_a_folder_goes_with_its_job_and_away_with_it(site: Site, name: str, tmp_
     label = f"ropeteam.dev/code-of={name}"
     assert len(site.items("configmaps", labels=label)) == 1
     site.wait(name, "Complete")
-    wait_for("it is gone", lambda: site.get("trainingjob", name) is None, 60)
-    wait_for("its code too", lambda: not site.items("configmaps", labels=label), 60)
+    wait_until("it is gone", lambda: site.get("trainingjob", name) is None, 60)
+    wait_until("its code too", lambda: not site.items("configmaps", labels=label), 60)
 
 
 def test_a_finished_job_is_deleted_after_its_time(site: Site, name: str) -> None:
     site.apply(tiny(site, name, steps=30, pause=0.0, ttlSecondsAfterFinished=5))
     site.wait(name, "Complete")
-    wait_for("it is gone", lambda: site.get("trainingjob", name) is None, 60)
-    wait_for("its pods too", lambda: not site.items("pods", labels=f"ropeteam.dev/job={name}"), 60)
+    wait_until("it is gone", lambda: site.get("trainingjob", name) is None, 60)
+    wait_until("its pods too", lambda: not site.items("pods", labels=f"ropeteam.dev/job={name}"), 60)
 
 
 def test_an_unchanged_script_goes_on_in_its_pods_when_a_rank_is_killed(site: Site, name: str) -> None:
@@ -91,10 +91,10 @@ def test_an_unchanged_script_goes_on_in_its_pods_when_a_rank_is_killed(site: Sit
     uids: dict[str, str] = {}
     for incidents, victim in enumerate((1, 0)):
         site.wait(name, "Running")
-        wait_for("a save", partial(site.has_just_saved, name), 60)
+        wait_until("a save", partial(site.has_just_saved, name), 60)
         uids = uids or site.uids(name)
         site.kill_rank(name, victim)
-        wait_for("an incident", partial(has_more_incidents, site, name, incidents), 60)
+        wait_until("an incident", partial(has_more_incidents, site, name, incidents), 60)
         assert last_cause(site, name) == "Signal"
     site.wait(name, "Running")
     assert site.uids(name) == uids
@@ -108,8 +108,8 @@ def test_a_deleted_pod_is_replaced(site: Site, name: str, how: tuple[str, ...]) 
     site.wait(name, "Running")
     wait_for_new_checkpoint(site, name)
     site.lab.kubectl("delete", "pod", f"{name}-1-1", "--wait=false", *how)
-    wait_for("its replacement", lambda: f"{name}-1-2" in site.uids(name), 60)
-    wait_for("the incident", lambda: last_cause(site, name) == "PodDeleted", 60)
+    wait_until("its replacement", lambda: f"{name}-1-2" in site.uids(name), 60)
+    wait_until("the incident", lambda: last_cause(site, name) == "PodDeleted", 60)
     site.wait(name, "Running")
     wait_for_new_checkpoint(site, name)
     assert site.status(name)["failures"].get("charged", 0) == 0
@@ -126,13 +126,13 @@ def test_a_node_that_loses_power_is_not_waited_for(site: Site, name: str) -> Non
     node.power_off()
     try:
         assert not node.is_on
-        wait_for("a replacement elsewhere", lambda: f"{name}-{slot}-2" in site.uids(name), 60)
-        wait_for("another node", lambda: site.is_elsewhere(name, slot, node.number), 60)
+        wait_until("a replacement elsewhere", lambda: f"{name}-{slot}-2" in site.uids(name), 60)
+        wait_until("another node", lambda: site.is_elsewhere(name, slot, node.number), 60)
         site.wait(name, "Running")
         wait_for_new_checkpoint(site, name)
     finally:
         node.power_on(len(site.lab.nodes))
-        wait_for(f"{node.name} is Ready", lambda: site.lab.is_ready(node), 60)
+        wait_until(f"{node.name} is Ready", lambda: site.lab.is_ready(node), 60)
 
 
 def test_with_parameter_servers_each_comes_back_alone(site: Site, name: str) -> None:
@@ -142,7 +142,7 @@ def test_with_parameter_servers_each_comes_back_alone(site: Site, name: str) -> 
     for incidents, victim in enumerate((1, 2)):
         wait_for_new_checkpoint(site, name)
         os.kill(ranks[victim], signal.SIGKILL)
-        wait_for("an incident", partial(has_more_incidents, site, name, incidents), 60)
+        wait_until("an incident", partial(has_more_incidents, site, name, incidents), 60)
         wait_for_new_checkpoint(site, name)
         now = {rank: site.rank(name, rank) for rank in ranks}
         assert {rank for rank in ranks if now[rank] != ranks[rank]} == {victim}
@@ -152,10 +152,10 @@ def test_with_parameter_servers_each_comes_back_alone(site: Site, name: str) -> 
     workers = site.uids(name)
     site.lab.kubectl("delete", "pod", f"{name}-2-1", "--wait=false")
     again = f"{name}-2-2"
-    wait_for(
+    wait_until(
         "its replacement", lambda: again in [p["metadata"]["name"] for p in site.pods(name, "server")], 60
     )
-    wait_for("the incident", lambda: last_cause(site, name) == "PodDeleted", 60)
+    wait_until("the incident", lambda: last_cause(site, name) == "PodDeleted", 60)
     wait_for_new_checkpoint(site, name)
     assert site.uids(name) == workers
 
@@ -163,9 +163,9 @@ def test_with_parameter_servers_each_comes_back_alone(site: Site, name: str) -> 
 def test_training_goes_on_without_the_operator_that_led(site: Site, name: str) -> None:
     site.apply(tiny(site, name, steps=100_000))
     site.wait(name, "Running")
-    leader, uids = wait_for("a leader", site.leader), site.uids(name)
+    leader, uids = wait_until("a leader", site.leader), site.uids(name)
     site.lab.kubectl("-n", SYSTEM, "delete", "pod", leader, "--grace-period=0", "--force")
-    wait_for("another leader", lambda: site.leader() not in ("", leader), 60)
+    wait_until("another leader", lambda: site.leader() not in ("", leader), 60)
     wait_for_new_checkpoint(site, name)
     assert site.uids(name) == uids
     site.lab.kubectl("-n", SYSTEM, "rollout", "status", f"deployment/{RELEASE}", "--timeout=60s")
@@ -188,7 +188,7 @@ def test_nobody_gets_pods_through_a_job_that_they_could_not_make(site: Site, nam
         output = site.lab.kubectl_output(*command, "jobs-only", text=job)
         return "you may not create pods in namespace default" in output
 
-    wait_for("the policy is active", refused, 30)
+    wait_until("the policy is active", refused, 30)
     assert "created" in site.lab.kubectl_output(
         "create", "--dry-run=server", "-f", "-", "--as", "both", text=job
     )
@@ -206,6 +206,6 @@ def test_an_upgrade_a_rollback_and_an_uninstall_leave_running_jobs_alone(site: S
     assert site.pods(name, "coordinator")[0]["metadata"]["uid"] == coordinator
     site.kill_rank(name, 0)  # no operator: ranks are restarted all the same
     site.install()
-    wait_for("the incident", lambda: last_cause(site, name) == "Signal", 60)
+    wait_until("the incident", lambda: last_cause(site, name) == "Signal", 60)
     wait_for_new_checkpoint(site, name)
     assert site.uids(name) == uids

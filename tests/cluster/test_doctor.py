@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 from lab.kube.site import RELEASE, SYSTEM, Site
-from lab.waiting import wait_for
+from lab.waiting import wait_until
 
 GUEST = "doctor-guest"
 
@@ -47,7 +47,7 @@ def test_a_healthy_installation_is_reported_healthy(site: Site, tmp_path: Path) 
         lines = examined(site.lab.control.kubeconfig, tmp_path)
         return all(any(line.startswith(begin) for line in lines) for begin in wanted)
 
-    wait_for("all is well", well)
+    wait_until("all is well", well)
 
 
 def test_a_guest_gets_a_list_of_what_is_unknown(site: Site, tmp_path: Path) -> None:
@@ -61,4 +61,4 @@ def test_a_guest_gets_a_list_of_what_is_unknown(site: Site, tmp_path: Path) -> N
         lines = examined(guest, tmp_path)
         return wanted <= set(lines) and not any(line.startswith("FAIL") for line in lines)
 
-    wait_for("what is not known, once the API server knows the role", is_reported)
+    wait_until("what is not known, once the API server knows the role", is_reported)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from lab.kube.networkpolicies import Enforced, Pod, why_not
 from lab.kube.programs import CannotBuild
-from lab.waiting import wait_for
+from lab.waiting import wait_until
 from tests.builders import a_job
 
 from ropeteam.api.defaults import JobPolicy
@@ -69,7 +69,7 @@ def settles(node: Enforced, target: Pod, expected: dict[Pod, set[int]]) -> None:
     def as_expected() -> bool:
         return {pod: node.reaches(pod, target, *PORTS) for pod in expected} == expected
 
-    wait_for(f"{target.name} is reached as it should be", as_expected, 120)
+    wait_until(f"{target.name} is reached as it should be", as_expected, 120)
 
 
 def test_a_jobs_pods_are_reached_by_those_that_need_them_alone(node: Enforced) -> None:

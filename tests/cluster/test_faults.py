@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 from lab.kube.site import SYSTEM, Object, Site
-from lab.waiting import wait_for
+from lab.waiting import NotYet, wait_until
 from tests.cluster.test_core import (
     UNCHANGED,
     last_cause,
@@ -92,7 +92,7 @@ def test_a_container_that_is_killed_is_a_pod_replaced(site: Site, name: str) -> 
     uids = running(site, name)
     agent = site.agent(name, 1)
     os.kill(agent, signal.SIGKILL)
-    wait_for("a replacement", lambda: f"{name}-1-2" in site.uids(name), 60)
+    wait_until("a replacement", lambda: f"{name}-1-2" in site.uids(name), 60)
     goes_on(site, name)
     assert site.uids(name)[f"{name}-0-1"] == uids[f"{name}-0-1"]
 
@@ -105,8 +105,8 @@ def test_an_evicted_pod_saves_and_its_replacement_goes_on_from_there(site: Site,
         "metadata": {"name": f"{name}-1-1", "namespace": "default"},
     }
     site.raw("create", f"/api/v1/namespaces/default/pods/{name}-1-1/eviction", eviction)
-    wait_for("a replacement", lambda: f"{name}-1-2" in site.uids(name), 60)
-    wait_for("no step lost", partial(has_lost_no_step, site, name), 60)
+    wait_until("a replacement", lambda: f"{name}-1-2" in site.uids(name), 60)
+    wait_until("no step lost", partial(has_lost_no_step, site, name), 60)
     goes_on(site, name)
 
 
@@ -131,9 +131,9 @@ def test_a_full_disk_stops_no_training_and_is_reported(site: Site, name: str) ->
     def is_reported() -> bool:
         return "No space left on device" in site.lab.kubectl("logs", f"{name}-0-1", check=False)
 
-    wait_for("words about the disk", is_reported, 60)
+    wait_until("words about the disk", is_reported, 60)
     before = site.progress(name)
-    wait_for("training goes on", lambda: site.progress(name) > before + 100, 90)
+    wait_until("training goes on", lambda: site.progress(name) > before + 100, 90)
     assert not site.status(name).get("incidents")
     assert step(site, name) == 0
 
@@ -152,7 +152,7 @@ def test_a_kubelet_that_stops_stops_no_training(site: Site, name: str) -> None:
         assert site.uids(name) == uids
     finally:
         node.start("kubelet")
-        wait_for(f"{node.name} is Ready", lambda: site.lab.is_ready(node), 90)
+        wait_until(f"{node.name} is Ready", lambda: site.lab.is_ready(node), 90)
 
 
 @pytest.mark.nodes
@@ -162,13 +162,13 @@ def test_an_isolated_node_neither_joins_nor_commits(site: Site, name: str) -> No
     node = site.lab.node(site.node_of(name, slot))
     node.disconnect()
     try:
-        wait_for("a replacement", lambda: f"{name}-{slot}-2" in site.uids(name), 90)
-        wait_for("another node", lambda: site.is_elsewhere(name, slot, node.number), 60)
+        wait_until("a replacement", lambda: f"{name}-{slot}-2" in site.uids(name), 90)
+        wait_until("another node", lambda: site.is_elsewhere(name, slot, node.number), 60)
         goes_on(site, name)
     finally:
         node.heal()
-    wait_for(f"{node.name} is Ready", lambda: site.lab.is_ready(node), 90)
-    wait_for("the old pod is gone", lambda: f"{name}-{slot}-1" not in site.uids(name), 180)
+    wait_until(f"{node.name} is Ready", lambda: site.lab.is_ready(node), 90)
+    wait_until("the old pod is gone", lambda: f"{name}-{slot}-1" not in site.uids(name), 180)
     incidents = len(site.status(name)["incidents"])
     wait_for_new_checkpoint(site, name)
     assert len(site.status(name)["incidents"]) == incidents, "the old pod disturbed nobody"
@@ -182,16 +182,16 @@ def test_an_isolated_coordinator_plans_nothing(site: Site, name: str) -> None:
     node.disconnect()
     since = datetime.now(UTC)
     try:
-        wait_for("another coordinator", lambda: site.status(name)["coordinator"]["term"] > 1, 180)
-        wait_for("a world of its own", lambda: plans(site, site.pods(name, "coordinator")[-1], since), 120)
+        wait_until("another coordinator", lambda: site.status(name)["coordinator"]["term"] > 1, 180)
+        wait_until("a world of its own", lambda: plans(site, site.pods(name, "coordinator")[-1], since), 120)
         wait_for_new_checkpoint(site, name)
         assert psutil.pid_exists(process), "the old one lives"
         assert plans(site, isolated, datetime.min.replace(tzinfo=UTC)) != []
         assert plans(site, isolated, since) == []
     finally:
         node.heal()
-    wait_for(f"{node.name} is Ready", lambda: site.lab.is_ready(node), 90)
-    wait_for("the old one is gone", lambda: not psutil.pid_exists(process), 180)
+    wait_until(f"{node.name} is Ready", lambda: site.lab.is_ready(node), 90)
+    wait_until("the old one is gone", lambda: not psutil.pid_exists(process), 180)
     incidents = len(site.status(name).get("incidents") or [])
     wait_for_new_checkpoint(site, name)
     assert site.epochs(name) == incidents, "the old one disturbed nobody"
@@ -202,22 +202,22 @@ def test_a_script_with_files_of_its_own_waits_until_the_old_pod_cannot_write(sit
     fence = {"fenceSeconds": 40}
     site.apply(site.job(name, [*UNCHANGED, f"/shared/{name}"], recovery=fence))
     site.wait(name, "Running")
-    wait_for("a save", lambda: site.has_just_saved(name), 60)
+    wait_until("a save", lambda: site.has_just_saved(name), 60)
     slot = slot_apart_from_coordinator(site, name)
     node = site.lab.node(site.node_of(name, slot))
     node.power_off()
     try:
         message = f"proof that the previous pod of slot {slot} has ended"
-        wait_for("what is waited for is told", lambda: message in str(site.status(name)["conditions"]), 90)
+        wait_until("what is waited for is told", lambda: message in str(site.status(name)["conditions"]), 90)
         assert site.node_of(name, slot) != node.number
         site.wait(name, "Running")
         replaced = datetime.fromisoformat(site.status(name)["slots"][slot]["replacedAt"])
         trains = datetime.fromisoformat(site.condition(name, "Running")["lastTransitionTime"])
         assert trains - replaced >= timedelta(seconds=fence["fenceSeconds"])
-        wait_for("a save", lambda: site.has_just_saved(name), 60)
+        wait_until("a save", lambda: site.has_just_saved(name), 60)
     finally:
         node.power_on(len(site.lab.nodes))
-        wait_for(f"{node.name} is Ready", lambda: site.lab.is_ready(node), 90)
+        wait_until(f"{node.name} is Ready", lambda: site.lab.is_ready(node), 90)
 
 
 @pytest.mark.nodes
@@ -226,11 +226,11 @@ def test_the_coordinators_node_is_lost(site: Site, name: str) -> None:
     node = site.lab.node(coordinators_node(site, name))
     node.power_off()
     try:
-        wait_for("another coordinator", lambda: site.status(name)["coordinator"]["term"] > 1, 180)
+        wait_until("another coordinator", lambda: site.status(name)["coordinator"]["term"] > 1, 180)
         goes_on(site, name)
     finally:
         node.power_on(len(site.lab.nodes))
-        wait_for(f"{node.name} is Ready", lambda: site.lab.is_ready(node), 90)
+        wait_until(f"{node.name} is Ready", lambda: site.lab.is_ready(node), 90)
 
 
 @pytest.mark.nodes
@@ -240,8 +240,8 @@ def test_a_drained_node_loses_no_step(site: Site, name: str) -> None:
     node = site.lab.node(site.node_of(name, slot))
     try:
         site.lab.kubectl("drain", node.name, *DRAIN)
-        wait_for("another node", lambda: site.is_elsewhere(name, slot, node.number), 60)
-        wait_for("no step lost", partial(has_lost_no_step, site, name), 60)
+        wait_until("another node", lambda: site.is_elsewhere(name, slot, node.number), 60)
+        wait_until("no step lost", partial(has_lost_no_step, site, name), 60)
         goes_on(site, name)
     finally:
         site.lab.kubectl("uncordon", node.name)
@@ -254,7 +254,7 @@ def test_a_deleted_coordinator_is_replaced_and_the_world_goes_on(site: Site, nam
     uids = running(site, name)
     pod = site.pods(name, "coordinator")[0]["metadata"]["name"]
     site.lab.kubectl("delete", "pod", pod, "--grace-period=0", "--force")
-    wait_for("its next term", lambda: site.status(name)["coordinator"]["term"] == 2, 60)
+    wait_until("its next term", lambda: site.status(name)["coordinator"]["term"] == 2, 60)
     goes_on(site, name)
     assert site.uids(name) == uids
 
@@ -264,7 +264,7 @@ def test_a_coordinator_that_is_killed_adopts_the_world(site: Site, name: str) ->
     uids = running(site, name)
     epochs = site.epochs(name)
     os.kill(site.coordinator(name), signal.SIGKILL)
-    wait_for("its container runs again", lambda: site.restarts(name, "coordinator") == 1, 60)
+    wait_until("its container runs again", lambda: site.restarts(name, "coordinator") == 1, 60)
     goes_on(site, name)
     assert (site.uids(name), site.epochs(name)) == (uids, epochs)
 
@@ -272,14 +272,14 @@ def test_a_coordinator_that_is_killed_adopts_the_world(site: Site, name: str) ->
 @pytest.mark.nodes
 def test_a_frozen_leader_that_thaws_writes_nothing(site: Site, name: str) -> None:
     running(site, name)
-    leader = wait_for("a leader", site.leader)
+    leader = wait_until("a leader", site.leader)
     process = site.operator(leader)
     os.kill(process, signal.SIGSTOP)
     frozen_at = datetime.now(UTC)
     try:
-        wait_for("another leader", lambda: site.leader() not in ("", leader), 60)
+        wait_until("another leader", lambda: site.leader() not in ("", leader), 60)
         site.kill_rank(name, 0)
-        wait_for("the incident", lambda: last_cause(site, name) == "Signal", 60)
+        wait_until("the incident", lambda: last_cause(site, name) == "Signal", 60)
     finally:
         os.kill(process, signal.SIGCONT)
     goes_on(site, name)
@@ -297,9 +297,9 @@ def test_training_goes_on_without_an_api_server(site: Site, name: str) -> None:
         time.sleep(60)
     finally:
         site.lab.control.start_apiserver()
-        wait_for("the API server", site.lab.control.is_ready, 60)
-    wait_for("steps were made meanwhile", lambda: step(site, name) > before + 200, 60)
-    wait_for("the incident", lambda: last_cause(site, name) == "Signal", 60)
+        wait_until("the API server", site.lab.control.is_ready, 60)
+    wait_until("steps were made meanwhile", lambda: step(site, name) > before + 200, 60)
+    wait_until("the incident", lambda: last_cause(site, name) == "Signal", 60)
     goes_on(site, name)
     assert site.uids(name) == uids
 
@@ -319,7 +319,7 @@ def test_without_dns_training_goes_on(site: Site, name: str) -> None:
     try:
         uids = running(site, name)
         site.kill_rank(name, 1)
-        wait_for("the incident", lambda: last_cause(site, name) == "Signal", 60)
+        wait_until("the incident", lambda: last_cause(site, name) == "Signal", 60)
         goes_on(site, name)
         assert site.uids(name) == uids
     finally:
@@ -335,9 +335,9 @@ def test_a_definition_that_is_upgraded_disturbs_no_job(site: Site, name: str) ->
     try:
         patch = '{"spec": {"later": "yes"}}'
         command = ("patch", "trainingjob", name, "--type=merge", "-p", patch)
-        wait_for("the new field is taken", lambda: "patched" in site.lab.kubectl(*command, check=False), 30)
+        wait_until("the new field is taken", lambda: "patched" in site.lab.kubectl(*command, check=False), 30)
         site.kill_rank(name, 0)
-        wait_for("the incident", lambda: last_cause(site, name) == "Signal", 60)
+        wait_until("the incident", lambda: last_cause(site, name) == "Signal", 60)
         goes_on(site, name)
         assert site.uids(name) == uids
     finally:
@@ -366,9 +366,9 @@ def test_a_job_reports_what_it_waits_for(
         return message in str(site.status(name).get("conditions", ""))
 
     try:
-        wait_for(f"{message!r} in a condition", is_reported, 60)
-    except AssertionError as error:
-        raise AssertionError(f"{error}\n{site.explain(name)}") from None
+        wait_until(f"{message!r} in a condition", is_reported, 60)
+    except NotYet as error:
+        raise NotYet(f"{error}\n{site.explain(name)}") from None
     assert site.condition(name, condition).get("status") != "True"
 
 
@@ -378,7 +378,7 @@ def test_a_namespace_that_is_deleted_takes_its_jobs_along(site: Site, name: str)
     job = tiny(site, name, steps=FOREVER)
     job["metadata"]["namespace"] = name
     site.apply(job)
-    wait_for("its pods", lambda: len(site.items("pods", name)) == 3, 60)
+    wait_until("its pods", lambda: len(site.items("pods", name)) == 3, 60)
     site.lab.kubectl("delete", "namespace", name, "--timeout=120s")
     assert site.get("namespace", name) is None
     assert len(site.items("pods", SYSTEM)) >= 2
@@ -393,7 +393,7 @@ def test_a_name_that_is_taken_is_reported(site: Site, name: str) -> None:
         events = [each for each in site.items("events") if each["involvedObject"]["name"] == name]
         return any(each["reason"] == "ActionFailed" and name in each["message"] for each in events)
 
-    wait_for("an event", is_reported, 60)
+    wait_until("an event", is_reported, 60)
     assert site.condition(name, "Running").get("status") != "True"
     site.lab.kubectl("delete", "service", name)
     site.wait(name, "Complete")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from lab.kube.site import Site
-from lab.waiting import wait_for
+from lab.waiting import wait_until
 
 pytestmark = pytest.mark.nodes
 
@@ -51,7 +51,7 @@ def test_a_job_is_placed_where_gpus_are_and_one_that_does_not_fit_reports_why(si
     site.delete(name)
 
     site.apply(a_job(site, name, workers=2, gpus=4))
-    wait_for("words of the scheduler", lambda: "Insufficient nvidia.com/gpu" in message(site, name))
+    wait_until("words of the scheduler", lambda: "Insufficient nvidia.com/gpu" in message(site, name))
     assert message(site, name).endswith("This job requests 2 x (4 nvidia.com/gpu).")
     assert site.condition(name, "Stalled")["reason"] == "Unschedulable"
     for number in (1, 2):
@@ -75,9 +75,9 @@ def test_two_jobs_that_hold_half_of_the_gpus_each_do_not_wait_for_ever(site: Sit
     tolerant["spec"]["template"]["spec"]["tolerations"] = [{"key": TAINT, "operator": "Exists"}]
     try:
         site.apply(a_job(site, one, workers=2, gpus=2, recovery={"startSeconds": 15}))
-        assert wait_for("a half of the GPUs", partial(place, site, one)) == 1
+        assert wait_until("a half of the GPUs", partial(place, site, one)) == 1
         site.apply(tolerant)
-        assert wait_for("the other half", partial(place, site, two)) == 2
+        assert wait_until("the other half", partial(place, site, two)) == 2
     finally:
         site.lab.kubectl("taint", "node", "node-2", f"{TAINT}-")
     try:
@@ -85,7 +85,7 @@ def test_two_jobs_that_hold_half_of_the_gpus_each_do_not_wait_for_ever(site: Sit
         def runs() -> str:
             return next((j for j in (one, two) if site.condition(j, "Running").get("status") == "True"), "")
 
-        first = wait_for("one of them runs", runs, 120)
+        first = wait_until("one of them runs", runs, 120)
         second = two if first == one else one
         assert site.status(second)["failures"].get("charged", 0) == 0
         assert not site.status(second).get("incidents")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from lab.kube import images
 from lab.kube.site import Object, Site
-from lab.waiting import wait_for
+from lab.waiting import wait_until
 from tests.cluster.test_core import tiny
 
 STAYS = ["sh", "-c", "trap exit TERM; sleep infinity & wait"]
@@ -77,7 +77,7 @@ def test_a_job_trains_in_any_pod(site: Site, name: str, shape: str) -> None:
     site.apply(job)
     site.wait(name, "Complete")
     assert not site.status(name).get("incidents")
-    wait_for("no container of it runs", lambda: not site.runs_anything(name), 60)
+    wait_until("no container of it runs", lambda: not site.runs_anything(name), 60)
 
 
 def in_namespace(name: str, **spec: Any) -> Object:
@@ -122,7 +122,7 @@ def test_in_a_restricted_namespace_only_pods_that_keep_to_it_run(
     namespace("restricted")
     container = {"name": "trainer", "imagePullPolicy": "Never", "securityContext": {"runAsUser": 0}}
     site.apply(in_namespace(name, template={"spec": {"containers": [container]}}))
-    wait_for("a refusal", lambda: accepted(site, name).get("reason") == "PodRefused", 60)
+    wait_until("a refusal", lambda: accepted(site, name).get("reason") == "PodRefused", 60)
     message = accepted(site, name)["message"]
     assert "violates PodSecurity" in message
     assert "runAsNonRoot != true" in message

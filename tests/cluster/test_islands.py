@@ -20,7 +20,7 @@ from lab.kube import network
 from lab.kube.node import Node
 from lab.kube.site import Site
 from lab.local.cluster import files
-from lab.waiting import wait_for
+from lab.waiting import wait_until
 from tests.cluster.test_core import UNCHANGED, tiny, wait_for_new_checkpoint
 from tests.cluster.test_faults import FOREVER, coordinators_node
 
@@ -41,7 +41,7 @@ def island(site: Site) -> Iterator[list[Node]]:
         site.lab.kubectl("uncordon", node.name)
         site.lab.kubectl("taint", "node", node.name, f"{TAINT}-", check=False)
         node.heal()
-        wait_for(f"{node.name} is Ready", partial(site.lab.is_ready, node), 120)
+        wait_until(f"{node.name} is Ready", partial(site.lab.is_ready, node), 120)
 
 
 def isolated(site: Site, name: str, island: list[Node]) -> list[int]:
@@ -85,15 +85,15 @@ def test_where_checkpoints_are_commits_the_storage_separates_worlds(
     wait_for_new_checkpoint(site, name)
     assert site.status(name)["featureLevel"] == feature_level
     ranks, folder = isolated(site, name, island), site.shared / name
-    wait_for("another coordinator", lambda: site.status(name)["coordinator"]["term"] > 1, 180)
-    wait_for("it saves", lambda: lineage(site, name)[0]["world"].startswith("2."), 180)
+    wait_until("another coordinator", lambda: site.status(name)["coordinator"]["term"] > 1, 180)
+    wait_until("it saves", lambda: lineage(site, name)[0]["world"].startswith("2."), 180)
     for _ in range(5):  # more than are kept
         wait_for_new_checkpoint(site, name)
         named = lineage(site, name)[:2]  # until status names newer ones in their place
         assert all(whole(folder, ref) or ref not in lineage(site, name) for ref in named)
     for node in island:
         node.heal()
-    wait_for("the old ranks are gone", lambda: not any(map(psutil.pid_exists, ranks)), 180)
+    wait_until("the old ranks are gone", lambda: not any(map(psutil.pid_exists, ranks)), 180)
     known = lineage(site, name)
     wait_for_new_checkpoint(site, name)
     assert [ref["world"] for ref in lineage(site, name)] == [known[0]["world"]] * len(known)
@@ -113,8 +113,8 @@ def test_a_script_that_saves_by_itself_gets_no_second_world(
     command = [UNCHANGED, ["python", "/shared/scripts/own_saves.py"]][feature_level]
     site.apply(site.job(name, [*command, f"/shared/{name}"], recovery={"fenceSeconds": 20}))
     site.wait(name, "Running")
-    wait_for("a save", lambda: site.has_just_saved(name), 60)
-    wait_for(
+    wait_until("a save", lambda: site.has_just_saved(name), 60)
+    wait_until(
         "its feature level in status", lambda: site.status(name).get("featureLevel", 0) == feature_level, 60
     )
     ranks = isolated(site, name, island)
@@ -122,15 +122,15 @@ def test_a_script_that_saves_by_itself_gets_no_second_world(
     def is_reported() -> bool:
         return "coordinators-ended" in str(site.status(name)["conditions"])
 
-    wait_for("what is awaited, and the command that gives it", is_reported, 240)
+    wait_until("what is awaited, and the command that gives it", is_reported, 240)
     time.sleep(60)  # longer than fenceSeconds and its margin: nothing else may begin meanwhile
     assert all(map(psutil.pid_exists, ranks)), "the world on the island goes on"
     assert starts(site, name) == 1
     for node in island:
         node.heal()
-    wait_for("the old ranks are gone, or are the world", lambda: not is_reported(), 240)
+    wait_until("the old ranks are gone, or are the world", lambda: not is_reported(), 240)
     site.wait(name, "Running", 180)
-    wait_for("a save", lambda: site.has_just_saved(name), 60)
+    wait_until("a save", lambda: site.has_just_saved(name), 60)
 
 
 def test_with_proof_that_the_nodes_are_off_a_successor_begins(
@@ -138,14 +138,14 @@ def test_with_proof_that_the_nodes_are_off_a_successor_begins(
 ) -> None:
     site.apply(site.job(name, [*UNCHANGED, f"/shared/{name}"], recovery={"fenceSeconds": 20}))
     site.wait(name, "Running")
-    wait_for("a save", lambda: site.has_just_saved(name), 60)
+    wait_until("a save", lambda: site.has_just_saved(name), 60)
     isolated(site, name, island)
     for node in island:
         node.power_off()
         site.lab.kubectl("taint", "node", node.name, TAINT)
     try:
-        wait_for("another coordinator", lambda: site.status(name)["coordinator"]["term"] > 1, 180)
-        wait_for("a save", lambda: site.has_just_saved(name), 180)
+        wait_until("another coordinator", lambda: site.status(name)["coordinator"]["term"] > 1, 180)
+        wait_until("a save", lambda: site.has_just_saved(name), 180)
     finally:
         for node in island:
             node.power_on(len(site.lab.nodes))

@@ -10,7 +10,7 @@ import pytest
 from lab.kube import engine, images
 from lab.kube.engine import Engine
 from lab.kube.images import LOCAL
-from lab.waiting import wait_for
+from lab.waiting import wait_until
 
 ALONE = ("--network", "none", "--cap-drop", "all", "--security-opt", "no-new-privileges")
 UP = "ropeteam-test-up"
@@ -64,7 +64,7 @@ def test_its_kubectl_drives_a_cluster_in_it_which_ends_in_order(up: Engine) -> N
         look = "kubectl get trainingjobs >/dev/null 2>&1 && echo yes || true"
         return "yes" in up.must("exec", UP, "sh", "-c", look)
 
-    wait_for("a cluster", answers, 180)
+    wait_until("a cluster", answers, 180)
     up.must("exec", UP, "kubectl", "apply", "-f", "examples/digits.yaml")
     up.must("exec", UP, "kubectl", "wait", "--for=condition=Complete", "--timeout=900s", "tj/digits")
     up.must("stop", "--time", "120", UP)

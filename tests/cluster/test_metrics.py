@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from lab.kube.site import Site
-from lab.waiting import wait_for
+from lab.waiting import wait_until
 from tests.cluster.test_core import served_job, step, tiny
 from tests.metrics.prometheus import ENDPOINTS, META, Object, Prometheus, scrape, wait_for_data
 
@@ -56,7 +56,7 @@ def test_prometheus_sees_a_job_while_it_lives(site: Site, name: str, prometheus:
     site.apply(served_job(site, served))
     site.wait(name, "Running")
     site.wait(served, "Running")
-    wait_for("a checkpoint", lambda: step(site, name) > 0)
+    wait_until("a checkpoint", lambda: step(site, name) > 0)
 
     def all_up() -> bool:
         targets = prometheus.targets()
@@ -64,11 +64,11 @@ def test_prometheus_sees_a_job_while_it_lives(site: Site, name: str, prometheus:
         assert sum(map(len, pods)) == 2 * (1 + WORKERS) + 1
         return len(targets) == len(site.operators()) + sum(map(len, pods)) and not any(targets.values())
 
-    wait_for("every target scraped", all_up)
+    wait_until("every target scraped", all_up)
     signals = 'sum(ropeteam_incidents_total{cause="Signal"})'
     before = sum(prometheus.query(signals).values())
     os.kill(site.rank(name, 1), 9)
-    wait_for("the incident counted", lambda: sum(prometheus.query(signals).values()) > before)
+    wait_until("the incident counted", lambda: sum(prometheus.query(signals).values()) > before)
     wait_for_data(prometheus)
     site.delete(served)
 
@@ -78,4 +78,4 @@ def test_prometheus_sees_a_job_while_it_lives(site: Site, name: str, prometheus:
     operators = [url for url in prometheus.targets() if ":8080/" in url]
     assert operators
     assert all(name not in read(url) for url in operators), "not a moment longer"
-    wait_for("Prometheus to forget", lambda: not prometheus.query(selector), 300)
+    wait_until("Prometheus to forget", lambda: not prometheus.query(selector), 300)

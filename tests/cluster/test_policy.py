@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lab.kube.site import RELEASE, SYSTEM, Site
-from lab.waiting import wait_for
+from lab.waiting import wait_until
 from tests.cluster.test_core import tiny, wait_for_new_checkpoint
 
 Object = dict[str, Any]
@@ -38,7 +38,7 @@ def test_a_jobs_policy_is_its_own_and_goes_with_it(site: Site, name: str) -> Non
     assert selected(site, peer["podSelector"], SYSTEM) == names(site.operators())
     assert peer["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": SYSTEM}}
     site.delete(name)
-    wait_for("the policy goes with its job", lambda: not policies(site, name), 60)
+    wait_until("the policy goes with its job", lambda: not policies(site, name), 60)
 
 
 def test_a_job_that_runs_gets_one_when_the_chart_begins_to_make_them(site: Site, name: str) -> None:
@@ -49,6 +49,6 @@ def test_a_job_that_runs_gets_one_when_the_chart_begins_to_make_them(site: Site,
     uids = site.uids(name)
     assert policies(site, name) == []
     site.helm("rollback", RELEASE, "--namespace", SYSTEM, "--wait")
-    wait_for("a policy", lambda: policies(site, name), 60)
+    wait_until("a policy", lambda: policies(site, name), 60)
     wait_for_new_checkpoint(site, name)
     assert site.uids(name) == uids

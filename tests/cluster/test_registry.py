@@ -18,7 +18,7 @@ import yaml
 from lab.kube import engine, images, network, programs
 from lab.kube.engine import Engine
 from lab.kube.site import Object, Site
-from lab.waiting import wait_for
+from lab.waiting import wait_until
 from tests.cluster.test_core import tiny
 
 IMPORTED = "registry.example/ropeteam/imported:1"
@@ -53,7 +53,7 @@ def registry(site: Site, program: Path, tmp_path: Path) -> Iterator[str]:
             [program, "serve", tmp_path / "registry.yaml"], stdout=output, stderr=output
         )
     try:
-        listening = wait_for(
+        listening = wait_until(
             "it listens", lambda: re.search(r"listening on ([\d.]+:\d+)", log.read_text()), 60
         )
         for node in site.lab.nodes:
@@ -87,7 +87,7 @@ def test_operators_and_coordinators_are_pulled_from_a_registry_of_ones_own(
     site: Site, name: str, operators_from_it: str
 ) -> None:
     repository = operators_from_it.rpartition(":")[0]
-    wait_for("operators of it alone", lambda: repositories(site.operators()) == {repository}, 120)
+    wait_until("operators of it alone", lambda: repositories(site.operators()) == {repository}, 120)
     site.apply(tiny(site, name, steps=100_000))
     site.wait(name, "Running")
     assert repositories(site.pods(name, "coordinator")) == {repository}
@@ -113,6 +113,6 @@ def test_what_an_engine_saves_a_node_imports(site: Site, name: str, tmp_path: Pa
     spec = {"containers": [container], "restartPolicy": "Never", "nodeName": node.name}
     site.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec})
     phase = ("get", "pod", name, "-o", "jsonpath={.status.phase}")
-    wait_for("its end", lambda: site.lab.kubectl(*phase) == "Succeeded", 120)
+    wait_until("its end", lambda: site.lab.kubectl(*phase) == "Succeeded", 120)
     site.lab.kubectl("delete", "pod", name, "--now")
     docker.must("rmi", IMPORTED)

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from lab.kube import falsecoordinator
 from lab.kube.site import SYSTEM, Site, false_coordinator
-from lab.waiting import wait_for
+from lab.waiting import wait_until
 from tests.cluster.test_core import tiny
 
 WIDE, GROWTH = 10, 96
@@ -91,14 +91,14 @@ def test_hostile_objects_cost_only_themselves(site: Site, name: str, hostile: st
     site.apply(tiny(site, name, steps=30, pause=0.0))
     site.wait(name, "Complete")
     for what, message in (("deep", "nested more than 100 levels deep"), ("wide-0", "KiB")):
-        condition = wait_for("it is refused", partial(accepted, site, f"{hostile}-{what}"), 60)
+        condition = wait_until("it is refused", partial(accepted, site, f"{hostile}-{what}"), 60)
         assert (condition["status"], condition["reason"]) == ("False", "InvalidSpec")
         assert message in condition["message"]
     assert operators(site) == before, "none was started again, by whomever"
     assert site.get("pod", f"{hostile}-pod") is not None, "what is only labelled is not deleted"
     assert site.get("service", f"{hostile}-service") is not None
     begin_anew(site)
-    wait_for("another leader", lambda: site.leader() in operators(site), 60)
+    wait_until("another leader", lambda: site.leader() in operators(site), 60)
     assert set(operators(site).values()) == {0}
     assert memory(site) < used + GROWTH
 
@@ -115,7 +115,7 @@ def test_false_coordinators_cost_only_themselves(site: Site, name: str, hostile:
         site.apply(pod)
         pods.append(pod["metadata"]["name"])
     for pod in pods:
-        wait_for(f"{pod} is asked", partial(is_polled, site, pod), 120)
+        wait_until(f"{pod} is asked", partial(is_polled, site, pod), 120)
     site.apply(tiny(site, name, steps=30, pause=0.0))
     site.wait(name, "Complete")
     assert operators(site) == before, "none was started again, by whomever"
@@ -138,9 +138,9 @@ def test_a_service_that_another_tenant_labels_is_not_followed(site: Site, name: 
     forged["metadata"]["labels"]["ropeteam.dev/term"] = "1"
     site.apply(forged)
     begin_anew(site)
-    wait_for("another leader", lambda: site.leader() in operators(site), 60)
+    wait_until("another leader", lambda: site.leader() in operators(site), 60)
     site.kill_rank(name, 0)
-    wait_for("an incident", lambda: site.status(name).get("incidents"), 60)
+    wait_until("an incident", lambda: site.status(name).get("incidents"), 60)
     site.wait(name, "Running")
     assert site.status(name)["coordinator"]["address"] == address
     assert site.uids(name) == uids

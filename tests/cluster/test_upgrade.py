@@ -13,7 +13,7 @@ import pytest
 from lab import olderrelease
 from lab.kube import images
 from lab.kube.site import RELEASE, SYSTEM, Object, Site
-from lab.waiting import wait_for
+from lab.waiting import wait_until
 from tests.cluster.test_core import last_cause, step, tiny, wait_for_new_checkpoint
 
 pytestmark = [pytest.mark.nodes, olderrelease.needed]
@@ -86,14 +86,14 @@ def test_a_running_job_of_an_earlier_release_goes_on_after_an_upgrade(before: Si
     wait_for_new_checkpoint(site, name)
     uids, coordinator, processes = site.uids(name), coordinators(site, name), ranks(site, name)
     site.install(verb="upgrade")
-    wait_for("the condition", lambda: is_outdated(site, name), 60)
+    wait_until("the condition", lambda: is_outdated(site, name), 60)
     wait_for_new_checkpoint(site, name)
     assert (site.uids(name), coordinators(site, name)) == (uids, coordinator)
     assert ranks(site, name) == processes, "nothing was started anew, so no step was lost"
     assert incidents(site, name) == []
 
     site.kill_rank(name, 1)
-    wait_for("the incident", lambda: incidents(site, name) == ["Signal"], 60)
+    wait_until("the incident", lambda: incidents(site, name) == ["Signal"], 60)
     wait_for_new_checkpoint(site, name)
     assert (site.uids(name), coordinators(site, name)) == (uids, coordinator)
 
@@ -104,13 +104,13 @@ def test_a_running_job_of_an_earlier_release_goes_on_after_an_upgrade(before: Si
 def loses_its_leading_pod(site: Site, name: str) -> None:
     """The new one has an agent of this release, beside one of the earlier."""
     site.lab.kubectl("delete", "pod", f"{name}-0-1", "--wait=false")
-    wait_for("its replacement", lambda: f"{name}-0-2" in site.uids(name), 60)
-    wait_for("the incident", lambda: last_cause(site, name) == "PodDeleted", 60)
+    wait_until("its replacement", lambda: f"{name}-0-2" in site.uids(name), 60)
+    wait_until("the incident", lambda: last_cause(site, name) == "PodDeleted", 60)
     wait_for_new_checkpoint(site, name)
     lost = [each for each in site.status(name)["incidents"] if each["cause"] == "PodDeleted"]
     assert [(each["charged"], each["stepsLost"]) for each in lost] == [(False, 0)]
-    wait_for("the former one is gone", lambda: f"{name}-0-1" not in site.uids(name), 60)
-    wait_for("the condition", lambda: is_outdated(site, name), 60)
+    wait_until("the former one is gone", lambda: f"{name}-0-1" not in site.uids(name), 60)
+    wait_until("the condition", lambda: is_outdated(site, name), 60)
 
 
 def gets_a_new_coordinator(site: Site, name: str) -> None:
@@ -119,11 +119,11 @@ def gets_a_new_coordinator(site: Site, name: str) -> None:
     command = re.search(r"kubectl (delete pod -n \S+ \S+)$", site.condition(name, "Running")["message"])
     assert command is not None
     site.lab.kubectl(*command[1].split())
-    wait_for("it is cleared", lambda: site.condition(name, "Running").get("reason") == "WorldRunning", 60)
+    wait_until("it is cleared", lambda: site.condition(name, "Running").get("reason") == "WorldRunning", 60)
     wait_for_new_checkpoint(site, name)
     assert (site.uids(name), incidents(site, name)) == (uids, faults)
     site.kill_rank(name, 1)
-    wait_for("the incident", lambda: incidents(site, name) == [*faults, "Signal"], 60)
+    wait_until("the incident", lambda: incidents(site, name) == [*faults, "Signal"], 60)
     wait_for_new_checkpoint(site, name)
 
 
@@ -136,18 +136,18 @@ def test_stored_jobs_of_an_earlier_release_are_whole_after_an_upgrade(before: Si
     patch(site, rests, '{"suspend": true}')
     site.wait(rests, "Suspended")
     site.wait(done, "Complete")
-    wait_for("no pod of it is left", lambda: not site.pods(rests), 60)
+    wait_until("no pod of it is left", lambda: not site.pods(rests), 60)
     known = {job: preserved(site, job) for job in (rests, done)}
     site.install(verb="upgrade")
     for job, stored in known.items():
-        wait_for(f"{job} is as it was", partial(is_stored, site, job, stored), 60)
+        wait_until(f"{job} is as it was", partial(is_stored, site, job, stored), 60)
 
     patch(site, rests, '{"suspend": false}')
-    wait_for("it goes on", lambda: step(site, rests) > known[rests]["checkpoint"]["step"], 240)
+    wait_until("it goes on", lambda: step(site, rests) > known[rests]["checkpoint"]["step"], 240)
     assert site.status(rests)["attempt"] == known[rests]["attempt"] + 1
     assert incidents(site, rests) == []
     patch(site, done, '{"ttlSecondsAfterFinished": 1}')
-    wait_for("it is deleted after its time", lambda: site.get("trainingjob", done) is None, 60)
+    wait_until("it is deleted after its time", lambda: site.get("trainingjob", done) is None, 60)
 
     an_older_job(site, name, steps=30)
     site.apply(tiny(site, new, steps=30))

@@ -9,9 +9,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from lab.waiting import wait_until_async
 from tests.controller.house import operator_of
 from tests.controller.scripted import Scripted
-from tests.controller.waiting import until_async
 
 from ropeteam.controller.client.apiclient import ApiClient, NotFound, ObjectRef
 from ropeteam.controller.reconcile import agentsecret
@@ -46,7 +46,7 @@ async def test_it_is_made_once_and_again_when_somebody_deleted_it(
                 return True
             return False
 
-        await until_async(gone)
+        await wait_until_async("the Secret is deleted", gone)
         await agent.ensure(client, "default")
         assert await gone(), "believed to be there"
         monkeypatch.setattr(agentsecret, "_RECHECK_SECONDS", 0.0)

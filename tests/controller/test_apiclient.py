@@ -11,8 +11,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
+from lab.waiting import wait_until_async
 from tests.controller.scripted import Object, Scripted, access, serving
-from tests.controller.waiting import until
 from yarl import URL
 
 from ropeteam.controller.client import apiclient
@@ -100,7 +100,7 @@ async def test_a_lookup_that_ends_with_its_connection_pool_is_repeated(api: Scri
 
     async with ApiClient(load, connect=connect) as client:
         request = asyncio.create_task(client.items(ObjectRef("Pod", "default")))
-        await until(lambda: bool(looked_up))
+        await wait_until_async("the address is looked up", lambda: bool(looked_up))
         await client._reconnect(client._access)
         assert await request == []
     assert looked_up == [True, True]

@@ -12,9 +12,9 @@ from typing import Any, NoReturn, cast
 import pytest
 import pytest_asyncio
 import yaml
+from lab.waiting import wait_until_async
 from tests.controller.house import JOB, condition, job, names, operator_of, status
 from tests.controller.scripted import Scripted, an_object
-from tests.controller.waiting import until, until_async
 
 from ropeteam.controller.cache import budget, parsing
 from ropeteam.controller.cache.caches import Caches, make_caches
@@ -144,16 +144,16 @@ async def test_a_job_of_which_nothing_is_cached_runs_is_suspended_and_resumes(cl
             return condition(await status(operator.client), "Suspended").get("status") == "True"
 
         await operator.client.create(job())
-        await until_async(runs)
+        await wait_until_async("both pods are there", runs)
         (seen,) = operator.caches.jobs.of(DEFAULT)
         assert seen.text == b""
         await operator.client.merge(JOB, {"spec": {"suspend": True}})
-        await until_async(suspended)
+        await wait_until_async("the job is Suspended", suspended)
         await operator.client.merge(JOB, {"spec": {"suspend": False}})
-        await until_async(runs)
+        await wait_until_async("both pods are there again", runs)
         gone = await operator.client.get(JOB)
         await operator.client.delete(JOB, uid=gone["metadata"]["uid"])
-        await until(lambda: operator.caches.jobs.known_keys() == ())
+        await wait_until_async("the job is gone", lambda: operator.caches.jobs.known_keys() == ())
 
 
 async def test_what_is_wrong_with_it_is_reported_and_not_remembered_at_length(cluster: LocalCluster) -> None:
@@ -165,11 +165,11 @@ async def test_what_is_wrong_with_it_is_reported_and_not_remembered_at_length(cl
             accepted = condition(await status(operator.client), "Accepted")
             return str(accepted["message"]) if accepted.get("status") == "False" else ""
 
-        assert "refuses the worker pod" in await until_async(refusal)
+        assert "refuses the worker pod" in await wait_until_async("the job is not Accepted", refusal)
         state = operator.reconciler.jobs.of(DEFAULT, (await operator.client.get(JOB))["metadata"]["uid"], 0.0)
         assert state.admission.refusal is not None
         assert len(state.admission.refusal.message) <= 4096
-        await until(lambda: state.last.why != "")
+        await wait_until_async("the reason is known", lambda: state.last.why != "")
         assert len(state.last.why) <= 4096
 
 

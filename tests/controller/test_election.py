@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from lab.waiting import wait_until_async
 from tests.controller.house import job
-from tests.controller.waiting import until
 
 from ropeteam.controller.client import access
 from ropeteam.controller.client.apiclient import ApiClient, Fenced, ObjectRef
@@ -104,9 +104,12 @@ async def test_one_leads_and_the_other_waits_until_it_is_given_back(cluster):
         waiting = asyncio.create_task(b.acquire())
         for _ in range(3):  # longer than a lease lasts
             clock.ahead += LONG.duration / 2
-            await until(partial(is_renewed, a, b, clock()))
+            await wait_until_async(
+                "the standby has seen the renewed Lease", partial(is_renewed, a, b, clock())
+            )
         assert (a.may_write(), b.may_write(), waiting.done()) == (True, False, False)
-        await until(partial(is_renewed, a, a, clock()))  # and nothing that it wrote is on its way
+        # and nothing that it wrote is on its way
+        await wait_until_async("the leader has renewed its own Lease", partial(is_renewed, a, a, clock()))
         keeping.cancel()
         await a.release()
         assert not a.may_write()
@@ -125,7 +128,7 @@ async def test_a_standby_sees_how_far_the_clock_of_the_leader_is_ahead(cluster):
         await a.acquire()
         keeping = asyncio.create_task(a.renew())
         waiting = asyncio.create_task(b.acquire())
-        await until(lambda: b.ahead() != 0.0)
+        await wait_until_async("the difference of the clocks is known", lambda: b.ahead() != 0.0)
         keeping.cancel()
         while not waiting.done():  # what the leader wrote last may still be on its way
             clock.ahead += LONG.duration
@@ -147,7 +150,7 @@ async def test_a_leader_that_was_frozen_may_not_write_before_it_knows(cluster):
     async with candidate(cluster, "a", mine) as a, candidate(cluster, "b", theirs) as b:
         await a.acquire()
         winning = asyncio.create_task(b.acquire())
-        await until(lambda: b._observed.record)
+        await wait_until_async("the Lease is read", lambda: b._observed.record)
         theirs.ahead = LONG.duration
         await winning  # a renews nothing, as if stopped
         mine.ahead = LONG.renew

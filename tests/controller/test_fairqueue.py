@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.controller.waiting import until
+from lab.waiting import wait_until_async
 
 from ropeteam.controller.queue.fairqueue import FairQueue
 from ropeteam.controller.queue.workqueue import WorkQueue, serve
@@ -91,7 +91,7 @@ def test_everything_that_is_added_is_handled(names: list[str], workers: int) -> 
         serving = asyncio.create_task(serve(queue, handle))
         for key in keys:
             queue.add(key)
-        await until(lambda: len(handled) == len(keys))
+        await wait_until_async("all keys are handled", lambda: len(handled) == len(keys))
         serving.cancel()
         with suppress(asyncio.CancelledError):
             await serving
@@ -111,9 +111,9 @@ async def test_coordinators_that_never_answer_take_no_turns_from_another_namespa
     for number in range(1000):
         queue.add(f"x{number}")
     serving = asyncio.create_task(serve(queue, handle))
-    await until(lambda: len(handled) == 4)
+    await wait_until_async("all four workers are busy", lambda: len(handled) == 4)
     queue.add("honest")
-    await until(lambda: "honest" in handled)
+    await wait_until_async("the job of the other namespace is handled", lambda: "honest" in handled)
     assert len(handled) == 5
     serving.cancel()
     with suppress(asyncio.CancelledError):

@@ -8,8 +8,8 @@ from contextlib import suppress
 
 import pytest
 import pytest_asyncio
+from lab.waiting import wait_until_async
 from tests.controller.scripted import Object, Scripted, an_object
-from tests.controller.waiting import until
 
 from ropeteam.controller.cache.informer import Informer, Key, WatchSpec
 from ropeteam.controller.client.apiclient import ApiClient
@@ -40,7 +40,7 @@ async def watched(api: Scripted, client: ApiClient) -> AsyncIterator[Watched]:
     api.listed, api.version = [an_object("a", 3), an_object("b", 4)], 5
     watched = Watched(client)
     task = asyncio.create_task(watched.informer.run())
-    await until(lambda: api.watches == 1)
+    await wait_until_async("the watch is open", lambda: api.watches == 1)
     assert watched.names == {"a", "b"}
     watched.bells.clear()
     yield watched
@@ -53,7 +53,7 @@ async def test_watch_events_change_the_store_and_ring(api: Scripted, watched: Wa
     api.send("ADDED", an_object("c", 6))
     api.send("MODIFIED", an_object("a", 7, changed=True))
     api.send("DELETED", an_object("b", 8))
-    await until(lambda: watched.names == {"a", "c"})
+    await wait_until_async("both events are in the cache", lambda: watched.names == {"a", "c"})
     assert watched.bells == [Key("default", "c"), A, B]
     assert watched.informer.of(A) == ({"changed": True},)
 
@@ -64,7 +64,7 @@ async def test_what_a_deleted_object_was_in_the_end_is_reported(api: Scripted, w
     watched.bells.clear()
     api.send("DELETED", an_object("a", 6, ended=1))
     api.send("DELETED", an_object("b", 7, ended=2))
-    await until(lambda: len(watched.gone) == 2)
+    await wait_until_async("both deletions are reported", lambda: len(watched.gone) == 2)
     assert watched.gone == [{"ended": 1}, {"ended": 2}]
     assert watched.bells == [A, B]
     assert watched.names == set()
@@ -73,7 +73,7 @@ async def test_what_a_deleted_object_was_in_the_end_is_reported(api: Scripted, w
 async def test_a_change_of_nothing_that_is_cached_calls_nobody(api: Scripted, watched: Watched) -> None:
     api.send("MODIFIED", an_object("a", 6))
     api.send("ADDED", an_object("c", 7))
-    await until(lambda: "c" in watched.names)
+    await wait_until_async("c is in the cache", lambda: "c" in watched.names)
     assert A not in watched.bells
 
 
@@ -83,7 +83,7 @@ async def test_any_error_in_the_stream_leads_to_a_list_that_finds_missed_deletio
 ) -> None:
     api.listed, api.version = [an_object("b", 4), an_object("c", 20)], 21
     api.send("ERROR", {"kind": "Status", "code": code, "message": "too old resource version"})
-    await until(lambda: api.watches == 2)
+    await wait_until_async("a second watch is open", lambda: api.watches == 2)
     assert watched.names == {"b", "c"}
     assert set(watched.bells) == {A, Key("default", "c")}
 
@@ -92,7 +92,7 @@ async def test_an_answer_of_410_leads_to_a_new_list(api: Scripted, watched: Watc
     api.listed, api.version = [an_object("b", 4)], 30
     api.answers.append((410, {"message": "too old"}))
     api.hang_up()
-    await until(lambda: api.watches == 2)
+    await wait_until_async("a second watch is open", lambda: api.watches == 2)
     assert watched.names == {"b"}
 
 
@@ -109,16 +109,16 @@ async def test_an_object_that_changes_hands_leaves_who_had_it(client: ApiClient)
 async def test_a_broken_stream_is_taken_up_again_without_a_list(api: Scripted, watched: Watched) -> None:
     api.send("ADDED", an_object("c", 6))
     api.hang_up()
-    await until(lambda: api.watches == 2)
+    await wait_until_async("a second watch is open", lambda: api.watches == 2)
     api.send("ADDED", an_object("d", 7))
-    await until(lambda: "d" in watched.names)
+    await wait_until_async("d is in the cache", lambda: "d" in watched.names)
     assert watched.informer.lists == 1
 
 
 async def test_server_errors_are_survived(api: Scripted, watched: Watched) -> None:
     api.answers += [(503, {"message": "overloaded"})] * 3
     api.hang_up()
-    await until(lambda: api.watches == 2)
+    await wait_until_async("a second watch is open", lambda: api.watches == 2)
     assert watched.names == {"a", "b"}
 
 
@@ -129,7 +129,7 @@ async def test_what_we_wrote_is_known_at_once_and_an_older_echo_does_not_win(
     assert watched.informer.of(Key("default", "c")) == ({"ours": True},)
     api.send("MODIFIED", an_object("c", 9, ours=False))
     api.send("ADDED", an_object("d", 11))
-    await until(lambda: "d" in watched.names)
+    await wait_until_async("d is in the cache", lambda: "d" in watched.names)
     assert watched.informer.of(Key("default", "c")) == ({"ours": True},)
 
 
@@ -137,7 +137,7 @@ async def test_a_late_answer_does_not_bring_back_what_was_deleted(api: Scripted,
     api.send("ADDED", an_object("c", 6))
     api.send("DELETED", an_object("c", 7))
     api.send("ADDED", an_object("d", 8))
-    await until(lambda: "d" in watched.names)
+    await wait_until_async("d is in the cache", lambda: "d" in watched.names)
     watched.informer.upsert(an_object("c", 6))
     assert "c" not in watched.names
 
@@ -146,5 +146,5 @@ async def test_a_list_that_is_older_than_our_write_does_not_undo_it(api: Scripte
     watched.informer.upsert(an_object("c", 100))
     api.version = 50
     api.send("ERROR", {"kind": "Status", "code": 410})
-    await until(lambda: api.watches == 2)
+    await wait_until_async("a second watch is open", lambda: api.watches == 2)
     assert watched.names == {"a", "b", "c"}

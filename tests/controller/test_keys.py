@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.waiting import wait_until_async
 from tests.controller.house import job, observation, operator_of
-from tests.controller.waiting import until_async
 
 from ropeteam.api.job import Metadata
 from ropeteam.api.status import CoordinatorStatus, JobStatus, SlotStatus
@@ -124,7 +124,7 @@ async def test_a_job_keeps_its_key_while_it_has_pods_and_then_gets_a_secret_with
                 found = await operator.client.get(ObjectRef("TrainingJob", "default", "job"))
                 return bool(found.get("status", {}).get("coordinator", {}).get("podUID"))
 
-            await until_async(named)
+            await wait_until_async("status has the coordinator pod", named)
         old = OperatorKey(bytes.fromhex(file.read_text()))
         (cluster.home / "operator.key.previous").write_text(old.secret.hex())
         file.write_text(NEW.secret.hex())
@@ -143,7 +143,7 @@ async def test_a_job_keeps_its_key_while_it_has_pods_and_then_gets_a_secret_with
                         await operator.client.delete(place, uid=meta["uid"], grace_seconds=0)
                 return not pods
 
-            await until_async(made)
+            await wait_until_async("a Secret with the old key is there", made)
 
-            await until_async(gone)
+            await wait_until_async("all pods are gone", gone)
             assert await key_seen(operator) == (NEW.id, False)

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from threading import enumerate as enumerate_threads
 from typing import Any
@@ -15,9 +16,9 @@ import kopf
 import pytest
 import pytest_asyncio
 from aiohttp import web
+from lab.waiting import wait_until_async
 from tests.controller.parsing import Parsed
 from tests.controller.scripted import Object, Scripted, access, an_object, serving
-from tests.controller.waiting import until
 
 from ropeteam.controller import metrics
 from ropeteam.controller.cache.informer import Informer, Key, MultiNamespaceInformer, WatchSpec
@@ -72,11 +73,13 @@ async def test_a_job_of_thousands_of_levels_is_no_problem_for_kopf(caplog: pytes
             return access(address)
 
         task = asyncio.create_task(thread.run(load, changes.append, ()))
-        await until(lambda: api.watches == 1)
+        await wait_until_async("the watch is open", lambda: api.watches == 1)
         assert api.limits == [1], "each has rung already, when our informer has listed it"
         api.send("ADDED", {**deep, "metadata": {**deep["metadata"], "name": "watched", "uid": "w"}})
         api.send("MODIFIED", {**job("listed", 7), "spec": {"changed": True}})
-        await until(lambda: {change.key.name for change in changes} == {"watched", "listed"})
+        await wait_until_async(
+            "both jobs are reported", lambda: {change.key.name for change in changes} == {"watched", "listed"}
+        )
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
@@ -95,7 +98,7 @@ async def test_a_large_job_that_changes_is_not_parsed_for_kopf(monkeypatch: pyte
         task = asyncio.create_task(thread.run(load, changes.append, ()))
         for change in range(5):
             api.send("MODIFIED", large)
-            await until(lambda: len(changes) == change + 1)  # noqa: B023 - it is awaited here
+            await wait_until_async("the change is reported", lambda: len(changes) == change + 1)  # noqa: B023 - it is awaited here
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
@@ -123,15 +126,17 @@ async def test_the_handler_runs_again_after_what_kills_kopf(
             return access(address)
 
         task = asyncio.create_task(thread.run(load, changes.append, ()))
-        await until(lambda: api.watches == 1)
+        await wait_until_async("the watch is open", lambda: api.watches == 1)
         if fault == "an error in the stream":
             api.send("ERROR", {"kind": "Status", "apiVersion": "v1", "code": 500, "message": "no"})
         else:
             api.answers += [(401, {"kind": "Status", "message": "expired", "code": 401})] * 3
             api.hang_up()
-        await until(lambda: api.watches == 2)
+        await wait_until_async("a second watch is open", lambda: api.watches == 2)
         api.send("MODIFIED", job("a", 9))
-        await until(lambda: Change(Key("default", "a"), "uid-a", 9, False) in changes)
+        await wait_until_async(
+            "the change is reported", lambda: Change(Key("default", "a"), "uid-a", 9, False) in changes
+        )
         assert not kills, "kopf gave up, this process has not"
         task.cancel()
         with suppress(asyncio.CancelledError):
@@ -147,10 +152,10 @@ async def test_the_end_of_kopf_reaches_no_task_and_no_signal_handler_of_ours() -
             return access(address)
 
         task = asyncio.create_task(thread.run(load, list[Change]().append, ()))
-        await until(lambda: api.watches == 1)
+        await wait_until_async("the watch is open", lambda: api.watches == 1)
         younger = asyncio.create_task(asyncio.Event().wait())
         os.kill(os.getpid(), signal.SIGTERM)
-        await until(requested.is_set)
+        await wait_until_async("the request has come", requested.is_set)
         assert not task.done()
         task.cancel()
         with suppress(asyncio.CancelledError):
@@ -171,7 +176,7 @@ async def jobs(
     spec = WatchSpec[Object]("Pod", "", lambda o: Key("default", o["metadata"]["name"]), lambda o: o["spec"])
     informer = Informer(client, spec, lambda _: None, "default")
     task = asyncio.create_task(informer.run())
-    await until(lambda: api.watches == 1)
+    await wait_until_async("the watch is open", lambda: api.watches == 1)
     yield MultiNamespaceInformer((informer, Informer(client, spec, lambda _: None, "other")))
     task.cancel()
     with suppress(asyncio.CancelledError):
@@ -199,7 +204,7 @@ async def test_what_the_watch_has_missed_is_listed(
     api.version = 9
     await asyncio.sleep(0.3)
     check.check()
-    await until(lambda: api.watches == 2)
+    await wait_until_async("a second watch is open", lambda: api.watches == 2)
     assert {key.name for key in jobs.known_keys()} == {"a", "c"}
     await asyncio.sleep(0.3)
     check.check()
@@ -215,7 +220,7 @@ async def test_a_job_that_changes_all_the_time_is_overdue_as_well(
         await asyncio.sleep(0.1)
     check.check()
     assert missed() == before + 1
-    await until(lambda: api.watches == 2)
+    await wait_until_async("a second watch is open", lambda: api.watches == 2)
 
 
 async def test_a_watch_that_is_a_little_behind_has_missed_nothing(
@@ -225,14 +230,16 @@ async def test_a_watch_that_is_a_little_behind_has_missed_nothing(
     check.changed(change("a", 6))
     for version in range(6, 12):  # the cache always has the change before
         api.send("MODIFIED", an_object("a", version, number=version))
-        await until(lambda: jobs.has("uid-a", version, deleted=False))  # noqa: B023 - it is awaited here
+        await wait_until_async(
+            "the change is in the cache", partial(jobs.has, "uid-a", version, deleted=False)
+        )
         check.changed(change("a", version + 1))
         await asyncio.sleep(0.1)
         check.check()
     check.changed(change("a", 13, deleted=True))
     api.send("MODIFIED", an_object("a", 12))
     api.send("DELETED", an_object("a", 13))
-    await until(lambda: jobs.has("uid-a", 13, deleted=True))
+    await wait_until_async("the deletion is in the cache", lambda: jobs.has("uid-a", 13, deleted=True))
     await asyncio.sleep(0.3)
     check.check()
     assert (api.watches, missed()) == (1, before)
@@ -248,8 +255,12 @@ async def test_what_the_watch_brings_in_time_is_not_missed(
     api.send("ADDED", an_object("c", 7))
     api.send("DELETED", an_object("b", 8))
     api.send("ADDED", {key: value for key, value in an_object("broken", 10).items() if key != "spec"})
-    await until(lambda: {key.name for key in jobs.known_keys()} == {"a", "c"})
-    await until(lambda: jobs.has("uid-broken", 10, deleted=False))
+    await wait_until_async(
+        "both jobs are known", lambda: {key.name for key in jobs.known_keys()} == {"a", "c"}
+    )
+    await wait_until_async(
+        "the change of the broken job has come", lambda: jobs.has("uid-broken", 10, deleted=False)
+    )
     await asyncio.sleep(0.3)
     check.changed(change("a", 6))
     check.check()

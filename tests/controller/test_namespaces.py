@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lab.waiting import wait_until_async
 from tests.controller.house import job, operator_of
-from tests.controller.waiting import until_async
 
 from ropeteam.controller.client.apiclient import Object, ObjectRef
 from ropeteam.local.cluster import LocalCluster
@@ -31,7 +31,7 @@ async def test_jobs_of_the_named_namespaces_run_and_of_others_do_not(tmp_path: P
         async def served() -> bool:
             return all([len(await client.items(ObjectRef("Pod", name))) == 3 for name in ("a", "b")])
 
-        await until_async(served)
+        await wait_until_async("both namespaces have their pods", served)
         assert await client.items(ObjectRef("Pod", "c")) == []
         place = ObjectRef("TrainingJob", "b", "job")
         await client.delete(place, uid=(await client.get(place))["metadata"]["uid"])
@@ -39,7 +39,7 @@ async def test_jobs_of_the_named_namespaces_run_and_of_others_do_not(tmp_path: P
         async def swept() -> bool:
             return await client.items(ObjectRef("Pod", "b")) == []
 
-        await until_async(swept)
+        await wait_until_async("the pods of b are gone", swept)
         assert len(await client.items(ObjectRef("Pod", "a"))) == 3
 
 

@@ -9,8 +9,8 @@ import struct
 import aiohttp
 import pytest
 import uvloop
-from lab.coordinator.link import Crowd, come_at_once, eventually, http
-from tests.controller.waiting import until
+from lab.coordinator.link import Crowd, come_at_once, http
+from lab.waiting import wait_until_async
 
 from ropeteam.controller import probes
 
@@ -32,7 +32,9 @@ async def test_half_requests_end_for_their_number_and_with_their_time_and_keep_n
     async with probes.served("127.0.0.1:0", lambda: "", lambda: 0.0) as address:
         crowd = Crowd(int(address.rpartition(":")[2]), 100, b"GET /metrics HTTP/1.1\r\n")
         await crowd.has_come()
-        await eventually(lambda: crowd.ended >= 100 - most)
+        await wait_until_async(
+            "the listener closed all but the most that it keeps", lambda: crowd.ended >= 100 - most
+        )
         monkeypatch.setattr(probes, "HEAD_SECONDS", 300.0)
         async with aiohttp.ClientSession(f"http://{address}") as session:
             for path in ("/readyz", "/healthz", "/metrics"):
@@ -61,7 +63,9 @@ def test_connections_that_are_reset_at_once_leave_nothing_behind() -> None:
             for _ in range(60):
                 with socket.create_connection(("127.0.0.1", port)) as peer:
                     peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            await until(lambda: len(asyncio.all_tasks()) <= before)
+            await wait_until_async(
+                "the tasks of closed connections have ended", lambda: len(asyncio.all_tasks()) <= before
+            )
             status, _ = await http(port, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
             assert status == 200
         return errors

@@ -15,8 +15,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 import pytest_asyncio
+from lab.waiting import PATIENCE, wait_until_async
 from tests.controller.house import JOB, job, names
-from tests.controller.waiting import PATIENCE, until, until_async
 
 from ropeteam.controller.cache.informer import Key
 from ropeteam.controller.client import access
@@ -79,7 +79,7 @@ async def test_without_the_definition_it_names_how_to_install_it(
 async def test_sigterm_ends_it_in_order(cluster: LocalCluster, client: ApiClient) -> None:
     async with operator(cluster) as process:
         await client.create(job())
-        await until_async(lambda: names(client, "Pod"))
+        await wait_until_async("a pod is there", lambda: names(client, "Pod"))
         process.terminate()
         _, output = await asyncio.wait_for(process.communicate(), PATIENCE)
     assert process.returncode == 0
@@ -97,7 +97,7 @@ async def test_it_works_and_ends_though_nobody_reads_its_log(
     os.set_blocking(writer, True)
     process = await start(cluster, "--log-level", "debug", stderr=writer)
     await client.create(job())
-    await until_async(lambda: names(client, "Pod"))
+    await wait_until_async("a pod is there", lambda: names(client, "Pod"))
     process.terminate()
     assert await asyncio.wait_for(process.wait(), PATIENCE) == 0
     os.close(reader)
@@ -111,7 +111,8 @@ async def test_killed_at_any_moment_it_goes_on_where_it_was(cluster: LocalCluste
     for life in range(4):
         before = int((await client.get(JOB))["metadata"]["resourceVersion"])
         async with operator(cluster) as process:
-            await until(lambda before=before, life=life: cluster.store.revision > before + life)  # type: ignore[misc]
+            seen = before + life
+            await wait_until_async("the operator has written", lambda: cluster.store.revision > seen)  # noqa: B023 - awaited here
             process.send_signal(signal.SIGKILL)
             await process.wait()
         now = await uids(client)
@@ -122,7 +123,7 @@ async def test_killed_at_any_moment_it_goes_on_where_it_was(cluster: LocalCluste
         async def complete() -> bool:
             return sorted(await uids(client)) == ["job-0-1", "job-1-1", "job-coordinator-1"]
 
-        await until_async(complete)
+        await wait_until_async("all three pods run", complete)
     assert known.items() <= (await uids(client)).items()
     assert (await client.get(JOB))["status"]["attempt"] == 1
 
@@ -139,21 +140,21 @@ async def test_the_other_operator_acts_when_the_leader_does_not(
 ) -> None:
     lease = ("--lease", "default/ropeteam", "--lease-seconds", "6")
     async with operator(cluster, *lease) as first:
-        first_leader = await until_async(lambda: leader(client))
+        first_leader = await wait_until_async("an operator leads", lambda: leader(client))
         async with operator(cluster, *lease):
             first.send_signal(end)
 
             async def changed() -> bool:
                 return await leader(client) not in ("", first_leader)
 
-            await until_async(changed)
+            await wait_until_async("another operator leads", changed)
             await client.create(job())
 
             async def complete() -> bool:
                 pods = await client.items(ObjectRef("Pod", "default"))
                 return [pod["status"]["phase"] for pod in pods] == ["Running"] * 3
 
-            await until_async(complete)
+            await wait_until_async("all three pods run", complete)
             made = await uids(client)
             if end is signal.SIGKILL:
                 return
@@ -170,7 +171,7 @@ async def test_the_other_operator_acts_when_the_leader_does_not(
 
 async def test_a_standby_operator_ends_on_a_signal(cluster: LocalCluster, client: ApiClient) -> None:
     async with operator(cluster, "--lease", "default/ropeteam"):
-        await until_async(lambda: leader(client))
+        await wait_until_async("an operator leads", lambda: leader(client))
         async with operator(cluster, "--lease", "default/ropeteam") as second:
             assert second.stderr is not None
             while b"standby: " not in await asyncio.wait_for(second.stderr.readline(), PATIENCE):
@@ -182,7 +183,9 @@ async def test_a_standby_operator_ends_on_a_signal(cluster: LocalCluster, client
 async def test_it_serves_its_numbers(cluster: LocalCluster, client: ApiClient) -> None:
     file = cluster.home / "operator.address"
     async with operator(cluster):
-        address = await until(lambda: file.exists() and file.read_text())
+        address = await wait_until_async(
+            "the operator has written its address", lambda: file.exists() and file.read_text()
+        )
         await client.create(job())
         async with aiohttp.ClientSession(f"http://{address}".strip()) as session:
 
@@ -193,7 +196,7 @@ async def test_it_serves_its_numbers(cluster: LocalCluster, client: ApiClient) -
                     )
                     return len(found) == 1
 
-            await until_async(counted)
+            await wait_until_async("the job is counted", counted)
 
 
 async def test_without_a_way_to_a_cluster_it_exits_with_the_reason(tmp_path: Path) -> None:
@@ -225,7 +228,9 @@ async def test_kopf_reports_every_job_that_changes(
     other = job()
     other["metadata"]["name"] = "other"
     await client.create(other)
-    await until(lambda: Key("default", "other") in {each.key for each in changes})
+    await wait_until_async(
+        "the other job is reported", lambda: Key("default", "other") in {each.key for each in changes}
+    )
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task

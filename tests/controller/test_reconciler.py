@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from lab.waiting import wait_until_async
 from tests.controller.house import JOB, condition, job, names, observation, operator_of, status
-from tests.controller.waiting import until_async
 
 from ropeteam.controller.assembly import Operator
 from ropeteam.controller.cache.informer import Key
@@ -53,7 +53,7 @@ async def test_a_new_job_gets_its_secret_service_coordinator_and_workers(cluster
         async def pods() -> bool:
             return await names(client, "Pod") == ["job-0-1", "job-1-1", "job-coordinator-1"]
 
-        await until_async(pods)
+        await wait_until_async("all three pods are there", pods)
         assert await names(client, "Service") == ["job"]
         token, agent = await names(client, "Secret")
         assert token.startswith("job-")
@@ -72,7 +72,7 @@ async def test_a_secret_that_somebody_deleted_comes_back_with_the_next_pod(still
         await still.reconciler(KEY)
         return all(slot["podUID"] for slot in (await status(still.client))["slots"])
 
-    await until_async(known)
+    await wait_until_async("each slot has its pod in status", known)
     for kind, prefix in (("Secret", "job-"), ("Pod", "job-0-")):
         (gone,) = [name for name in await names(still.client, kind) if name.startswith(prefix)]
         place = ObjectRef(kind, "default", gone)
@@ -84,7 +84,7 @@ async def test_a_secret_that_somebody_deleted_comes_back_with_the_next_pod(still
         await still.reconciler(KEY)
         return "job-0-2" in await names(still.client, "Pod")
 
-    await until_async(replaced)
+    await wait_until_async("the replacement pod is there", replaced)
     assert len(await names(still.client, "Secret")) == 2, "the token's and the agent's"
 
 
@@ -211,8 +211,10 @@ async def test_each_action_does_what_it_names(still: Operator) -> None:
     assert next(pod for pod in again.pods if pod.name == "job-0-1").deleting
     for action in (DeleteService("job", seen.service.uid), DeleteJob("job", seen.metadata.uid)):
         await still.reconciler.executor.execute(action, seen.metadata, created)
-    await until_async(lambda: is_gone(still, JOB))
-    await until_async(lambda: is_gone(still, ObjectRef("Service", "default", "job")))
+    await wait_until_async("the job is gone", lambda: is_gone(still, JOB))
+    await wait_until_async(
+        "the Service is gone", lambda: is_gone(still, ObjectRef("Service", "default", "job"))
+    )
 
 
 async def is_gone(operator: Operator, place: ObjectRef) -> bool:
@@ -344,7 +346,7 @@ async def test_a_pod_that_the_server_refuses_is_reported_in_the_servers_own_mess
             accepted = condition(await status(operator.client), "Accepted")
             return accepted.get("message", "") if accepted.get("status") == "False" else ""
 
-        assert 'Not found: "nowhere"' in await until_async(refused)
+        assert 'Not found: "nowhere"' in await wait_until_async("the job is not Accepted", refused)
         assert await names(operator.client, "Pod") == []
 
 
@@ -367,4 +369,4 @@ async def test_what_a_deleted_job_left_behind_is_swept_up(still: Operator) -> No
     async def gone() -> bool:
         return await names(still.client, "Pod") == []
 
-    await until_async(gone)
+    await wait_until_async("the pods are gone", gone)

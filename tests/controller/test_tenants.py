@@ -12,10 +12,10 @@ import pytest
 import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
+from lab.waiting import wait_until_async
 from tests.controller.house import JOB, condition, job, names, observation, operator_of, status
 from tests.controller.parsing import Parsed
 from tests.controller.scripted import Scripted, an_object
-from tests.controller.waiting import until, until_async
 
 from ropeteam.controller import metrics
 from ropeteam.controller.assembly import Operator
@@ -54,7 +54,7 @@ async def started(client: ApiClient, place: ObjectRef) -> Object:
         seen = await status(client, place)
         return seen if seen.get("attempt") == 1 else {}
 
-    return await until_async(attempted)
+    return await wait_until_async("the job has its first attempt", attempted)
 
 
 async def refusal(client: ApiClient) -> str:
@@ -62,7 +62,7 @@ async def refusal(client: ApiClient) -> str:
         accepted = condition(await status(client), "Accepted")
         return str(accepted["message"]) if accepted.get("status") == "False" else ""
 
-    return await until_async(skipped)
+    return await wait_until_async("the job is not Accepted", skipped)
 
 
 async def test_a_service_with_a_wrong_label_is_no_error(cluster: LocalCluster) -> None:
@@ -129,7 +129,7 @@ async def test_thousands_of_levels_are_listed_and_watched(api: Scripted, client:
         assert {job.spec_error for job in jobs.of(Key("default", "a"))} == {""}
         api.send("MODIFIED", training_job("a", 6, template="DEEP"))
         api.send("ADDED", training_job("b", 7))
-        await until(lambda: Key("default", "b") in jobs.known_keys())
+        await wait_until_async("job b is known", lambda: Key("default", "b") in jobs.known_keys())
         assert {job.spec_error != "" for job in jobs.of(Key("default", "a"))} == {True}
         assert jobs.lists == 1
 
@@ -143,7 +143,7 @@ async def test_of_a_job_that_is_too_large_only_the_rest_is_parsed(
         for version in range(4, 9):
             large["metadata"]["resourceVersion"] = str(version)
             api.send("MODIFIED", large)
-        await until(lambda: len(bells) == 5)
+        await wait_until_async("all five changes are reported", lambda: len(bells) == 5)
         (seen,) = jobs.of(Key("default", "large"))
         assert (seen.state, seen.spec_error[:18]) == ("Running", "spec: has 439 KiB,")
         jobs.upsert(await client.replace(large, "status", parsing.job_text))
@@ -166,7 +166,7 @@ async def test_a_line_that_is_no_event_leads_to_a_list(api: Scripted, client: Ap
     async with watching(client, "TrainingJob") as (jobs, _):
         api.listed, api.version = [training_job("a", 4)], 9
         api.send_text(line)
-        await until(lambda: jobs.lists == 2)
+        await wait_until_async("the jobs are listed again", lambda: jobs.lists == 2)
         assert jobs.known_keys() == (Key("default", "a"),)
 
 

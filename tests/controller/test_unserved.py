@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lab.waiting import wait_until_async
 from tests.controller.house import condition, job, operator_of, status
-from tests.controller.waiting import until_async
 
 from ropeteam.controller.client.apiclient import ApiClient, Object, ObjectRef
 from ropeteam.local.cluster import LocalCluster
@@ -32,7 +32,7 @@ async def test_a_queue_and_a_gang_that_nobody_serves_are_named(tmp_path: Path) -
     requested["metadata"]["labels"] = {QUEUE: "team-a"}
     async with LocalCluster(tmp_path / "home") as cluster, operator_of(cluster) as operator:
         await operator.client.create(requested)
-        message = await until_async(lambda: degraded(operator.client))
+        message = await wait_until_async("the job is Degraded", lambda: degraded(operator.client))
         assert message["reason"] == "QueueNameIgnored"
         assert "(queue team-a)" in message["message"]
 
@@ -42,5 +42,5 @@ async def test_a_queue_and_a_gang_that_nobody_serves_are_named(tmp_path: Path) -
                 in (await degraded(operator.client) or message)["message"]
             )
 
-        await until_async(both)
+        await wait_until_async("the condition names Volcano", both)
         assert (await warned(operator.client)).count("QueueNameIgnored") == 1

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import uvloop
-from tests.controller.waiting import until
+from lab.waiting import wait_until_async
 
 from ropeteam.controller.queue.workqueue import WorkQueue, serve
 
@@ -21,7 +21,7 @@ Run = Callable[[Coroutine[Any, Any, None]], None]
 async def serving_until(queue: WorkQueue[str], handle: Callable, done: Callable[[], bool]) -> None:  # type: ignore[type-arg]
     task = asyncio.create_task(serve(queue, handle))
     try:
-        await until(done)
+        await wait_until_async("the queue has done its part", done)
     finally:
         task.cancel()
         with suppress(asyncio.CancelledError):
@@ -66,7 +66,7 @@ async def test_many_changes_soon_after_a_round_lead_to_one_more() -> None:
         rounds += 1
 
     async def ring() -> None:
-        await until(lambda: rounds == 1)
+        await wait_until_async("the first round has begun", lambda: rounds == 1)
         for _ in range(100):
             queue.add("a")
             await asyncio.sleep(0)

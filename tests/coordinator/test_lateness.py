@@ -8,14 +8,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from lab.coordinator.link import FakeAgent, Link, eventually, get_status, http, put_desired, request
+from lab.coordinator.link import FakeAgent, Link, get_status, http, put_desired, request
 from lab.coordinator.reports import agent
+from lab.waiting import wait_until_async
 from tests.coordinator.conftest import Served
 from tests.coordinator.film import Film
 from tests.coordinator.test_process import DESIRED, start
 
 from ropeteam_trainer.contract import VERSION, codec
 from ropeteam_trainer.contract.config import Timeouts
+from ropeteam_trainer.contract.desired import JobReport
 from ropeteam_trainer.contract.messages import LEASE, Progress
 from ropeteam_trainer.coordinator.membership import step as membership
 from ropeteam_trainer.coordinator.membership.state.lateness import CALM_SECONDS, Lateness
@@ -91,7 +93,7 @@ async def test_while_it_is_late_only_the_newest_of_several_reports_is_read(
     served.coordinator.take_report = lambda line, report: (read.append(report.number), received(line, report))  # type: ignore
     bodies = [codec.encode(reports[0]), LEASE, *map(codec.encode, reports[1:]), LEASE]
     link.write(b"".join(map(link.sealer.seal, bodies)))
-    await eventually(lambda: read == ([3] if late else [1, 2, 3]))
+    await wait_until_async("the reports are read", lambda: read == ([3] if late else [1, 2, 3]))
     (line,) = served.coordinator._lines
     assert (line.report, line._report_number) == (reports[2], 4), "the lease after it is the fourth word"
     await link.close()
@@ -102,15 +104,19 @@ async def test_a_coordinator_that_was_paused_reports_it_and_no_agent_is_lost(sta
     ports = await process.listening()
     agents = [FakeAgent(agent(slot), ports[0]) for slot in (0, 1)]
     await put_desired(ports[1], DESIRED)
-    await eventually(lambda: all(each.report.plan is not None for each in agents))
+    await wait_until_async(
+        "both agents have the plan", lambda: all(each.report.plan is not None for each in agents)
+    )
     plan = agents[0].report.plan
     process.child.send_signal(signal.SIGSTOP)
     await asyncio.sleep(Timeouts().lost + 2)
     process.child.send_signal(signal.SIGCONT)
-    report = await get_status(ports[1])
-    while not report.lag_seconds:
-        await asyncio.sleep(0.02)
-        report = await get_status(ports[1])
+
+    async def late() -> JobReport | None:
+        seen = await get_status(ports[1])
+        return seen if seen.lag_seconds else None
+
+    report = await wait_until_async("the coordinator reports its lag", late)
     assert "this coordinator is late" in report.why
     report = await put_desired(ports[1], replace(DESIRED, generation=2))
     assert (report.phase.value, report.incidents, report.replacement_requests) == ("Running", (), ())

@@ -14,12 +14,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from lab.coordinator.link import PATIENCE, TOKEN, FakeAgent, eventually, get_status, put_desired
+from lab.coordinator.link import PATIENCE, TOKEN, FakeAgent, get_status, put_desired
 from lab.coordinator.reports import agent, config
+from lab.waiting import wait_until_async
 from tests.agent.pipes import Pipe
 
 from ropeteam_trainer.contract import codec
-from ropeteam_trainer.contract.desired import Desired, SlotDesired
+from ropeteam_trainer.contract.desired import Desired, JobReport, SlotDesired
 from ropeteam_trainer.coordinator.__main__ import count_boot
 from ropeteam_trainer.coordinator.log import LIMIT_SECONDS, Log
 
@@ -99,7 +100,9 @@ async def test_a_killed_coordinator_adopts_the_world_that_went_on_without_it(sta
     ports = await first.listening()
     agents = [FakeAgent(agent(slot), ports[0]) for slot in (0, 1)]
     await put_desired(ports[1], DESIRED)
-    await eventually(lambda: all(each.report.plan is not None for each in agents))
+    await wait_until_async(
+        "both agents have the plan", lambda: all(each.report.plan is not None for each in agents)
+    )
     plan = agents[0].report.plan
     assert await first.ends(signal.SIGKILL) == -9
     with held(*ports):
@@ -107,9 +110,12 @@ async def test_a_killed_coordinator_adopts_the_world_that_went_on_without_it(sta
         await second.listening()
     assert " boot=1 " in second.lines[0]
     report = await put_desired(ports[1], DESIRED)
-    while report.phase.value == "Waiting":
-        await asyncio.sleep(0.02)
-        report = await get_status(ports[1])
+
+    async def waits_no_more() -> JobReport | None:
+        seen = await get_status(ports[1])
+        return seen if seen.phase.value != "Waiting" else None
+
+    report = await wait_until_async("the coordinator has left Waiting", waits_no_more)
     assert report.phase.value == "Running"
     assert [each.report.plan for each in agents] == [plan, plan]
     assert all(orders.plan == plan for each in agents for orders in each.seen if orders.boot == 1)

@@ -7,8 +7,9 @@ import socket
 import struct
 from dataclasses import replace
 
-from lab.coordinator.link import TOKEN, FakeAgent, Link, eventually, get_status, put_desired
+from lab.coordinator.link import TOKEN, FakeAgent, Link, get_status, put_desired
 from lab.coordinator.reports import SIGKILL, agent
+from lab.waiting import wait_until_async
 from tests.coordinator.conftest import Served
 
 from ropeteam_trainer.contract import OLDEST, VERSION, codec, wire
@@ -23,12 +24,14 @@ DESIRED = Desired(1, 1, 1, {str(slot): SlotDesired(1, f"pod-{slot}-1") for slot 
 async def test_two_agents_form_a_world_and_a_killed_rank_brings_the_next(served: Served):
     agents = [FakeAgent(agent(slot), served.agents) for slot in (0, 1)]
     assert (await put_desired(served.http, DESIRED)).phase.value in ("Waiting", "Forming")
-    await eventually(lambda: all(each.report.plan is not None for each in agents))
+    await wait_until_async(
+        "both agents have the plan", lambda: all(each.report.plan is not None for each in agents)
+    )
     first = agents[0].report.plan
     assert first is not None
     dead = tuple(replace(rank, phase=RankPhase.EXITED, exit=SIGKILL) for rank in agents[1].report.ranks)
     agents[1].change(ranks=dead, stopped=True)
-    await eventually(lambda: agents[1].report.plan != first)
+    await wait_until_async("agent 1 has the next plan", lambda: agents[1].report.plan != first)
     report = await get_status(served.http)
     assert report.phase.value == "Running"
     assert [incident.id for incident in report.incidents] == [str(first.epoch)]
@@ -42,7 +45,7 @@ async def test_orders_are_numbered_from_one_on_each_connection(served: Served):
     for _ in range(2):
         link = await Link().connect(served.agents)
         link.send(agent(0))
-        orders = await link.until(lambda orders: orders.host_store is not None)
+        orders = await link.wait_for(lambda orders: orders.host_store is not None)
         assert orders.number == 1
         await link.close()
 
@@ -52,10 +55,10 @@ async def test_orders_that_were_not_applied_are_sent_again(served: Served, monke
     await put_desired(served.http, DESIRED)
     link = await Link().connect(served.agents)
     link.send(agent(0))
-    await link.until(lambda orders: orders.number == 1)
+    await link.wait_for(lambda orders: orders.number == 1)
     link.send(agent(0, applied_orders=1))
     link.send(agent(0, applied_orders=0))
-    await link.until(lambda orders: orders.number == 2)
+    await link.wait_for(lambda orders: orders.number == 2)
     await link.close()
 
 
@@ -71,7 +74,7 @@ async def test_a_replayed_or_moved_frame_is_disconnected(served: Served):
     link = await Link().connect(served.agents)
     frame = link.sealer.seal(codec.encode(agent(0)))
     link.write(frame)
-    await eventually(lambda: bool(served.coordinator.state.agents))
+    await wait_until_async("the agent is registered", lambda: bool(served.coordinator.state.agents))
     link.write(frame)
     assert await link.is_closed()
     other = await Link().connect(served.agents)
@@ -83,7 +86,7 @@ async def test_a_report_of_an_agent_of_the_previous_release_is_accepted(served: 
     await put_desired(served.http, DESIRED)
     link = await Link(older=True).connect(served.agents)
     link.send(agent(0))
-    await link.until(lambda orders: orders.number == 1)
+    await link.wait_for(lambda orders: orders.number == 1)
     await link.close()
 
 
@@ -94,7 +97,7 @@ async def test_an_answer_in_pieces_is_the_same_answer(served: Served):
     for byte in stream:
         link.write(bytes([byte]))
         await asyncio.sleep(0)
-    await eventually(lambda: bool(served.coordinator.state.agents))
+    await wait_until_async("the agent is registered", lambda: bool(served.coordinator.state.agents))
     await link.close()
 
 
@@ -116,7 +119,7 @@ async def test_garbage_and_genuine_nonsense_are_disconnected(served: Served):
     assert served.logged("AgentReport.slot: expected int")
     link = await Link().connect(served.agents)
     link.send(agent(0))
-    await eventually(lambda: bool(served.coordinator.state.agents))
+    await wait_until_async("the agent is registered", lambda: bool(served.coordinator.state.agents))
     await link.close()
 
 
@@ -124,10 +127,10 @@ async def test_the_newest_connection_of_a_pod_wins(served: Served):
     await put_desired(served.http, DESIRED)
     old = await Link().connect(served.agents)
     old.send(agent(0))
-    await old.until(lambda _: True)
+    await old.wait_for(lambda _: True)
     new = await Link().connect(served.agents)
     new.send(agent(0))
-    await new.until(lambda _: True)
+    await new.wait_for(lambda _: True)
     assert await old.is_closed()
     assert served.logged("the same pod has a newer connection")
     await new.close()
@@ -137,14 +140,14 @@ async def test_another_pod_does_not_displace_the_one_that_holds_the_slot(served:
     await put_desired(served.http, DESIRED)
     holder = await Link().connect(served.agents)
     holder.send(agent(0))
-    await holder.until(lambda _: True)
+    await holder.wait_for(lambda _: True)
     twin = await Link().connect(served.agents)
     twin.send(agent(0, pod_uid="twin"))
-    orders = await twin.until(lambda orders: bool(orders.refused))
+    orders = await twin.wait_for(lambda orders: bool(orders.refused))
     assert orders.refused == "slot 0 is held by another pod (pod-0-1)"
     assert served.logged("refused")
     holder.send(agent(0, terminating=True))
-    await holder.until(lambda orders: orders.leave)
+    await holder.wait_for(lambda orders: orders.leave)
     await holder.close()
     await twin.close()
 
@@ -176,7 +179,7 @@ async def test_an_agent_that_reads_nothing_is_closed(served: Served, monkeypatch
     await put_desired(served.http, DESIRED)
     link = await Link().connect(served.agents)
     link.send(agent(0))
-    await eventually(lambda: served.logged("it does not read"))
+    await wait_until_async("the closed connection is logged", lambda: served.logged("it does not read"))
     await link.close()
 
 
@@ -200,13 +203,15 @@ async def test_a_grant_of_more_files_than_a_frame_holds_reaches_the_leading_agen
     """From 4,100 ranks on the leading agent was cut off for ever by its first checkpoint."""
     agents = [FakeAgent(agent(slot, contract=VERSION), served.agents, feature_level=2) for slot in (0, 1)]
     await put_desired(served.http, DESIRED)
-    await eventually(lambda: all(each.report.plan is not None for each in agents))
+    await wait_until_async(
+        "both agents have the plan", lambda: all(each.report.plan is not None for each in agents)
+    )
     plan = agents[0].report.plan
     assert plan is not None
     for slot, each in enumerate(agents):
         files = tuple(ShardFile(f"__{slot}_{n}.distcp", 1, "f" * 64) for n in range(5_000))
         each.change(shards=(Shard(slot, plan.epoch, 10, files),))
-    await eventually(lambda: agents[0].report.committed is not None)
+    await wait_until_async("the checkpoint is committed", lambda: agents[0].report.committed is not None)
     (granted,) = {orders.grant for orders in agents[0].seen if orders.grant}
     assert len(granted.files) == 10_000
     assert len(codec.encode(granted)) > wire.MAX_BODY
@@ -221,12 +226,12 @@ async def test_a_lease_is_answered_now_and_then_also_before_the_operators_first_
     monkeypatch.setattr(server, "answer_seconds", lambda _: 0.0)
     link = await Link().connect(served.agents)
     link.send(agent(0, number=1, contract=OLDEST))
-    waiting = await link.until(lambda orders: orders.same)
+    waiting = await link.wait_for(lambda orders: orders.same)
     assert (waiting.answers, waiting.number, waiting.term) == (1, 0, 1)
     await put_desired(served.http, DESIRED)
-    await link.until(lambda orders: not orders.same and orders.answers == 1)
+    await link.wait_for(lambda orders: not orders.same and orders.answers == 1)
     link.send(agent(0, number=2, applied_orders=1, contract=OLDEST))
-    await link.until(lambda orders: orders.same and (orders.answers, orders.number) == (2, 1))
+    await link.wait_for(lambda orders: orders.same and (orders.answers, orders.number) == (2, 1))
     await link.close()
 
 
@@ -235,12 +240,12 @@ async def test_an_empty_frame_is_a_lease_that_counts_and_is_answered_in_24_bytes
     await put_desired(served.http, DESIRED)
     link = await Link().connect(served.agents)
     link.send(agent(0, number=1))
-    await link.until(lambda orders: orders.answers == 1)
+    await link.wait_for(lambda orders: orders.answers == 1)
     link.send(agent(0, number=2, applied_orders=1))
-    await link.until(lambda orders: orders.same and orders.answers == 2)
+    await link.wait_for(lambda orders: orders.same and orders.answers == 2)
     (known,) = served.coordinator.state.agents.values()
     link.write(link.sealer.seal(LEASE))
-    await link.until(lambda orders: orders.answers == 3)
+    await link.wait_for(lambda orders: orders.answers == 3)
     put = await put_desired(served.http, DESIRED)
     assert put.slots["0"].registered
     (again,) = served.coordinator.state.agents.values()
@@ -263,10 +268,12 @@ async def test_a_superseded_coordinator_answers_no_lease_nor_does_any_of_a_forei
     await put_desired(served.http, DESIRED)
     old, link = await Link().connect(served.agents), await Link().connect(served.agents)
     old.send(agent(1))
-    assert not (await old.until(lambda _: True)).same
+    assert not (await old.wait_for(lambda _: True)).same
     link.send(agent(0, number=1, term=2))
     link.send(agent(0, number=2, term=2))
-    await eventually(lambda: bool(served.coordinator.state.superseded))
+    await wait_until_async(
+        "the coordinator knows that it is superseded", lambda: bool(served.coordinator.state.superseded)
+    )
     served.coordinator.stop()
     assert await link.is_closed()
     await old.is_closed()
@@ -275,7 +282,7 @@ async def test_a_superseded_coordinator_answers_no_lease_nor_does_any_of_a_forei
 
 async def test_small_writes_are_not_delayed(served: Served):
     link = await Link().connect(served.agents)
-    await eventually(lambda: bool(served.coordinator._lines))
+    await wait_until_async("the agent is connected", lambda: bool(served.coordinator._lines))
     (line,) = served.coordinator._lines
     sock = line._transport.get_extra_info("socket")
     assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
@@ -286,9 +293,13 @@ async def test_time_alone_moves_it(served: Served):
     """A silent agent is lost without any message coming."""
     agents = [FakeAgent(agent(slot), served.agents) for slot in (0, 1)]
     await put_desired(served.http, DESIRED)
-    await eventually(lambda: all(each.report.plan is not None for each in agents))
+    await wait_until_async(
+        "both agents have the plan", lambda: all(each.report.plan is not None for each in agents)
+    )
     await agents[1].stop()
-    await eventually(lambda: served.logged("slot 1, which stopped reporting"))
+    await wait_until_async(
+        "the lost slot is logged", lambda: served.logged("slot 1, which stopped reporting")
+    )
     report = await get_status(served.http)
     assert [request.slot for request in report.replacement_requests] == [1]
     await agents[0].stop()
@@ -297,7 +308,9 @@ async def test_time_alone_moves_it(served: Served):
 async def test_an_agent_of_this_release_is_sent_its_part_of_the_plan(served: Served):
     agents = [FakeAgent(agent(slot, contract=VERSION), served.agents) for slot in (0, 1)]
     await put_desired(served.http, DESIRED)
-    await eventually(lambda: all(each.report.plan is not None for each in agents))
+    await wait_until_async(
+        "both agents have the plan", lambda: all(each.report.plan is not None for each in agents)
+    )
     parts = [each.report.plan.whole for each in agents if each.report.plan]
     assert [part and part.slot for part in parts] == [0, 1]
     for each in agents:

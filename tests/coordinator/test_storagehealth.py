@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from lab.coordinator.link import eventually
 from lab.coordinator.reports import SIGKILL
+from lab.waiting import wait_until_async
 from tests.coordinator.conftest import Served
 from tests.coordinator.film import Film
 
@@ -32,7 +32,7 @@ def test_a_folder_that_does_not_answer_for_half_a_minute_is_reported(tmp_path: P
 
 async def test_the_folder_is_touched_by_a_thread(tmp_path: Path):
     StorageHealth(tmp_path).start()
-    await eventually(lambda: (tmp_path / "alive").exists())
+    await wait_until_async("the file is touched", lambda: (tmp_path / "alive").exists())
 
 
 async def test_the_probe_fails_while_storage_does(served: Served):

@@ -6,8 +6,9 @@ import struct
 from dataclasses import replace
 
 import pytest
-from lab.coordinator.link import Crowd, Link, eventually, get_status, http, put_desired, request
+from lab.coordinator.link import Crowd, Link, get_status, http, put_desired, request
 from lab.coordinator.reports import agent
+from lab.waiting import wait_until_async
 from tests.coordinator.conftest import Served
 
 from ropeteam_trainer.contract import codec, wire
@@ -30,7 +31,7 @@ async def registered(served: Served, report: AgentReport) -> None:
     """At once: the first connection is served."""
     link = await Link().connect(served.agents)
     link.send(report)
-    await link.until(lambda orders: orders.number == 1)
+    await link.wait_for(lambda orders: orders.number == 1)
     await link.close()
 
 
@@ -46,11 +47,11 @@ async def test_an_agent_that_has_reported_stays_whoever_comes(served: Served):
     await put_desired(served.http, DESIRED)
     link = await Link().connect(served.agents)
     link.send(agent(0))
-    await link.until(lambda orders: orders.number == 1)
+    await link.wait_for(lambda orders: orders.number == 1)
     crowd = Crowd(served.agents, 150, address="127.0.0.1")
     await crowd.has_come()
     link.send(agent(0, number=2, applied_orders=1, terminating=True))
-    await link.until(lambda orders: orders.leave)
+    await link.wait_for(lambda orders: orders.leave)
     await crowd.go()
     await link.close()
 
@@ -59,13 +60,15 @@ async def test_who_has_shown_the_token_stays_however_long_its_report_is(served: 
     await put_desired(served.http, DESIRED)
     link = await Link().connect(served.agents)
     link.write(link.sealer.seal(b""))
-    await eventually(lambda: served.coordinator.unauthenticated.taken == 0)
+    await wait_until_async(
+        "the agent is authenticated", lambda: served.coordinator.unauthenticated.taken == 0
+    )
     frame = link.sealer.seal(codec.encode(long_report()))
     link.write(frame[: len(frame) // 2])
     crowd = Crowd(served.agents, 150)
     await crowd.has_come()
     link.write(frame[len(frame) // 2 :])
-    await link.until(lambda orders: orders.number == 1)
+    await link.wait_for(lambda orders: orders.number == 1)
     await crowd.go()
     await link.close()
 
@@ -98,7 +101,9 @@ async def test_unauthenticated_input_is_held_within_a_bound(served: Served, monk
     crowd = Crowd(served.agents, 20, LONGEST)
     await crowd.has_come()
     places = 2 + server.SPARE_PLACES
-    await eventually(lambda: held(served) > places * server.BYTES_PER_PLACE // 2)
+    await wait_until_async(
+        "half of the bound is held", lambda: held(served) > places * server.BYTES_PER_PLACE // 2
+    )
     assert held(served) <= (places + 1) * server.BYTES_PER_PLACE
     await crowd.go()
 

@@ -7,7 +7,6 @@ Limits: its port is chosen before it listens; another process may take it in bet
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import socket
@@ -15,12 +14,14 @@ import subprocess
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import aiohttp
 import orjson
 from lab.kube import programs
 from lab.kube.pki import Pki
+from lab.waiting import wait_until_async
 from tests.differential.scenario import Answer, Call, encode, resolve
 
 from ropeteam.local import resources as r
@@ -108,11 +109,11 @@ async def real(folder: Path) -> AsyncIterator[Server]:
         with _running(binaries / "kube-apiserver", folder, *_apiserver_flags(folder, etcd, port)):
             async with _session(ssl=False) as session:
                 server = Server(f"https://127.0.0.1:{port}", session)
-                await _until(server, "/readyz", folder)
+                await _started(server, "/readyz", folder)
                 made = await server.request(Call("POST", _CRDS, crd()))
                 assert made.status == 201, made.body
                 for known in ("", "/v1alpha1", f"/v1alpha1/trainingjobs?limit={port}"):
-                    await _until(server, f"/apis/ropeteam.dev{known}", folder)
+                    await _started(server, f"/apis/ropeteam.dev{known}", folder)
                 yield server
 
 
@@ -156,16 +157,12 @@ def _free_port() -> int:
             return port
 
 
-async def _until(server: Server, path: str, folder: Path) -> None:
-    async def poll() -> None:
-        while not await _answers(server, path):  # noqa: ASYNC110 (what we wait for is in another process)
-            await asyncio.sleep(0.1)
-
-    try:
-        await asyncio.wait_for(poll(), _START_SECONDS)
-    except TimeoutError:
+async def _started(server: Server, path: str, folder: Path) -> None:
+    def what() -> str:
         log = (folder / "kube-apiserver.log").read_text(errors="replace")[-3000:]
-        raise TimeoutError(f"kube-apiserver never answered {path}. Its log ends with:\n{log}") from None
+        return f"kube-apiserver answers {path}; its log ends with:\n{log}\n"
+
+    await wait_until_async(what, partial(_answers, server, path), _START_SECONDS)
 
 
 async def _answers(server: Server, path: str) -> bool:

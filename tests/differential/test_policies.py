@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from lab.waiting import wait_until_async
 from tests.builders import UID, a_job
 from tests.differential.scenario import Call
 from tests.differential.servers import TOKEN, Server, real, why_not
@@ -26,7 +26,6 @@ OPERATOR = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name":
 PROMETHEUS = {"ipBlock": {"cidr": "10.0.0.0/8"}}
 RULE = {"apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies"], "verbs": ["create"]}
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-PATIENCE = 30.0
 ROLES = "/apis/rbac.authorization.k8s.io/v1"
 POLICIES = "/apis/networking.k8s.io/v1/namespaces/lab/networkpolicies"
 
@@ -76,9 +75,7 @@ async def permit(server: Server, operator: ApiClient) -> None:
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "operator"}
     user = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "operator"}
     await make(server, f"{ROLES}/clusterrolebindings", {**named, "roleRef": role, "subjects": [user]})
-    async with asyncio.timeout(PATIENCE):
-        while not await allowed(operator):  # noqa: ASYNC110 (what we wait for is in another process)
-            await asyncio.sleep(0.02)
+    await wait_until_async("the operator may create policies", lambda: allowed(operator))
 
 
 async def allowed(operator: ApiClient) -> bool:
@@ -120,9 +117,11 @@ async def test_a_missing_right_and_a_full_quota_are_distinguished(
     whole = {**quota, "status": {"hard": hard, "used": hard}}
     assert (await server.request(Call("PUT", f"{quotas}/small/status", whole))).status == 200
     tried = Call("POST", POLICIES, manifest(), {"dryRun": "All"})
-    async with asyncio.timeout(PATIENCE):
-        while "exceeded quota" not in str((await server.request(tried)).body):  # noqa: ASYNC110 (as above)
-            await asyncio.sleep(0.02)
+
+    async def exceeded() -> bool:
+        return "exceeded quota" in str((await server.request(tried)).body)
+
+    await wait_until_async("the quota is in force", exceeded)
     full = await refusal(operator)
     assert "exceeded quota: small" in full
     assert (continues(forbidden), continues(full)) == (True, False)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from lab.local.cluster import JOBS, Cluster, Refused
 from lab.local.jobs import job, ticking
-from lab.waiting import wait_for
+from lab.waiting import wait_until
 
 REFUSED = [
     ({"workers": 0}, "spec.workers"),
@@ -64,7 +64,7 @@ def test_a_claim_that_does_not_exist(cluster: Cluster, name: str, tmp_path: Path
     def is_reported() -> bool:
         return "nobody-made-this" in str(cluster.status(name).get("conditions"))
 
-    wait_for("the missing claim in a condition", is_reported)
+    wait_until("the missing claim in a condition", is_reported)
 
 
 def test_a_checkpoint_folder_that_cannot_be_written(cluster: Cluster, name: str, tmp_path: Path):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from lab.local.cluster import Cluster
 from lab.local.failures import KINDS, holding, made
-from lab.waiting import wait_for
+from lab.waiting import wait_until
 
 
 @pytest.mark.parametrize("what", KINDS)
@@ -18,15 +18,15 @@ def test_pods_of_a_failed_job_end_and_its_logs_stay(cluster: Cluster, name: str,
     kind = KINDS[what]
     cluster.create(made(name, kind, tmp_path))
     if kind.later:
-        wait_for("its ranks", lambda: len(list(tmp_path.glob("begun-*"))) == 2)
+        wait_until("its ranks", lambda: len(list(tmp_path.glob("begun-*"))) == 2)
         cluster.patch(name, kind.later)
     condition = cluster.wait_condition(name, "Failed")
     assert condition["reason"] == kind.reason, condition
-    wait_for(f"the pods of {name} hold nothing", lambda: not holding(cluster, name))
+    wait_until(f"the pods of {name} hold nothing", lambda: not holding(cluster, name))
     pods = cluster.pods(name)
     if kind.spec.get("cleanPodPolicy") == "All":
         assert "deleted with their logs" in condition["message"]
-        wait_for("its pods are gone", lambda: not cluster.pods(name))
+        wait_until("its pods are gone", lambda: not cluster.pods(name))
         return
     assert len(pods) == 2, "nobody has deleted them"
     for rank, pod in enumerate(sorted(pods, key=lambda pod: pod["metadata"]["name"])):

@@ -15,7 +15,7 @@ import yaml
 from lab.local.cluster import Cluster
 from lab.local.jobs import ticking
 from lab.local.steps import order, wait_steps
-from lab.waiting import wait_for
+from lab.waiting import wait_until
 
 
 def kubectl(cluster: Cluster, *arguments: str, stdin: str = "") -> str:
@@ -71,9 +71,9 @@ def test_watch_and_follow_see_it_as_it_happens(cluster: Cluster, name: str, tmp_
     wait_steps(tmp_path / "steps")
     logs = follow(cluster, followed, "logs", "-f", f"{name}-1-1")
     try:
-        wait_for("the end in the followed log", lambda: "rank 1 is done" in followed.read_text())
+        wait_until("the end in the followed log", lambda: "rank 1 is done" in followed.read_text())
         assert logs.wait(60) == 0, "the stream ends with the container"
-        wait_for(
+        wait_until(
             "Complete in the watch", lambda: f"{name} " in (t := watched.read_text()) and "Complete" in t
         )
     finally:

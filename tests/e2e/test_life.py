@@ -9,14 +9,14 @@ import pytest
 from lab.local.cluster import JOBS, PODS, Cluster, Refused
 from lab.local.jobs import ticking
 from lab.local.steps import wait_steps
-from lab.waiting import wait_for
+from lab.waiting import wait_until
 
 
 def test_a_job_completes_and_its_running_pods_go(cluster: Cluster, name: str, tmp_path: Path):
     cluster.create(ticking(name, tmp_path, "10"))
     done = cluster.wait_condition(name, "Complete")
     assert cluster.condition(name, "Finished")["reason"] == "Succeeded", done
-    wait_for("coordinator gone", lambda: not cluster.pods(name, "coordinator"))
+    wait_until("coordinator gone", lambda: not cluster.pods(name, "coordinator"))
     assert {pod["status"]["phase"] for pod in cluster.pods(name)} == {"Succeeded"}
 
 
@@ -26,7 +26,7 @@ def test_suspend_deletes_the_pods_and_resume_brings_new_ones(cluster: Cluster, n
     before = cluster.pod_uids(name)
     cluster.patch(name, {"suspend": True})
     cluster.wait_condition(name, "Suspended")
-    wait_for("pods gone", lambda: not cluster.pods(name, None))
+    wait_until("pods gone", lambda: not cluster.pods(name, None))
     cluster.patch(name, {"suspend": False})
     wait_steps(tmp_path, world_number=2)
     assert not before & cluster.pod_uids(name)
@@ -51,14 +51,14 @@ def test_the_deadline_fails_the_job(cluster: Cluster, name: str, tmp_path: Path)
     cluster.patch(name, {"activeDeadlineSeconds": 3})
     failed = cluster.wait_condition(name, "Failed")
     assert failed["reason"] == "DeadlineExceeded"
-    wait_for("the coordinator gone", lambda: not cluster.pods(name, "coordinator"))
+    wait_until("the coordinator gone", lambda: not cluster.pods(name, "coordinator"))
     assert {pod["status"]["phase"] for pod in cluster.pods(name)} == {"Failed"}, "they ended by themselves"
     assert cluster.leftovers(cluster.uid(name)) == []
 
 
 def test_ttl_deletes_the_finished_job_and_all_that_is_its(cluster: Cluster, name: str, tmp_path: Path):
     cluster.create(ticking(name, tmp_path, "5", ttlSecondsAfterFinished=1))
-    wait_for("job gone", lambda: cluster.job(name) is None)
+    wait_until("job gone", lambda: cluster.job(name) is None)
     nothing_left(cluster, name)
 
 
@@ -71,7 +71,7 @@ def test_a_job_deleted_in_mid_run_leaves_nothing_behind(cluster: Cluster, name: 
     assert len(memory) == 2, "what a rank shares with its agent"
     cluster.delete(name)
     nothing_left(cluster, name)
-    wait_for("processes gone", lambda: not cluster.leftovers(uid))
+    wait_until("processes gone", lambda: not cluster.leftovers(uid))
     living = {pod["metadata"]["uid"] for pod in cluster.call("GET", PODS)["items"]}
     assert {path.name for path in (cluster.home / "pods").iterdir()} <= living, (
         "folders, logs and secrets went"
@@ -88,7 +88,7 @@ def nothing_left(cluster: Cluster, name: str) -> None:
         paths = [f"/api/v1/namespaces/default/{kind}?labelSelector=ropeteam.dev/job={name}" for kind in kinds]
         return [item["metadata"]["name"] for path in paths for item in cluster.call("GET", path)["items"]]
 
-    wait_for(f"pods, services and secrets of {name} gone", lambda: not left())
+    wait_until(f"pods, services and secrets of {name} gone", lambda: not left())
 
 
 def test_an_impossible_job_is_refused_with_the_field(cluster: Cluster, name: str, tmp_path: Path):

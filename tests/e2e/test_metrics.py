@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from lab.local.cluster import Cluster
-from lab.waiting import wait_for
+from lab.waiting import wait_until
 from tests.e2e.test_strategy import recipe
 from tests.e2e.test_training import tiny, wait_step
 from tests.metrics.prometheus import ENDPOINTS, META, Prometheus, scrape, wait_for_data
@@ -68,7 +68,7 @@ def scrape_all(cluster: Cluster, names: list[str], prometheus: Prometheus, folde
         targets = prometheus.targets()
         return len(targets) == len(found) + 1 and not any(targets.values())
 
-    wait_for("every target scraped", all_up)
+    wait_until("every target scraped", all_up)
 
 
 @pytest.mark.timeout(400)
@@ -87,12 +87,14 @@ def test_every_panel_shows_something(cluster: Cluster, name: str, prometheus: Pr
     def counted() -> bool:
         return sum(prometheus.query('ropeteam_incidents_total{cause="Signal"}').values()) > before
 
-    wait_for("the incident is counted", counted)
+    wait_until("the incident is counted", counted)
     wait_for_data(prometheus)
-    (labels,) = wait_for("its step", lambda: prometheus.query(f'ropeteam_job_step{{job_name="{name}"}} > 40'))
+    (labels,) = wait_until(
+        "its step", lambda: prometheus.query(f'ropeteam_job_step{{job_name="{name}"}} > 40')
+    )
     assert json.loads(labels).keys() == {"__name__", "instance", "job", "job_name", "namespace"}
     starts = f'ropeteam_rank_starts_total{{namespace="default", job_name="{name}"}}'
     # A scrape that takes longer than its second, on a busy machine, hides a worker until the next one.
-    wait_for("two starts", lambda: list(prometheus.query(starts).values()) == [2.0] * WORKERS)
+    wait_until("two starts", lambda: list(prometheus.query(starts).values()) == [2.0] * WORKERS)
     with urllib.request.urlopen(f"http://{operator_address(cluster)}/metrics", timeout=30) as answer:
         assert name not in answer.read().decode(), "the operator tells nothing of a single job"

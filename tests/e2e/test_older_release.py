@@ -9,7 +9,7 @@ import pytest
 from lab import olderrelease
 from lab.local.jobs import SCRIPTS, job
 from lab.local.releases import Releases, image
-from lab.waiting import wait_for
+from lab.waiting import wait_until
 
 pytestmark = olderrelease.needed
 NAME, KEEP = "older", 2
@@ -28,7 +28,7 @@ def step(cluster: Releases) -> int:
 
 def wait_for_more(cluster: Releases, what: str) -> None:
     known = step(cluster)
-    wait_for(f"a checkpoint {what}", lambda: step(cluster) > known)
+    wait_until(f"a checkpoint {what}", lambda: step(cluster) > known)
 
 
 def test_its_checkpoints_are_committed_and_pruned_by_an_agent_of_this_release(
@@ -44,15 +44,15 @@ def test_its_checkpoints_are_committed_and_pruned_by_an_agent_of_this_release(
     wait_for_more(releases, "of the earlier release")
     uids = releases.pod_uids(NAME)
     releases.upgrade(olderrelease.ROOT)
-    wait_for("outdated", lambda: releases.condition(NAME, "Running").get("reason") == "CoordinatorOutdated")
+    wait_until("outdated", lambda: releases.condition(NAME, "Running").get("reason") == "CoordinatorOutdated")
     wait_for_more(releases, "after the upgrade")
     assert releases.pod_uids(NAME) == uids
     assert releases.status(NAME)["incidents"] == []
 
     releases.delete_pod(f"{NAME}-0-1")
-    wait_for("another pod", lambda: releases.pod_uids(NAME).isdisjoint(uids))
+    wait_until("another pod", lambda: releases.pod_uids(NAME).isdisjoint(uids))
     old = {path.name for path in volume.glob("*/step-*")}
     for _ in range(KEEP + 1):
         wait_for_more(releases, "of an agent of this release")
-    wait_for("the rest is pruned", lambda: len({p.name for p in volume.glob("*/step-*")} - old) <= KEEP + 1)
+    wait_until("the rest is pruned", lambda: len({p.name for p in volume.glob("*/step-*")} - old) <= KEEP + 1)
     assert [each["stepsLost"] for each in releases.status(NAME)["incidents"]] == [0]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lab.local.cluster import Cluster, files
 from lab.local.jobs import SCRIPTS, job
-from lab.waiting import wait_for
+from lab.waiting import wait_until
 
 EVERY, KEEP = 10, 3
 
@@ -20,21 +20,21 @@ def test_all_pods_are_lost_while_the_operator_is_away(cluster: Cluster, name: st
     command = [sys.executable, str(SCRIPTS / "tiny.py"), "100000", "0.05"]
     checkpoint = {"volume": {"hostPath": {"path": str(tmp_path)}}, "everySteps": EVERY, "keep": KEEP}
     cluster.create(job(name, command, workers=1, torch=True, checkpoint=checkpoint))
-    wait_for("a checkpoint in status", lambda: cluster.status(name).get("checkpoint"))
+    wait_until("a checkpoint in status", lambda: cluster.status(name).get("checkpoint"))
     operator = cluster.operator_pid()
     os.kill(operator, signal.SIGSTOP)
     try:
         named = {ref["step"] for ref in cluster.status(name)["checkpoint"]["lineage"]}
         enough = max(named) + 2 * KEEP * EVERY
-        wait_for("twice as many commits as are kept", lambda: max(committed(tmp_path)) >= enough)
+        wait_until("twice as many commits as are kept", lambda: max(committed(tmp_path)) >= enough)
         for pod in cluster.pods(name, role=None):
             cluster.delete_pod(pod["metadata"]["name"], grace=0)
-        wait_for("nothing is left", lambda: not cluster.leftovers(cluster.uid(name)))
+        wait_until("nothing is left", lambda: not cluster.leftovers(cluster.uid(name)))
         before = committed(tmp_path)
         assert named <= before, "what status names was pruned"
     finally:
         os.kill(operator, signal.SIGCONT)
-    wait_for("a commit of the next term", lambda: committed(tmp_path, term=2))
+    wait_until("a commit of the next term", lambda: committed(tmp_path, term=2))
     assert min(committed(tmp_path, term=2)) == max(before) + EVERY, "nothing that was on disk was done again"
     assert cluster.condition(name, "Failed").get("status") != "True"
 
@@ -56,11 +56,11 @@ def test_a_job_that_fences_itself_ends_its_ranks_and_goes_on_in_its_pods(
     operator = cluster.operator_pid()
     os.kill(operator, signal.SIGSTOP)
     try:
-        wait_for("the rank's end", lambda: cluster.rank_pid(name, 0) is None)
+        wait_until("the rank's end", lambda: cluster.rank_pid(name, 0) is None)
     finally:
         os.kill(operator, signal.SIGCONT)
     cluster.wait_rank(name, 0, not_pid=first)
-    wait_for("its incident", lambda: cluster.status(name).get("incidents"))
+    wait_until("its incident", lambda: cluster.status(name).get("incidents"))
     (incident,) = cluster.status(name)["incidents"]
     assert (incident["cause"], incident["charged"]) == ("AgentLost", False)
     assert cluster.pod_uids(name) == pods

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from lab.local.cluster import Cluster
-from lab.waiting import wait_for
+from lab.waiting import wait_until
 from tests.e2e.test_servers import pod_of
 from tests.e2e.test_strategy import EPOCHS, STEPS, recipe
 from tests.e2e.test_training import surviving, wait_step
@@ -43,7 +43,7 @@ def test_who_dies_or_hangs_comes_back_alone_with_nothing_lost(cluster: Cluster, 
     for number, (rank, cause) in enumerate(faults, start=1):
         os.kill(before[rank], signal.SIGKILL if cause == "Signal" else signal.SIGSTOP)
         cluster.wait_rank(name, rank, before[rank])
-        wait_for(f"a step after fault {number}", partial(recovered, cluster, name, number))
+        wait_until(f"a step after fault {number}", partial(recovered, cluster, name, number))
         after = {each: cluster.wait_rank(name, each) for each in ranks}
         assert {each for each in ranks if after[each] != before[each]} == {rank}
         before = after

@@ -12,11 +12,11 @@ import pytest
 from lab.local.cluster import Cluster
 from lab.local.jobs import SCRIPTS, job, ticking
 from lab.local.steps import lines, order, wait_steps, worlds
-from lab.waiting import wait_for
+from lab.waiting import wait_until
 
 
 def incident(cluster: Cluster, name: str) -> dict[str, Any]:
-    found: list[dict[str, Any]] = wait_for(
+    found: list[dict[str, Any]] = wait_until(
         f"incident of {name}", lambda: cluster.status(name).get("incidents")
     )
     return found[-1]
@@ -78,7 +78,7 @@ def test_a_rank_that_ignores_sigterm_does_not_hold_the_gang(cluster: Cluster, na
     cluster.create(ticking(name, tmp_path))
     wait_steps(tmp_path)
     order(tmp_path, 0, "ignore-term")
-    wait_for("order taken", lambda: not (tmp_path / "do-0").exists())
+    wait_until("order taken", lambda: not (tmp_path / "do-0").exists())
     os.kill(cluster.wait_rank(name, 1), signal.SIGKILL)
     wait_steps(tmp_path, world_number=2)
 
@@ -92,7 +92,7 @@ def test_descendants_die_with_their_rank(cluster: Cluster, name: str, tmp_path: 
     def sleepers() -> list[str]:
         return [line for line in cluster.leftovers(job_uid) if line.startswith("sleep 1000")]
 
-    wait_for("the orphan", sleepers)
+    wait_until("the orphan", sleepers)
     os.kill(cluster.wait_rank(name, 1), signal.SIGKILL)
     wait_steps(tmp_path, world_number=2)
     assert sleepers() == []
@@ -104,7 +104,7 @@ def test_a_clean_exit_of_one_rank_does_not_hide_the_death_of_another(
     cluster.create(ticking(name, tmp_path, "400"))
     wait_steps(tmp_path)
     order(tmp_path, 0, "exit 0")
-    wait_for("rank 0 gone", lambda: cluster.rank_pid(name, 0) is None)
+    wait_until("rank 0 gone", lambda: cluster.rank_pid(name, 0) is None)
     os.kill(cluster.wait_rank(name, 1), signal.SIGKILL)
     wait_steps(tmp_path, world_number=2)
     cluster.wait_condition(name, "Complete")

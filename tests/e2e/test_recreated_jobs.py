@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from lab.local.cluster import Cluster
-from lab.waiting import wait_for
+from lab.waiting import wait_until
 from tests.e2e.test_training import tiny, trace
 
 from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST, Manifest
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(600)
 
 def recreated(cluster: Cluster, name: str, folder: Path, steps: int, **spec: object) -> None:
     cluster.call("DELETE", f"/apis/ropeteam.dev/v1alpha1/namespaces/default/trainingjobs/{name}")
-    wait_for("the former job gone", lambda: cluster.job(name) is None and not cluster.pods(name, None))
+    wait_until("the former job gone", lambda: cluster.job(name) is None and not cluster.pods(name, None))
     cluster.create(tiny(name, folder, str(steps), workers=1, **spec))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from lab.local.cluster import Cluster, files
-from lab.waiting import wait_for
+from lab.waiting import wait_until
 from tests.e2e.test_recreated_jobs import recreated
 from tests.e2e.test_training import slowly, tiny, trace, wait_step
 
@@ -66,7 +66,7 @@ def test_a_running_job_and_its_checkpoints_outlive_a_change_of_the_key(
     (new,) = secrets_of(cluster, name)
     assert new.rpartition("-")[2] != old.rpartition("-")[2]
     first, *_ = keys_in(cluster, new, tmp_path)
-    wait_for("a manifest", lambda: newest_manifest(tmp_path)[0] > 60)
+    wait_until("a manifest", lambda: newest_manifest(tmp_path)[0] > 60)
     assert seals.is_valid(MANIFEST, newest_manifest(tmp_path)[1].read_bytes(), (first,))
     steps = [line["step"] for line in trace(tmp_path, 0)]
     assert steps[steps.index(60) + 1] == 61, "it went on from what was signed with the key of before"

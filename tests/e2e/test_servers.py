@@ -15,7 +15,7 @@ from lab.local.cluster import Cluster
 from lab.local.jobs import ticking
 from lab.local.steps import order, wait_steps, worlds
 from lab.processes import environments
-from lab.waiting import wait_for
+from lab.waiting import wait_until
 
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import RankPlan
@@ -48,7 +48,9 @@ def pod_of(cluster: Cluster, name: str, slot: int) -> dict[str, Any]:
 
 def wait_again(folder: Path, rank: int, before: list[str]) -> str:
     """The epoch that this rank makes steps in, once it is not one of `before`."""
-    return wait_for(f"rank {rank} is back", lambda: [e for e in worlds(folder, rank) if e not in before])[-1]
+    return wait_until(f"rank {rank} is back", lambda: [e for e in worlds(folder, rank) if e not in before])[
+        -1
+    ]
 
 
 @pytest.mark.parametrize("victim", [1, 3, 4], ids=["worker", "chief", "server"])
@@ -59,14 +61,14 @@ def test_a_killed_rank_comes_back_alone(running: Cluster, name: str, tmp_path: P
     after = pids(running, name)
     assert [rank for rank in RANKS if after[rank] != before[rank]] == [victim]
     assert [p["metadata"]["uid"] for p in running.pods(name, None)] == [p["metadata"]["uid"] for p in pods]
-    (seen,) = wait_for("the incident", lambda: running.status(name).get("incidents"))
+    (seen,) = wait_until("the incident", lambda: running.status(name).get("incidents"))
     assert (seen["cause"], seen["rank"]) == ("Signal", victim)
     for rank in RANKS:
         order(tmp_path, rank, "exit 0")
     running.wait_condition(name, "Complete")
     assert len(running.status(name)["incidents"]) == 1
     memory = Path(config.memory_folder(pods[0]["metadata"]["uid"]))
-    wait_for("its memory ends with its agent", lambda: not memory.exists())
+    wait_until("its memory ends with its agent", lambda: not memory.exists())
 
 
 def test_a_deleted_worker_pod_is_replaced_alone(running: Cluster, name: str, tmp_path: Path):
@@ -75,7 +77,7 @@ def test_a_deleted_worker_pod_is_replaced_alone(running: Cluster, name: str, tmp
     wait_again(tmp_path, 1, old)
     after = pids(running, name)
     assert [rank for rank in RANKS if after[rank] != before[rank]] == [1]
-    assert len(wait_for("the incident", lambda: running.status(name).get("incidents"))) == 1
+    assert len(wait_until("the incident", lambda: running.status(name).get("incidents"))) == 1
 
 
 def test_with_a_servers_pod_all_go_back(running: Cluster, name: str, tmp_path: Path):
@@ -87,7 +89,7 @@ def test_with_a_servers_pod_all_go_back(running: Cluster, name: str, tmp_path: P
     assert len(back) == 1
     after = pids(running, name)
     assert [rank for rank in RANKS if after[rank] == before[rank]] == []
-    wait_for("it ends with its pod", lambda: not Path(memory).exists())
+    wait_until("it ends with its pod", lambda: not Path(memory).exists())
     assert environment(after[4])[config.MEMORY] != memory
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from lab.local.cluster import Cluster
 from lab.local.jobs import job
-from lab.waiting import wait_for
+from lab.waiting import wait_until
 from tests.e2e.test_training import surviving, trace, wait_step
 
 pytestmark = pytest.mark.timeout(400)
@@ -56,7 +56,7 @@ def test_a_pipeline_survives_a_fault_and_goes_on_as_shards(cluster: Cluster, nam
 
 def test_a_strategy_that_does_not_fit_is_refused_with_the_fix(cluster: Cluster, name: str, tmp_path: Path):
     cluster.create(recipe(name, tmp_path, {"parallelism": {"tensor": 3}}))
-    wait_for("the refusal", lambda: cluster.status(name).get("state") == "Invalid")
+    wait_until("the refusal", lambda: cluster.status(name).get("state") == "Invalid")
     messages = [each["message"] for each in cluster.status(name)["conditions"] if each["type"] == "Accepted"]
     assert "spec.strategy.parallelism: tensor 3 x pipeline 1 does not divide 2 ranks" in messages[0]
     assert cluster.pods(name, None) == []

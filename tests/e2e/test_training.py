@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from lab.local.cluster import Cluster
 from lab.local.jobs import SCRIPTS, job
-from lab.waiting import wait_for
+from lab.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(400)
 STEPS, RANKS = 60, 3
@@ -54,7 +54,7 @@ def wait_step(folder: Path, step: int, rank: int = 0, world_number: int = 1) -> 
         here = worlds[world_number - 1] if len(worlds) >= world_number else None
         return any(line["world"] == here and line["step"] >= step for line in seen)
 
-    wait_for(f"step {step} of rank {rank} in world {world_number}", reached)
+    wait_until(f"step {step} of rank {rank} in world {world_number}", reached)
 
 
 @contextmanager
@@ -104,7 +104,7 @@ def test_suspend_saves_and_resume_loses_no_step(cluster: Cluster, name: str, tmp
     with slowly(tmp_path):
         cluster.patch(name, {"suspend": True})
         cluster.wait_condition(name, "Suspended")
-    wait_for("pods gone", lambda: not cluster.pods(name, None))
+    wait_until("pods gone", lambda: not cluster.pods(name, None))
     stopped = max(line["step"] for line in trace(tmp_path, 0))
     assert cluster.status(name)["checkpoint"]["step"] == stopped
     assert stopped < STEPS, "it was in mid-run"
@@ -147,7 +147,7 @@ def test_a_torn_checkpoint_is_skipped_for_the_one_before(cluster: Cluster, name:
     with slowly(tmp_path):
         cluster.patch(name, {"suspend": True})
         cluster.wait_condition(name, "Suspended")
-    wait_for("pods gone", lambda: not cluster.pods(name, None))
+    wait_until("pods gone", lambda: not cluster.pods(name, None))
     newest = cluster.status(name)["checkpoint"]["step"]
     (state,) = (tmp_path / "volume").glob(f"**/step-{newest}/*/state.pt")
     state.write_bytes(state.read_bytes()[:100])

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 from lab.local.cluster import Cluster
-from lab.waiting import wait_for
+from lab.waiting import wait_until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plain_ddp"
 CLAIMS = "/api/v1/namespaces/default/persistentvolumeclaims"
@@ -37,9 +37,9 @@ def kill_and_watch(cluster: Cluster, name: str, victim: int) -> None:
     """The ranks of both pods start again in their pods, from the script's own last checkpoint."""
     pods = [f"{name}-{slot}-1" for slot in range(2)]
     before, starts = saved(cluster, pods[0]), len(begun(cluster, pods[0]))
-    wait_for("a new torch.save", lambda: saved(cluster, pods[0]) > before)
+    wait_until("a new torch.save", lambda: saved(cluster, pods[0]) > before)
     os.kill(cluster.wait_rank(name, victim), signal.SIGKILL)
-    wait_for("a new start in both", lambda: all(len(begun(cluster, pod)) == starts + 1 for pod in pods))
+    wait_until("a new start in both", lambda: all(len(begun(cluster, pod)) == starts + 1 for pod in pods))
     again, beside = (begun(cluster, pod)[-1] for pod in pods)
     assert again == beside > before
     assert again % 10 == 0
@@ -51,7 +51,7 @@ def test_an_unchanged_ddp_script_goes_on_in_its_pods(cluster: Cluster, name: str
     cluster.create(job)
     cluster.wait_condition(name, "Running")
     uids = cluster.pod_uids(name)
-    wait_for("a first start", lambda: begun(cluster, f"{name}-0-1"))
+    wait_until("a first start", lambda: begun(cluster, f"{name}-0-1"))
     kill_and_watch(cluster, name, 0)
     kill_and_watch(cluster, name, 1)
     cluster.wait_condition(name, "Complete")

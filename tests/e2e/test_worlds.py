@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from lab.local.cluster import Cluster
 from lab.local.jobs import program
-from lab.waiting import wait_for
+from lab.waiting import wait_until
 
 
 def trained(cluster: Cluster, name: str) -> list[str]:
@@ -25,7 +25,7 @@ def test_pods_that_train_alone_are_reported_and_then_the_job_fails(cluster: Clus
         seen = cluster.condition(name, "Degraded")
         return seen["message"] if seen.get("reason") == "SmallerProcessGroup" else ""
 
-    assert "the job has 2 ranks" in wait_for("SmallerProcessGroup", smaller)
+    assert "the job has 2 ranks" in wait_until("SmallerProcessGroup", smaller)
     failed = cluster.wait_condition(name, "Failed")
     assert failed["reason"] == "SplitWorld"
     assert "a process group of 1 by worlds.py in slot " in failed["message"]

@@ -14,7 +14,7 @@ import pytest
 from lab.local.cluster import Cluster
 from lab.local.jobs import job
 from lab.processes import environments
-from lab.waiting import wait_for
+from lab.waiting import wait_until
 from tests.frameworks.conftest import SCRIPTS
 
 STEPS = "120"
@@ -86,7 +86,7 @@ class Killed:
         self.uids = cluster.pod_uids(name)
 
     def kill(self, folder: Path) -> None:
-        wait_for("a save", lambda: saved(self.cluster, self.pods[0]), 300)
+        wait_until("a save", lambda: saved(self.cluster, self.pods[0]), 300)
         os.kill(script(self.cluster, self.name, "1"), signal.SIGKILL)
         (folder / "seen").touch()
 
@@ -153,9 +153,9 @@ def test_the_trainer_of_transformers_reports_its_progress_and_resumes(
     def progress() -> dict[str, Any]:
         return cluster.status(name).get("progress") or {}
 
-    wait_for("progress of the first world", progress, 300)
+    wait_until("progress of the first world", progress, 300)
     assert 0 < progress()["step"] <= 30
-    wait_for("step 30", lambda: "at step 30" in cluster.logs(killed.pods[1]))
+    wait_until("step 30", lambda: "at step 30" in cluster.logs(killed.pods[1]))
     killed.kill(tmp_path)
     killed.assert_it_goes_on()
     reported = progress()

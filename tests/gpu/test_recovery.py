@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from lab.local.cluster import Cluster
 from lab.local.jobs import job
-from lab.waiting import wait_for
+from lab.waiting import wait_until
 from tests.e2e.test_training import surviving, wait_step
 
 SCRIPT = Path(__file__).parent / "scripts" / "train.py"
@@ -61,7 +61,7 @@ def test_memory_that_is_not_there_is_named_and_the_job_goes_on(
     cluster.create(training(name, folder, "fp32"))
     wait_step(folder, 5)
     (folder / "too-much").touch()
-    found = wait_for("incident", lambda: cluster.status(name).get("incidents"))
+    found = wait_until("incident", lambda: cluster.status(name).get("incidents"))
     assert found[-1]["cause"] == "OutOfMemory"
     assert "OutOfMemoryError: CUDA out of memory" in found[-1]["message"]
     assert "train.py:" in found[-1]["message"]

@@ -283,7 +283,7 @@ async def test_events_do_not_pile_up(api: Client, monkeypatch: pytest.MonkeyPatc
     for number in range(6):
         await api.create(f"{CORE}/events", {"metadata": {"name": f"e{number}"}})
     await asyncio.sleep(0)
-    await api.until(f"{CORE}/events", lambda seen: len(seen["items"]) == 3)
+    await api.wait_for(f"{CORE}/events", lambda seen: len(seen["items"]) == 3)
 
 
 async def test_orphans_stay_when_the_client_requests_it(api: Client):

@@ -7,7 +7,8 @@ import os
 import shutil
 
 import yaml
-from lab.local.client import CORE, JOBS, Client, until
+from lab.local.client import CORE, JOBS, Client
+from lab.waiting import wait_until_async
 from tests.local.conftest import Kubectl
 
 MERGE = "application/merge-patch+json"
@@ -99,7 +100,7 @@ async def test_wait_sees_a_condition(api: Client, kubectl: Kubectl):
     async def both_watch() -> bool:
         return len(listeners) >= before + 2
 
-    await until(both_watch)
+    await wait_until_async("both clients watch", both_watch)
     row = {"type": "Complete", "status": "True", "reason": "Done", "message": "all ranks are done"}
     row["lastTransitionTime"] = "2030-01-01T00:00:00Z"
     change = {"status": {"conditions": [row]}}

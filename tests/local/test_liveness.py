@@ -28,11 +28,11 @@ async def test_a_container_whose_liveness_probe_fails_is_killed_and_run_again(ap
     body["livenessProbe"] = {"httpGet": web, "periodSeconds": 1, "timeoutSeconds": 5, "failureThreshold": 2}
     spec = {"containers": [body], "terminationGracePeriodSeconds": 1}
     await api.create(f"{CORE}/pods", {"metadata": {"name": "p"}, "spec": spec})
-    pod = await api.until(f"{CORE}/pods/p", lambda pod: main_of(pod)["state"].get("running"))
+    pod = await api.wait_for(f"{CORE}/pods/p", lambda pod: main_of(pod)["state"].get("running"))
     if path == "hangs":
         await kill(pod, signal.SIGSTOP)
-    pod = await api.until(f"{CORE}/pods/p", lambda pod: main_of(pod)["restartCount"] == 1)
-    pod = await api.until(f"{CORE}/pods/p", lambda pod: main_of(pod)["state"].get("running"))
+    pod = await api.wait_for(f"{CORE}/pods/p", lambda pod: main_of(pod)["restartCount"] == 1)
+    pod = await api.wait_for(f"{CORE}/pods/p", lambda pod: main_of(pod)["state"].get("running"))
     assert main_of(pod)["lastState"]["terminated"]["exitCode"] in (137, 143)
     events = [event for event in (await api.get(f"{CORE}/events"))["items"] if event["type"] == "Warning"]
     assert "Unhealthy" in [event["reason"] for event in events]

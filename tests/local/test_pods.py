@@ -14,7 +14,8 @@ from typing import Any
 import aiohttp
 import pytest
 import yaml
-from lab.local.client import CORE, JOBS, Client, alive, until
+from lab.local.client import CORE, JOBS, Client, alive
+from lab.waiting import wait_until_async
 
 Object = dict[str, Any]
 
@@ -65,7 +66,7 @@ async def test_a_pod_runs_and_succeeds(api: Client):
 async def test_a_volume_that_is_not_served_is_reported_and_the_pod_can_go(api: Client):
     for name, kind in (("a", "nfs"), ("b", "csi")):
         await api.run(name, "true", volumes=[{"name": "v", kind: {}}])
-        await api.until(f"{CORE}/events", lambda seen: "FailedMount" in str(seen))
+        await api.wait_for(f"{CORE}/events", lambda seen: "FailedMount" in str(seen))
         assert (await api.get(f"{CORE}/pods/{name}"))["status"]["phase"] == "Pending"
         await api.call("DELETE", f"{CORE}/pods/{name}")
         await api.gone(f"{CORE}/pods/{name}")
@@ -105,7 +106,7 @@ async def test_always_restarts_and_the_previous_log_stays(api: Client):
     await api.run("p", "sh", "-c", "echo run; sleep 60", restartPolicy="Always")
     first = await api.logged("p", "run")
     await kill(first)
-    again = await api.until(f"{CORE}/pods/p", lambda p: main_of(p)["restartCount"] and main_of(p)["ready"])
+    again = await api.wait_for(f"{CORE}/pods/p", lambda p: main_of(p)["restartCount"] and main_of(p)["ready"])
     assert main_of(again)["lastState"]["terminated"]["exitCode"] == 137
     assert pid_of(again) != pid_of(first)
     assert again["status"]["phase"] == "Running"
@@ -178,7 +179,7 @@ async def test_no_grace_is_sigkill_at_once(api: Client):
     async def is_dead() -> bool:
         return not alive(pid_of(pod))
 
-    await until(is_dead)
+    await wait_until_async("the process is dead", is_dead)
 
 
 async def test_descendants_die_with_the_command(api: Client, tmp_path: Path):
@@ -197,14 +198,14 @@ async def test_a_shim_that_is_killed_takes_the_command_along(api: Client):
     async def dead() -> bool:
         return not alive(pid_of(pod))
 
-    await until(dead)
+    await wait_until_async("all processes are dead", dead)
 
 
 async def test_a_missing_claim_keeps_the_pod_pending_and_coming_lets_it_run(api: Client):
     container = {"volumeMounts": [{"name": "d", "mountPath": "/data"}]}
     volumes = [{"name": "d", "persistentVolumeClaim": {"claimName": "ckpt"}}]
     await api.run("p", "sh", "-c", "echo kept >> /data/file", container=container, volumes=volumes)
-    pod = await api.until(f"{CORE}/pods/p", lambda p: p["status"].get("conditions"))
+    pod = await api.wait_for(f"{CORE}/pods/p", lambda p: p["status"].get("conditions"))
     scheduled = condition(pod, "PodScheduled")
     assert (scheduled["status"], scheduled["reason"]) == ("False", "Unschedulable")
     assert 'persistentvolumeclaim "ckpt" not found' in scheduled["message"]
@@ -244,7 +245,7 @@ async def test_environment_from_all_its_sources(api: Client):
     meta = {"name": "p", "labels": {"app": "x"}}
     spec = {"containers": [body], "restartPolicy": "Never"}
     await api.create(f"{CORE}/pods", {"metadata": meta, "spec": spec})
-    waits = await api.until(f"{CORE}/pods/p", lambda p: "CreateContainerConfigError" in str(p["status"]))
+    waits = await api.wait_for(f"{CORE}/pods/p", lambda p: "CreateContainerConfigError" in str(p["status"]))
     assert main_of(waits)["state"]["waiting"]["message"] == 'secret "s" not found'
     await api.create(f"{CORE}/secrets", {"metadata": {"name": "s"}, "stringData": {"k": "hidden"}})
     pod = await api.phase("p", "Succeeded")
@@ -330,7 +331,7 @@ async def test_sigkill_of_the_cluster_leaves_no_pod_process(tmp_path: Path):
     async def dead() -> bool:
         return not any(alive(pid) for pid in pids)
 
-    await until(dead)
+    await wait_until_async("all processes are dead", dead)
 
 
 async def _start_pods_through(kubeconfig: Path) -> list[int]:
@@ -350,7 +351,7 @@ async def _start_pods_through(kubeconfig: Path) -> list[int]:
     async def written() -> bool:
         return all((folder / name).exists() for name in "ab")
 
-    await until(written)
+    await wait_until_async("both pods have written", written)
     pids = [int(pid) for name in "ab" for pid in (folder / name).read_text().split()]
     assert all(alive(pid) for pid in pids)
     return pids
@@ -370,7 +371,7 @@ async def test_a_containers_folder_in_memory_ends_with_it(api: Client, number: i
     async def made() -> bool:
         return (folder / "x").exists()
 
-    await until(made)
+    await wait_until_async("the file is there", made)
     os.kill(pid_of(pod), number)
     await api.phase("p", "Failed")
     assert not await made()

@@ -8,7 +8,8 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from lab.local.client import CORE, Client, until
+from lab.local.client import CORE, Client
+from lab.waiting import wait_until_async
 
 from ropeteam.local.cluster import ClusterError, LocalCluster
 
@@ -42,7 +43,7 @@ async def start(api: Client, name: str, script: str = SERVER) -> Object:
     meta = {"name": name, "labels": {"app": name}}
     await api.create(f"{CORE}/pods", {"metadata": meta, "spec": {"containers": [container]}})
     pod = await api.phase(name, "Running")
-    await until(lambda: reaches(pod["status"]["podIP"], 8000))
+    await wait_until_async("the pod accepts connections", lambda: reaches(pod["status"]["podIP"], 8000))
     return pod
 
 
@@ -74,7 +75,7 @@ async def test_a_service_leads_to_its_pod_and_follows_the_selector(api: Client):
     await start(api, "one")
     await start(api, "two")
     host = await service(api, "s", "one", "echo")
-    await until(lambda: reaches(host, 29999))
+    await wait_until_async("the service leads to a pod", lambda: reaches(host, 29999))
     assert await first_line(host) == "one hello"
     change = {"spec": {"selector": {"app": "two"}}}
     await api.call("PATCH", f"{CORE}/services/s", change, content="application/merge-patch+json")
@@ -84,17 +85,17 @@ async def test_a_service_leads_to_its_pod_and_follows_the_selector(api: Client):
     async def refused() -> bool:
         return not await reaches(host, 29999)
 
-    await until(refused)
+    await wait_until_async("the service refuses connections", refused)
 
 
 async def test_without_a_ready_pod_the_connection_is_refused(api: Client):
     await start(api, "two")
     host, other = await service(api, "s", "one"), await service(api, "t", "two")
-    await until(lambda: reaches(other, 29999))
+    await wait_until_async("the other service leads to its pod", lambda: reaches(other, 29999))
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection(host, 29999)
     await start(api, "one")
-    await until(lambda: reaches(host, 29999))
+    await wait_until_async("the service leads to a pod", lambda: reaches(host, 29999))
 
 
 async def test_there_are_addresses_for_many_services_and_none_is_a_pods(api: Client):
@@ -116,15 +117,15 @@ async def test_an_address_that_was_in_use_is_listened_on_when_it_is_free(
     with socket.create_server((host, 29999)):
         change = {"spec": {"selector": {"app": "one"}}}
         await api.call("PATCH", f"{CORE}/services/s", change, content="application/merge-patch+json")
-        await until(reported)
-    await until(lambda: reaches(host, 29999))
+        await wait_until_async("the address in use is logged", reported)
+    await wait_until_async("the service leads to a pod", lambda: reaches(host, 29999))
     assert await first_line(host) == "one hello"
 
 
 async def test_connections_to_a_dead_pod_end_at_once(api: Client):
     await start(api, "one")
     host = await service(api, "s", "one")
-    await until(lambda: reaches(host, 29999))
+    await wait_until_async("the service leads to a pod", lambda: reaches(host, 29999))
     reader, writer = await asyncio.open_connection(host, 29999)
     writer.write(b"x")
     assert await reader.read(100) == b"one x"

@@ -7,7 +7,8 @@ import os
 import signal
 
 import pytest
-from lab.local.client import CORE, Client, alive, until
+from lab.local.client import CORE, Client, alive
+from lab.waiting import wait_until_async
 from tests.local.test_pods import pid_of
 
 from ropeteam.local.node.container import Container
@@ -48,5 +49,5 @@ async def test_a_kill_that_a_starting_shim_has_lost_comes_again(
     async def is_dead() -> bool:
         return not alive(pid_of(pod))
 
-    await until(is_dead)
+    await wait_until_async("the process is dead", is_dead)
     assert lost == [signal.SIGINT]

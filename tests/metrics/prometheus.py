@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 from lab.kube import programs
-from lab.waiting import wait_for
+from lab.waiting import NotYet, wait_until
 from tools.panels import DASHBOARDS
 
 Object = dict[str, Any]
@@ -93,7 +93,7 @@ class Prometheus:
         )  # fmt: skip
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(words, stdout=log, stderr=log, cwd=folder)
-        self.address = wait_for("Prometheus", self._listening)
+        self.address = wait_until("Prometheus", self._listening)
 
     def _listening(self) -> str | None:
         assert self._process.poll() is None, self._log.read_text()
@@ -153,8 +153,6 @@ def wait_for_data(prometheus: Prometheus) -> None:
         return not without_data(prometheus)
 
     try:
-        wait_for("data in every panel", all_have_some)
-    except AssertionError as error:
-        raise AssertionError(
-            f"{error}; nothing from {json.dumps(without_data(prometheus), indent=1)}"
-        ) from None
+        wait_until("data in every panel", all_have_some)
+    except NotYet as error:
+        raise NotYet(f"{error}; nothing from {json.dumps(without_data(prometheus), indent=1)}") from None

@@ -20,6 +20,7 @@ from typing import Any
 from urllib.error import HTTPError
 
 from lab.local.cluster import Cluster, Refused
+from lab.waiting import wait_until
 from tests.programs import outcome
 from tests.programs.outcome import Seen
 from tests.programs.rows import Row, counts
@@ -103,9 +104,7 @@ class Run:
         """The job and its pods are gone when this returns."""
         if self._cluster.job(self._name) is not None:
             self._cluster.delete(self._name)
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and self._cluster.pods(self._name, None):
-            time.sleep(0.2)
+        wait_until("all pods are gone", lambda: not self._cluster.pods(self._name, None))
 
     def _look_at_status(self, status: Mapping[str, Any]) -> None:
         self.seen.incident = (status.get("incidents") or [{}])[-1]

@@ -77,6 +77,18 @@ def test_only_one_place_makes_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert [breach.name for breach in found] == [name] * expected
 
 
+def test_only_one_module_polls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(house, "ROOT", tmp_path)
+    text = '"""A."""\n' + "".join(function(name, 2) for name in ("until", "_wait_for_async", "wait_step"))
+    method = "class Link:\n    def wait_for(self):\n        x = 1\n"
+    for name, expected in [("tests/x.py", 2), (house.WAITS, 0), ("operator/x.py", 0)]:
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text + method)
+        found = house.measure(file, False).breaches
+        assert [breach.name for breach in found] == [name] * expected
+
+
 def test_an_exception_counts_until_nothing_needs_it() -> None:
     breaches = [Breach("a.py", "401 lines"), Breach("b.py:f", "51 lines")]
     assert house.problems_of(breaches, {"b.py:f": "a table"}) == ["a.py: 401 lines"]

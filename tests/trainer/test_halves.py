@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from lab.ranks.processes import TIMEOUT_SECONDS, _server
+from lab.ranks.processes import _server
+from lab.waiting import wait_until
 
 from ropeteam_trainer.strategies.parameterserver import doublebuffer, flat
 from ropeteam_trainer.strategies.parameterserver.doublebuffer import RECORD_BYTES, DoubleBuffer
@@ -45,9 +46,7 @@ def test_a_process_killed_at_any_moment_leaves_a_whole_state(tmp_path: Path) -> 
         begun = tmp_path / f"begun-{attempt}"  # memory in which another process writes cannot be read
         process = _server.Process(target=count, args=(path, begun))
         process.start()
-        deadline = time.monotonic() + TIMEOUT_SECONDS
-        while not begun.exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until("the process writes", begun.exists)
         time.sleep(random.Random(attempt).random() / 100)
         process.kill()
         process.join()
