@@ -8,15 +8,14 @@ with it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 
 from tests.sim.clock import Process, Task
 
 from ropeteam.api.defaults import Defaults, JobPolicy
 from ropeteam.api.status import JobStatus
-from ropeteam.controller.reconcile.holders import Holders
-from ropeteam.controller.reconcile.jobclock import JobClock
+from ropeteam.controller.reconcile.exchange import Exchange
+from ropeteam.controller.reconcile.jobstates import JobState
 from ropeteam.controller.reconcile.leases import Leases
 from ropeteam.controller.reconcile.progresslimit import ProgressRateLimiter
 from ropeteam.core.decide import decide
@@ -70,12 +69,7 @@ class Operator:
     def start(self) -> None:
         """A new process: it knows nothing but what the API server tells."""
         if self._task is None:
-            self._desired: Desired | None = None
-            self._clock = JobClock()
-            self._holders, self._leases = Holders(), Leases(self._world.clock.now)
-            self._secret_at: float | None = None
-            self._policy = PolicySeen()
-            self._written_at: datetime | None = None
+            self._job = JobState("uid", Exchange(Leases(self._world.clock.now)))
             self._own = self._world.kubernetes.view(0.0)
             """What it wrote itself last: its cache is never behind that."""
             self._seen_until = 0.0
@@ -136,11 +130,12 @@ class Operator:
             saved = yield from self._save(view, decision)
             if not saved:
                 return 0.1
-        reported, self._desired = self._desired, decision.desired
+        last = self._job.last
+        sent, last.desired = last.desired, decision.desired
         yield from self._act(decision)
         return (
             0.0
-            if writes or decision.actions or reported != decision.desired
+            if writes or decision.actions or sent != decision.desired
             else decision.requeue_after_seconds
         )
 
@@ -160,23 +155,23 @@ class Operator:
         if saved:
             world.film.wrote_status(view.status, status, decision.why)
             world.moments["write"] += 1
-            self._written_at = world.kubernetes.time()
+            self._job.last.written_at = world.kubernetes.time()
             self._own = world.kubernetes.view(world.clock.now)
             world.checks.saved(view.status, status)
         yield self._called()
         return saved
 
     def _act(self, decision: Decision) -> Process:
-        world = self._world
+        world, created = self._world, self._job.created
         for action in decision.actions:
             yield world.api_seconds()
             world.checks.acts(action)
             world.film.write("operator", str(action))
             world.kubernetes.execute(action)
             if isinstance(action, CreateSecret):
-                self._secret_at = world.clock.now
+                created.secret, created.secret_at = action.name, world.clock.now
             if isinstance(action, CreatePolicy):
-                self._policy = PolicySeen(name=action.manifest["metadata"]["name"])
+                created.policy = PolicySeen(name=action.manifest["metadata"]["name"])
             yield self._called()
 
     def _called(self) -> float:
@@ -191,24 +186,26 @@ class Operator:
     # ---- eyes
 
     def _observe(self, job: View, rest: View, report: JobReport | None, error: str) -> Observation:
+        now, own_now, known = self._world.kubernetes.time(), self._world.clock.now, self._job
+        exchange, created = known.exchange, known.created
         seen = Observation(
-            now=self._world.kubernetes.time(),
-            job_time=self._clock.time(job.status, self._world.kubernetes.time(), self._world.clock.now),
+            now=now,
+            job_time=known.clock.time(job.status, now, own_now),
             metadata=job.metadata,
             spec=job.spec,
             status=job.status,
             pods=rest.pods,
             service=rest.service,
-            secret_exists=self._secret_at is not None,
-            secret_age=self._world.clock.now - self._secret_at if self._secret_at is not None else 0.0,
-            policy=self._policy,
+            secret_exists=created.secret != "",
+            secret_age=own_now - created.secret_at,
+            policy=created.policy,
             key_id=KEY_ID,
-            written_at=self._written_at,
+            written_at=known.last.written_at,
             report=report,
             report_error=error,
-            reachable_seconds=self._holders.reachable_seconds(self._world.clock.now),
-            held_slots=self._holders.of(job.status, self._world.clock.now),
-            silent_coordinators=self._leases.of(job.status, self._world.clock.now),
+            reachable_seconds=exchange.holders.reachable_seconds(own_now),
+            held_slots=exchange.holders.of(job.status, own_now),
+            silent_coordinators=exchange.leases.of(job.status, own_now),
             defaults=_DEFAULTS,
         )
         if self._world.codec:
@@ -218,7 +215,8 @@ class Operator:
 
     def _poll(self, view: View) -> Process:
         """PUT /desired: (report, "") or (None, why not)."""
-        if self._desired is None or view.service is None:
+        desired, exchange = self._job.last.desired, self._job.exchange
+        if desired is None or view.service is None:
             return None, ""
         answers: list[JobReport | str] = []
         task = self._task
@@ -229,19 +227,18 @@ class Operator:
                 task.wake(0.0)
 
         self._polling = True
-        self._put(self._leases.with_acknowledgement(self._desired), answered)
+        self._put(exchange.leases.with_acknowledgement(desired), answered)
         yield CALL_TIMEOUT
         self._polling = False
         yield self._called()
         if not answers:
             return None, "no answer within 3 s"
-        if isinstance(answers[0], JobReport):
-            self._leases.record(answers[0], self._world.clock.now)
-        if view.status.coordinator.previous:
-            self._holders.forget()
-        elif isinstance(answers[0], JobReport):
-            self._holders.record(self._desired, answers[0], self._world.clock.now)
-        return (answers[0], "") if isinstance(answers[0], JobReport) else (None, str(answers[0]))
+        (answer,) = answers
+        if isinstance(answer, str):
+            return None, answer
+        previous = view.status.coordinator.previous
+        exchange.record(desired, answer, self._world.clock.now, has_previous=bool(previous))
+        return answer, ""
 
     def _put(self, desired: Desired, answer: Callable[[JobReport | str], None]) -> None:
         world = self._world

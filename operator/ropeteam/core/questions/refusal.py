@@ -18,6 +18,7 @@ _NON_ROOT_TOO = ". It is refused as a non-root user too: change spec.template"
 
 
 def refused(view: View, status: JobStatus) -> Answer | None:
+    """A job without pods is Invalid; a pod that is admitted as a non-root user is not refused."""
     refusal = view.seen.refusal
     if refusal is None or refusal.user is not None or (status.attempt > 0 and not view.suspended):
         return None
