@@ -24,7 +24,7 @@ from ropeteam_trainer.checkpoint.saving import Checkpoints
 from ropeteam_trainer.checkpoint.writer import ShardWriter
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
-from ropeteam_trainer.rank.agentlink import NoAgent
+from ropeteam_trainer.rank.agentlink import HeartbeatWriter, NoAgent
 from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.system.folders import Folder
 
@@ -212,7 +212,7 @@ def test_a_path_with_a_link_in_it_is_not_restored_from_and_proves_nothing(
     monkeypatch.setattr(agreement, "RETRY_SECONDS", 0.0)
     plan = replace(behind_a_link(tmp_path, link), lineage_known=known)
     with pytest.raises(CheckpointUnavailable, match=f"checkpoint.path, {Path(link).name}, is a link"):
-        Checkpoints(plan, ALONE, NoAgent()).restore(lambda: None)
+        Checkpoints(plan, ALONE, NoAgent()).restore(HeartbeatWriter(None))
 
 
 @pytest.mark.parametrize("name", ["state.pt", ".metadata.tmp", ".metadata", "__0_0.distcp"])

@@ -22,6 +22,7 @@ from tests.trainer.plantedcontents import MALFORMED, UNCLEAR
 from tests.trainer.plantedfolders import PASSED_OVER
 
 from ropeteam_trainer.checkpoint import agreement
+from ropeteam_trainer.rank.agentlink import HeartbeatWriter
 
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(["tests.trainer.planted"])
@@ -46,7 +47,7 @@ def restore(directory: str, answer: str) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))
     agreement.RETRY_SECONDS = 0.0  # what is planted must not look as if the volume was away
     saver, model = checkpoints(Path(directory))
-    restored = saver.restore(lambda: None)
+    restored = saver.restore(HeartbeatWriter(None))
     weight = model.weight.unique().tolist()  # type: ignore[operator]
     Path(answer).write_text(json.dumps([restored and restored.step, weight]))
 

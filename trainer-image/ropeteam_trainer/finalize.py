@@ -17,6 +17,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from ropeteam_trainer.checkpoint.disabled import DisabledCheckpoints
 from ropeteam_trainer.checkpoint.saving import Checkpoints
 from ropeteam_trainer.rank.agentlink import HeartbeatWriter
 from ropeteam_trainer.rank.world import World
@@ -30,7 +31,7 @@ class End:
         self,
         world: World,
         heart: HeartbeatWriter,
-        checkpoints: Checkpoints | None,
+        checkpoints: Checkpoints | DisabledCheckpoints,
         save: Callable[[bool], None],
     ) -> None:
         """save(report): called by all ranks together; report: whether the agent is notified now."""
@@ -47,24 +48,24 @@ class End:
 
     def group_goes(self) -> None:
         """Save before the script destroys the default process group."""
-        if self._checkpoints is None or self._finished or self.failed or _is_failing():
+        if self._finished or self.failed or _is_failing():
             return
         with self._heart.during("checkpoint"):
             self._checkpoints.wait()
-            self._save_once(self._checkpoints, report=False)
+            self._save_once(report=False)
             self._checkpoints.leave_group()
 
     def script_is_over(self) -> None:
         """Save and report the last step. Called once, by the exit handler."""
         self._finished = True
-        if self._checkpoints is not None and self._heart.script_has_ended and not self.failed:
-            self._save_once(self._checkpoints, report=True)
+        if self._heart.script_has_ended and not self.failed:
+            self._save_once(report=True)
             self._checkpoints.report()
 
-    def _save_once(self, checkpoints: Checkpoints, *, report: bool) -> None:
+    def _save_once(self, *, report: bool) -> None:
         """Save if a step is not saved yet, and all ranks arrive here after the same step."""
         step = self._heart.step
-        if step > max(0, checkpoints.newest) and step != self._attempted_step:
+        if self._checkpoints.is_unsaved(step) and step != self._attempted_step:
             self._attempted_step = step
             if self._world.barrier(f"end/{step}", END_SECONDS):
                 self._save(report)

@@ -26,6 +26,7 @@ import torch
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from ropeteam_trainer.checkpoint.disabled import DisabledCheckpoints
 from ropeteam_trainer.checkpoint.saving import Checkpoints
 from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.config import RankPlan
@@ -65,7 +66,8 @@ class Job:
         self._heart = agentlink.HeartbeatWriter(environ.get(config.RANK_PAGE))
         trace = environ.get(config.TRACE)
         self._trace = Trace(trace, here.rank, plan.epoch) if trace else None
-        self._checkpoints = Checkpoints(plan, world, self._link) if plan.checkpoint and here.saves else None
+        saves = plan.checkpoint is not None and here.saves
+        self._checkpoints = Checkpoints(plan, world, self._link) if saves else DisabledCheckpoints()
         self._strategy = plan.strategy
         self._here = here
         self._wrapped: Wrapped | None = None
@@ -78,7 +80,9 @@ class Job:
         self._feed = Feed(world)
         self._model: Module | None = None
         served = plan.strategy is not None and plan.strategy.servers
-        self._end = End(world, self._heart, None if served else self._checkpoints, self._save_last_step)
+        self._end = End(
+            world, self._heart, DisabledCheckpoints() if served else self._checkpoints, self._save_last_step
+        )
 
     @property
     def batch_weight(self) -> float:
@@ -173,10 +177,9 @@ class Job:
         self._feed.forget_taken()
         if self._training is not None:
             self._training.tell(self._feed.state())
-        if self._checkpoints is not None:
-            self._save_due |= self._checkpoints.due(self.step)
-            if self._save_due and (self._wrapped is None or self._wrapped.in_sync()):
-                self._save()
+        self._save_due |= self._checkpoints.due(self.step)
+        if self._save_due and (self._wrapped is None or self._wrapped.in_sync()):
+            self._save()
         if self._link.paused:
             self._apply_pause()
 
@@ -212,8 +215,6 @@ class Job:
             return 0
         if self._training is not None:
             return self._resume_at(*self._training.restore(extra))
-        if self._checkpoints is None:
-            return 0
         objects = {"model": model, "optimizer": optimizer, **extra}
         optional: Mapping[str, Any] = {}
         own: Mapping[str, Any] = {}
@@ -223,8 +224,7 @@ class Job:
                 objects["model"] = self._wrapped.parts
         given = {name: obj for name, obj in objects.items() if obj is not None}
         self._checkpoints.register(given, optional, own)
-        with self.phase("restore"):
-            found = self._checkpoints.restore(self._heart.write)
+        found = self._checkpoints.restore(self._heart)
         return self._resume_at(found.step, found.data) if found is not None else 0
 
     def _resume_at(self, step: int, data: dict[str, int] | None) -> int:
@@ -303,7 +303,6 @@ class Job:
             self._link.send(FromRank(feature_level=level))
 
     def _save(self, *, report: bool = True) -> None:
-        assert self._checkpoints is not None
         self._save_due = False
         with self.phase("checkpoint"):
             self._checkpoints.save(self.step, self._feed.state(), report=report)
@@ -317,11 +316,9 @@ class Job:
                 link.send(FromRank(paused=self.step))
                 stop_at = link.wait_for_stop_at()
         if stop_at is not None and self.step >= stop_at:
-            if self._checkpoints is not None:
-                if self._wrapped is not None:
-                    self._wrapped.synchronize()
-                self._save()
-                self._checkpoints.wait()
+            if self._checkpoints.is_unsaved(self.step):
+                self._save_last_step(report=True)
+            self._checkpoints.wait()
             link.send(FromRank(drained=self.step))
             with self.phase("paused"):
                 agentlink.wait_to_be_killed()
@@ -339,8 +336,7 @@ class Job:
             self._link.send(FromRank(left=True))
         self._end.script_is_over()
         self._model = self._wrapped = None  # they keep the process group alive
-        if self._checkpoints is not None:
-            self._checkpoints.close()
+        self._checkpoints.close()
         self._link.close()
         if self._end.failed:
             seconds = 0.0  # peers would not come

@@ -1,6 +1,6 @@
 """Checkpoints of state that is sharded over ranks in any way, or not at all.
 
-    saving.py      all of it together, for one rank
+    saving.py      all of it together, for one rank; disabled.py: for a rank that saves nothing
     decisions/     what makes a folder a checkpoint, which are committed, which one to restore (pure)
     objects/       the saved objects: modules, optimizers, random generators, others
     format/        parsers of the files, which do not trust them

@@ -41,7 +41,7 @@ from ropeteam_trainer.checkpoint.writer import ShardWriter
 from ropeteam_trainer.contract.config import RankPlan
 from ropeteam_trainer.contract.local import FromRank
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
-from ropeteam_trainer.rank.agentlink import AgentLink, NoAgent
+from ropeteam_trainer.rank.agentlink import AgentLink, HeartbeatWriter, NoAgent
 from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.system.folders import Folder, location
 
@@ -58,7 +58,8 @@ class Restored:
 class Checkpoints:
     def __init__(self, plan: RankPlan, world: World, link: AgentLink | NoAgent) -> None:
         assert plan.checkpoint is not None
-        self.config = plan.checkpoint
+        self.every_steps, self.every_seconds = plan.checkpoint.every_steps, plan.checkpoint.every_seconds
+        self._keep = plan.checkpoint.keep
         self._plan, self._world, self._link = plan, world, link
         self._directory = location(plan.checkpoint.directory, plan.checkpoint.volume)
         self._world_id = Epoch.parse(plan.epoch)
@@ -96,6 +97,10 @@ class Checkpoints:
         group."""
         self._writer.close()
 
+    def is_unsaved(self, step: int) -> bool:
+        """Whether neither this step nor a later one has been saved or restored."""
+        return step > self.newest
+
     def save(self, step: int, data: dict[str, int] | None, *, report: bool = True) -> None:
         """Copy the state and write it in the background. A second save of the same step does nothing.
 
@@ -116,9 +121,13 @@ class Checkpoints:
             self._writer.wait()
             self._commit(step)
 
-    def restore(self, heartbeat: Callable[[], None]) -> Restored | None:
-        """Load the best checkpoint into the objects of register(). None: there is none to restore.
-        `heartbeat` is called as long as bytes are read."""
+    def restore(self, heart: HeartbeatWriter) -> Restored | None:
+        """Load the best checkpoint into the objects of register(), with heartbeats, in phase "restore", as
+        long as bytes are read. None: there is none to restore."""
+        with heart.during("restore"):
+            return self._restore(heart.write)
+
+    def _restore(self, heartbeat: Callable[[], None]) -> Restored | None:
         choice = Agreement(self._plan, self._world, self._directory, heartbeat).choose()
         if self._world.rank == 0:
             for sentence in choice.skipped:
@@ -213,10 +222,10 @@ class Checkpoints:
             with run.down(path_in_run(manifest.ref)) as inner:
                 inner.write(MANIFEST, manifest.to_bytes())
             self._lineage.insert(0, manifest.ref)
-            for old in self._lineage[self.config.keep :]:
+            for old in self._lineage[self._keep :]:
                 if old.run == self._plan.job_uid:  # not of another run
                     delete(run, old.step, old.epoch)
-        del self._lineage[self.config.keep :]
+        del self._lineage[self._keep :]
 
 
 def next_world_id(directory: Path) -> Epoch:

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from ropeteam_trainer.checkpoint.disabled import DisabledCheckpoints
 from ropeteam_trainer.checkpoint.saving import Checkpoints
 from ropeteam_trainer.rank.agentlink import AgentLink, NoAgent, wait_to_be_killed
 from ropeteam_trainer.strategies.parameterserver import ledger as rules
@@ -44,15 +45,14 @@ class PerWorkerState:
 
 
 class ChiefLoop:
-    """extra: the script's further objects, such as schedulers. checkpoints: None if it keeps none. alive:
-    context in which the chief counts neither as slow nor as hung.
-    """
+    """extra: the script's further objects, such as schedulers. alive: context in which the chief counts
+    neither as slow nor as hung."""
 
     def __init__(
         self,
         chief: Chief,
         extra: Mapping[str, Any],
-        checkpoints: Checkpoints | None,
+        checkpoints: Checkpoints | DisabledCheckpoints,
         link: AgentLink | NoAgent,
         progress: ServerProgress,
         alive: Callable[[], AbstractContextManager[None]],
@@ -61,9 +61,8 @@ class ChiefLoop:
         self._progress, self._alive = progress, alive
         self._model, self._optimizer = chief.full.model, chief.full.optimizer
         self._per_worker, self._saved_at = PerWorkerState(), time.monotonic()
-        if checkpoints is not None:
-            objects = {"model": self._model, "optimizer": self._optimizer, **extra}
-            checkpoints.register(objects, {"parameter_servers": self._per_worker})
+        objects = {"model": self._model, "optimizer": self._optimizer, **extra}
+        checkpoints.register(objects, {"parameter_servers": self._per_worker})
 
     def run(self) -> None:
         chief = self._chief
@@ -87,10 +86,7 @@ class ChiefLoop:
     # ---- the start
 
     def _begin(self) -> None:
-        restored, heart = None, self._progress.heart
-        if self._checkpoints is not None:
-            with heart.during("restore"):
-                restored = self._checkpoints.restore(heart.write)
+        restored = self._checkpoints.restore(self._progress.heart)
         job_rules = self._chief.ledger.rules
         first: dict[str, Any] = {"buffers": dict(self._model.named_buffers()), "clock": 0}
         ledger = rules.opened(job_rules)
@@ -107,7 +103,7 @@ class ChiefLoop:
 
     def _save_if_due(self) -> None:
         chief = self._chief
-        every_seconds = self._checkpoints.config.every_seconds if self._checkpoints else None
+        every_seconds = self._checkpoints.every_seconds
         if every_seconds is not None and time.monotonic() - self._saved_at >= every_seconds:
             with chief.changed:
                 chief.judge(rules.cut)
@@ -121,9 +117,9 @@ class ChiefLoop:
     def _save(self) -> None:
         """Save a checkpoint, while no push is in flight. The caller holds the condition."""
         self._saved_at = time.monotonic()
-        if self._checkpoints is None:
-            return
         chief, ledger = self._chief, self._chief.ledger
+        if not self._checkpoints.is_unsaved(ledger.progress):
+            return
         chief.gather()
         reported = (unpacked(chief.worker_states[worker]) for worker in _by_progress(ledger))
         state = _nearest(reported, ledger.progress)
@@ -160,9 +156,8 @@ class ChiefLoop:
         self._report_drained_and_wait(progress)
 
     def _report_drained_and_wait(self, step: int) -> NoReturn:
-        if self._checkpoints is not None:
-            with self._alive():
-                self._checkpoints.wait()
+        with self._alive():
+            self._checkpoints.wait()
         self._progress.reached(step)
         self._chief.send_to_others(SendProgress(step, drained=True))
         self._progress.drained(step)

@@ -11,6 +11,7 @@ from typing import Any, NoReturn, TypeVar
 from torch import nn
 from torch.optim import Optimizer
 
+from ropeteam_trainer.checkpoint.disabled import DisabledCheckpoints
 from ropeteam_trainer.checkpoint.saving import Checkpoints
 from ropeteam_trainer.contract.local import FromRank
 from ropeteam_trainer.contract.strategy import LearningRate, Strategy
@@ -60,7 +61,10 @@ class Serving:
         self._extra = dict(objects)
 
     def serve(
-        self, checkpoints: Checkpoints | None, link: AgentLink | NoAgent, heart: HeartbeatWriter
+        self,
+        checkpoints: Checkpoints | DisabledCheckpoints,
+        link: AgentLink | NoAgent,
+        heart: HeartbeatWriter,
     ) -> NoReturn:
         spec = self._strategy.sync.parameter_server
         own = shares(self._named, self._here.servers)[self._index]
@@ -100,9 +104,11 @@ class Serving:
             figures |= {"clocks": ledger.clocks, "dropped": ledger.dropped, "most_ahead": ledger.ahead}
         print(f"ropeteam: all workers have left: {json.dumps(figures)}", file=sys.stderr, flush=True)
 
-    def _chief_loop(self, checkpoints: Checkpoints | None, link: AgentLink | NoAgent) -> ChiefLoop:
-        every_steps = checkpoints.config.every_steps if checkpoints else None
-        job_rules = rules.rules(self._strategy.sync.parameter_server, self._here.workers, every_steps)
+    def _chief_loop(
+        self, checkpoints: Checkpoints | DisabledCheckpoints, link: AgentLink | NoAgent
+    ) -> ChiefLoop:
+        spec, workers = self._strategy.sync.parameter_server, self._here.workers
+        job_rules = rules.rules(spec, workers, checkpoints.every_steps)
         full_model = FullModel(self._named, self._model, self._optimizer, self._here.servers)
         self._chief = Chief(full_model, self._server, self._call, job_rules, self._path("ledger"))
         return ChiefLoop(self._chief, self._extra, checkpoints, link, self._progress, self._discovery.alive)
