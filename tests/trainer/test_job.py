@@ -21,6 +21,7 @@ from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
 from ropeteam_trainer.contract.world import Epoch
 from ropeteam_trainer.job import Job
+from ropeteam_trainer.joining import create_job
 from ropeteam_trainer.rank import agentlink
 from ropeteam_trainer.rank.world import World
 
@@ -32,7 +33,7 @@ def alone(
 ) -> Job:
     checkpoint = CheckpointConfig(str(folder), every) if folder else None
     plan = RankPlan(f"0.0.{n}", (), False, checkpoint, Resume.LATEST, None, "", "")
-    return Job(ALONE, plan, environ or {})
+    return create_job(ALONE, plan, environ or {})
 
 
 @contextmanager

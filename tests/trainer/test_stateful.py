@@ -37,6 +37,7 @@ from ropeteam_trainer.checkpoint.objects.tensorshard import overlap
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
 from ropeteam_trainer.job import Job
+from ropeteam_trainer.joining import create_job
 from ropeteam_trainer.rank.world import World
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -44,7 +45,7 @@ ALONE = World(0, 1, torch.device("cpu"))
 
 def job_in(folder: Path, n: int = 1) -> Job:
     plan = RankPlan(f"0.0.{n}", (), False, CheckpointConfig(str(folder), 1), Resume.LATEST, None, "", "")
-    return Job(ALONE, plan, {})
+    return create_job(ALONE, plan, {})
 
 
 def save(folder: Path, **objects: Any) -> Path:
@@ -252,7 +253,7 @@ def test_a_checkpoint_of_the_previous_format_is_not_used(tmp_path: Path) -> None
     assert reader.inspect(tmp_path, old.ref).manifest == old, "its parent may be used"
     plan = RankPlan("0.0.2", (), False, CheckpointConfig(str(tmp_path)), Resume.STEP, 1, "", "")
     with pytest.raises(CheckpointNotFound, match="earlier Ropeteam"):
-        Job(ALONE, plan, {}).restore(model=net())
+        create_job(ALONE, plan, {}).restore(model=net())
 
 
 def flip(path: Path) -> None:

@@ -9,7 +9,8 @@
 Everything works without the operator too: `python x.py` and `torchrun x.py` run the same script.
 The import is light (standard library only); torch is imported by `init()`.
 
-    job.py           the public API; joining.py: init(); finalize.py: the end of a script
+    job.py           the public API; joining.py: init()
+    roles/           differences between ranks that train, workers of parameter servers, and servers
     data/            exactly-once data
     checkpoint/      checkpoints of any layout
     strategies/      techniques of distributed training

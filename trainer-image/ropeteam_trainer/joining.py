@@ -5,21 +5,27 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from ropeteam_trainer.checkpoint.saving import next_world_id
+from ropeteam_trainer.checkpoint.disabled import DisabledCheckpoints
+from ropeteam_trainer.checkpoint.saving import Checkpoints, next_world_id
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
 from ropeteam_trainer.contract.strategy import Strategy
 from ropeteam_trainer.contract.world import Epoch
-from ropeteam_trainer.finalize import before_destroying
+from ropeteam_trainer.data.feed import Feed
 from ropeteam_trainer.job import Job
 from ropeteam_trainer.rank import agentlink
+from ropeteam_trainer.rank.trace import Trace
 from ropeteam_trainer.rank.world import World
+from ropeteam_trainer.roles.collective import CollectiveRole
+from ropeteam_trainer.roles.end import before_destroying
+from ropeteam_trainer.roles.role import RankRole, Session
 from ropeteam_trainer.strategies.parameterserver import discovery
 
 _job: Job | None = None
@@ -51,7 +57,7 @@ def init(
     if _job is None:
         checkpoint = CheckpointConfig(str(checkpoint_dir), checkpoint_every_steps) if checkpoint_dir else None
         world, plan, here = join(device, timeout_seconds, checkpoint, strategy)
-        _job = Job(world, plan, os.environ, here)
+        _job = create_job(world, plan, os.environ, here)
         sys.excepthook = partial(_job._end.note_failure, sys.excepthook)
         if _job._link.connected:
             before_destroying(_job._end.group_goes)
@@ -75,6 +81,36 @@ def join(
         world = World.join(device, timeout_seconds)
         here = discovery.Place(world.rank, world.size, 0)
     return world, plan or _plan_without_agent(world, checkpoint, strategy), here
+
+
+def create_job(
+    world: World, plan: RankPlan, environ: Mapping[str, str], here: discovery.Place | None = None
+) -> Job:
+    """Job with its channels to the agent that the environment names, and with this rank's role. here: default
+    that of a rank without parameter servers."""
+    here = here or discovery.Place(world.rank, world.size, 0)
+    link = agentlink.connect(environ, here.rank)
+    heart = agentlink.HeartbeatWriter(environ.get(config.RANK_PAGE))
+    saves = plan.checkpoint is not None and here.saves
+    checkpoints = Checkpoints(plan, world, link) if saves else DisabledCheckpoints()
+    session = Session(world, plan, here, link, heart, checkpoints, Feed(world))
+    path = environ.get(config.TRACE)
+    trace = Trace(path, here.rank, plan.epoch) if path else None
+    return Job(session, _role(session, environ), trace)
+
+
+def _role(session: Session, environ: Mapping[str, str]) -> RankRole:
+    """Role of this rank; that of another rank is not imported."""
+    strategy = session.plan.strategy
+    if strategy is None or not session.place.servers:
+        return CollectiveRole(session)
+    if session.place.server is None:
+        from ropeteam_trainer.roles.worker import WorkerRole
+
+        return WorkerRole(session, strategy)
+    from ropeteam_trainer.roles.server import ServerRole
+
+    return ServerRole(session, strategy, discovery.memory(environ))
 
 
 def _read_agent_plan() -> RankPlan | None:

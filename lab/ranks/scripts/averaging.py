@@ -38,6 +38,6 @@ for _ in range(8):
     for rank, weights in enumerate(job._world.gather(plain.weight.detach().numpy().tobytes())):
         groups.setdefault(weights, []).append(rank)
     alike.append(list(groups.values()))
-    in_sync.append(job._wrapped is not None and job._wrapped.in_sync())
+    in_sync.append(job._role._wrapped.in_sync())  # type: ignore[attr-defined]
     job.report(loss=loss)
 result(job, alike=alike, in_sync=in_sync)

@@ -31,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
 from ropeteam_trainer.job import Job
+from ropeteam_trainer.joining import create_job
 from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.recipes.common import result
 
@@ -204,7 +205,7 @@ LAYOUTS: dict[int, dict[str, Build]] = {
 
 def job_in(folder: Path, world: World, n: int) -> Job:
     checkpoint = CheckpointConfig(str(folder), every_steps=SAVED_AT)
-    return Job(world, RankPlan(f"0.0.{n}", (), False, checkpoint, Resume.LATEST, None, "", ""), {})
+    return create_job(world, RankPlan(f"0.0.{n}", (), False, checkpoint, Resume.LATEST, None, "", ""), {})
 
 
 def main(root: Path) -> None:

@@ -7,7 +7,6 @@ else, its data for instance, is real and on the CPU. wrap() measures, writes the
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -16,14 +15,21 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
+from ropeteam_trainer.checkpoint.disabled import DisabledCheckpoints
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import RankPlan, Resume
-from ropeteam_trainer.contract.strategy import Strategy, StrategyError, TensorSplit
+from ropeteam_trainer.contract.strategy import Strategy, StrategyError
+from ropeteam_trainer.data.feed import Feed
 from ropeteam_trainer.job import Job
 from ropeteam_trainer.partition.answer import DryRunResult
 from ropeteam_trainer.planning import answers
 from ropeteam_trainer.planning.measure import join, measure
+from ropeteam_trainer.rank.agentlink import HeartbeatWriter, NoAgent
 from ropeteam_trainer.rank.world import World
+from ropeteam_trainer.roles.collective import CollectiveRole
+from ropeteam_trainer.roles.role import Loss, Session, TensorPlan
+from ropeteam_trainer.strategies.parameterserver.discovery import Place
+from ropeteam_trainer.strategies.wrap import LoopValues
 
 
 def begin() -> Job:
@@ -36,37 +42,35 @@ def begin() -> Job:
     join(world.rank, world.size)
     register_module_parameter_registration_hook(_to_meta)
     _StayOnMeta().__enter__()  # type: ignore[no-untyped-call]
-    return DryRunJob(world, plan, {})
+    place, heart = Place(world.rank, world.size, 0), HeartbeatWriter(None)
+    session = Session(world, plan, place, NoAgent(), heart, DisabledCheckpoints(), Feed(world))
+    return Job(session, DryRunRole(session))
 
 
-class DryRunJob(Job):
-    """Job of a dry run, which ends in wrap(). Methods that train without wrap() report that and end it."""
+class DryRunRole(CollectiveRole):
+    """Role of a dry run, which ends in wrap(). Methods that train without wrap() report that and end it."""
 
     def wrap(
         self,
         model: Module,
         optimizer: Optimizer,
-        *,
-        loss: Callable[..., torch.Tensor] | None = None,
-        tensor_plan: Callable[[TensorSplit], Mapping[str, Any]] | None = None,
+        _: LoopValues,
+        loss: Loss | None,
+        tensor_plan: TensorPlan | None,
     ) -> NoReturn:
         del os.environ[config.DRY_RUN]  # optimizers may step now
+        strategy, size = self._strategy or Strategy(), self._session.world.size
         try:
-            measured = measure(
-                model, optimizer, self._strategy or Strategy(), self.world_size, loss, tensor_plan
-            )
+            measured = measure(model, optimizer, strategy, size, loss, tensor_plan)
         except StrategyError as error:
             answers.end(DryRunResult(refused=error.args))
         answers.end(DryRunResult(model=measured))
 
-    def restore(self, **_: Any) -> NoReturn:
+    def restore(self, *_: Any) -> NoReturn:
         answers.end(DryRunResult(without_wrap="calls job.restore()"))
 
-    def batches(self, *_: Any, **__: Any) -> Iterator[Any]:
-        answers.end(DryRunResult(without_wrap="calls job.batches()"))
-
-    def report(self, **_: Any) -> NoReturn:
-        answers.end(DryRunResult(without_wrap="calls job.report()"))
+    def enter_loop(self, call: str) -> NoReturn:
+        answers.end(DryRunResult(without_wrap=f"calls {call}"))
 
 
 def _to_meta(_: Module, __: str, parameter: torch.nn.Parameter | None) -> None:

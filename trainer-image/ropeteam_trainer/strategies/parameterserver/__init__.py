@@ -9,9 +9,11 @@ pull weights.
     wire.py           messages and raw tensors over TCP; admission.py: authentication of connections
     service.py        request handlers of each server
     chief.py          more handlers of the first one; chiefloop.py: its start, checkpoints, drain and end
-    role_server.py    a server's loop, instead of training; serverprogress.py: its heartbeats and counters
-    client.py         the workers' client; role_worker.py: a worker's step, instead of collectives
-    discovery.py      roles of ranks, and addresses of the servers
+    serverprogress.py heartbeats and counters of a server
+    client.py         the workers' client
+    discovery.py      which ranks are servers, and their addresses
+
+roles/server.py and roles/worker.py put them together for a rank.
 
 Use them when workers differ in speed or come and go: a slow or dead worker does not hold the others
 (asynchronous, or synchronous with backup workers), and no rank needs a collective.

@@ -32,9 +32,9 @@ class End:
         world: World,
         heart: HeartbeatWriter,
         checkpoints: Checkpoints | DisabledCheckpoints,
-        save: Callable[[bool], None],
+        save: Callable[[int, bool], None],
     ) -> None:
-        """save(report): called by all ranks together; report: whether the agent is notified now."""
+        """save(step, report): called by all ranks together; report: whether the agent is notified now."""
         self._world, self._heart, self._checkpoints, self._save = world, heart, checkpoints, save
         self._attempted_step = 0
         """Step after which ranks have last met in a barrier, or timed out in it."""
@@ -68,7 +68,7 @@ class End:
         if self._checkpoints.is_unsaved(step) and step != self._attempted_step:
             self._attempted_step = step
             if self._world.barrier(f"end/{step}", END_SECONDS):
-                self._save(report)
+                self._save(step, report)
 
 
 def before_destroying(act: Callable[[], None]) -> None:

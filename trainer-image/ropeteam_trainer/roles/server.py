@@ -1,4 +1,4 @@
-"""Role of a server: instead of training, it handles requests until all workers have left."""
+"""Role of a parameter server: instead of training, it handles requests until all workers have left."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from torch import nn
+import torch
+from torch.nn import Module
 from torch.optim import Optimizer
 
-from ropeteam_trainer.checkpoint.disabled import DisabledCheckpoints
-from ropeteam_trainer.checkpoint.saving import Checkpoints
 from ropeteam_trainer.contract.local import FromRank
 from ropeteam_trainer.contract.strategy import LearningRate, Strategy
-from ropeteam_trainer.rank.agentlink import AgentLink, HeartbeatWriter, NoAgent
+from ropeteam_trainer.roles import role
+from ropeteam_trainer.roles.role import Loss, Session, TensorPlan
 from ropeteam_trainer.strategies import largebatch, wrap
 from ropeteam_trainer.strategies.model.naming import named_parameters
 from ropeteam_trainer.strategies.parameterserver import ledger as rules
 from ropeteam_trainer.strategies.parameterserver.chief import Chief, FullModel
 from ropeteam_trainer.strategies.parameterserver.chiefloop import ChiefLoop
 from ropeteam_trainer.strategies.parameterserver.client import Line
-from ropeteam_trainer.strategies.parameterserver.discovery import BEAT_SECONDS, Discovery, Place
+from ropeteam_trainer.strategies.parameterserver.discovery import BEAT_SECONDS, Discovery
 from ropeteam_trainer.strategies.parameterserver.requests import Done, Request, SendProgress
 from ropeteam_trainer.strategies.parameterserver.serverprogress import ServerProgress
 from ropeteam_trainer.strategies.parameterserver.service import Server
@@ -34,45 +34,81 @@ SPARE_PLACES = 16
 """Unauthenticated connections allowed beyond two for each rank."""
 
 
-class Serving:
-    """Serving on one server. `folder`: memory that outlives this process."""
+class ServerRole:
+    """folder: memory that outlives this process."""
 
-    def __init__(
-        self,
-        here: Place,
-        discovery: Discovery,
-        strategy: Strategy,
-        folder: Path | None,
-    ) -> None:
-        assert here.server is not None
-        self._here, self._discovery, self._strategy = here, discovery, strategy
-        self._index, self._folder = here.server, folder
+    def __init__(self, session: Session, strategy: Strategy, folder: Path | None) -> None:
+        assert session.place.server is not None
+        self._session, self._strategy, self._folder = session, strategy, folder
+        self._place, self._index = session.place, session.place.server
+        self.dp_rank, self.dp_size = session.place.rank, session.place.workers
+        self._is_wrapped = False
         self._lines: dict[int, Line] = {}
         self._extra: dict[str, Any] = {}
 
-    def wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        """Check and return both; the first use of the model starts to serve. Raises StrategyError."""
+    # ---- calls of the script
+
+    def wrap(
+        self,
+        model: Module,
+        optimizer: Optimizer,
+        _: wrap.LoopValues,
+        __: Loss | None,
+        ___: TensorPlan | None,
+    ) -> tuple[Module, Optimizer]:
+        """Check and return both; the first use of the model starts to serve."""
+        role.must_be_new(self._is_wrapped)
         wrap.check(self._strategy, optimizer, None)
+        session = self._session
+        self._discovery = Discovery(session.place, session.plan, session.link, session.heart)
         self._model, self._optimizer, self._named = model, optimizer, named_parameters([model])
+        model.register_forward_pre_hook(lambda *_: self._serve())
+        self._is_wrapped = True
         return model, optimizer
 
-    def keep(self, objects: Mapping[str, Any]) -> None:
-        """Keep the extra arguments of restore(), such as schedulers, for checkpoints."""
-        self._extra = dict(objects)
+    def restore(self, _: Any, __: Any, extra: Mapping[str, Any]) -> None:
+        """Keep schedulers and such for checkpoints. The chief restores before it serves."""
+        self._extra = dict(extra)
 
-    def serve(
-        self,
-        checkpoints: Checkpoints | DisabledCheckpoints,
-        link: AgentLink | NoAgent,
-        heart: HeartbeatWriter,
-    ) -> NoReturn:
+    def enter_loop(self, _: str) -> None:
+        if not self._is_wrapped:
+            raise role.not_wrapped()
+        self._serve()
+
+    def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
+        return role.clipped(None, max_norm)
+
+    def leave(self) -> None:
+        pass
+
+    def release(self) -> None:
+        pass
+
+    # No step begins on a server.
+
+    def next_step(self, step: int) -> int:
+        return step
+
+    def after_step(self, step: int) -> None:
+        pass
+
+    def save_now(self, step: int, report: bool = True) -> None:
+        pass
+
+    def balanced_model(self) -> None:
+        pass
+
+    # ---- serving
+
+    def _serve(self) -> NoReturn:
+        link, heart, discovery = self._session.link, self._session.heart, self._discovery
         spec = self._strategy.sync.parameter_server
-        own = shares(self._named, self._here.servers)[self._index]
+        own = shares(self._named, self._place.servers)[self._index]
         optimizer = restricted(self._optimizer, own)
         ratio = LearningRate(trust_ratio=self._strategy.learning_rate.trust_ratio)
         largebatch.apply(optimizer, ratio, None, lambda: 0)
-        share = Share(own, optimizer, self._path(f"server-{self._index}"), self._here.workers)
-        discovery, places = self._discovery, 2 * (self._here.workers + self._here.servers) + SPARE_PLACES
+        share = Share(own, optimizer, self._path(f"server-{self._index}"), self._place.workers)
+        places = 2 * (self._place.workers + self._place.servers) + SPARE_PLACES
         assert discovery.listener is not None
         self._server = server = Server(share, discovery.listener, discovery.secret, spec, places)
         server.handle(SendProgress, self._receive_progress)
@@ -80,7 +116,7 @@ class Serving:
         heart.phase = "serve"
         heart.write()
         if self._index == 0:
-            loop = self._chief_loop(checkpoints, link)
+            loop = self._chief_loop()
             server.start()
             loop.run()
         else:
@@ -104,14 +140,13 @@ class Serving:
             figures |= {"clocks": ledger.clocks, "dropped": ledger.dropped, "most_ahead": ledger.ahead}
         print(f"ropeteam: all workers have left: {json.dumps(figures)}", file=sys.stderr, flush=True)
 
-    def _chief_loop(
-        self, checkpoints: Checkpoints | DisabledCheckpoints, link: AgentLink | NoAgent
-    ) -> ChiefLoop:
-        spec, workers = self._strategy.sync.parameter_server, self._here.workers
-        job_rules = rules.rules(spec, workers, checkpoints.every_steps)
-        full_model = FullModel(self._named, self._model, self._optimizer, self._here.servers)
+    def _chief_loop(self) -> ChiefLoop:
+        session, alive = self._session, self._discovery.alive
+        spec, workers = self._strategy.sync.parameter_server, self._place.workers
+        job_rules = rules.rules(spec, workers, session.checkpoints.every_steps)
+        full_model = FullModel(self._named, self._model, self._optimizer, self._place.servers)
         self._chief = Chief(full_model, self._server, self._call, job_rules, self._path("ledger"))
-        return ChiefLoop(self._chief, self._extra, checkpoints, link, self._progress, self._discovery.alive)
+        return ChiefLoop(self._chief, self._extra, session.checkpoints, session.link, self._progress, alive)
 
     def _dropped(self) -> int | None:
         return self._chief.ledger.dropped if self._index == 0 else None
@@ -124,9 +159,8 @@ class Serving:
 
     def _call(self, index: int, request: Request[A], payload: bytes = b"") -> tuple[A, bytes]:
         if index not in self._lines:
-            self._lines[index] = Line(
-                index, self._discovery.addresses, self._discovery.secret, self._discovery.alive
-            )
+            discovery = self._discovery
+            self._lines[index] = Line(index, discovery.addresses, discovery.secret, discovery.alive)
         return self._lines[index].call(request, [payload] if payload else [])
 
     def _path(self, name: str) -> Path | None:
