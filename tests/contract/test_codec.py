@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.config import CoordinatorConfig, RankPlan, WorkerConfig
 from ropeteam_trainer.contract.desired import Desired, JobReport
+from ropeteam_trainer.contract.featurelevel import FeatureLevel
 from ropeteam_trainer.contract.local import FromRank, ToRank
 from ropeteam_trainer.contract.messages import AgentReport, Orders, RankPhase, RankReport, answer, as_answer
 from ropeteam_trainer.contract.world import Epoch, Plan
@@ -214,6 +215,10 @@ def test_a_reader_forgets_what_a_message_leaves_out_and_refuses_what_decode_refu
 class Renamed:
     feature_level: int = codec.stored_as("rung")
     is_final: bool = codec.stored_as("settled", False)
+
+
+def test_a_feature_level_is_written_as_its_number():
+    assert codec.encode(FromRank(feature_level=FeatureLevel.DATA)) == codec.encode(FromRank(feature_level=3))
 
 
 def test_a_field_is_written_and_read_under_the_name_that_it_is_stored_as():

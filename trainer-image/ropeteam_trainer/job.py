@@ -26,6 +26,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from ropeteam_trainer.checkpoint.disabled import DisabledCheckpoints
+from ropeteam_trainer.contract.featurelevel import FeatureLevel
 from ropeteam_trainer.contract.local import PHASES, FromRank
 from ropeteam_trainer.contract.strategy import Batch, TensorSplit
 from ropeteam_trainer.data import batches as loading
@@ -52,7 +53,7 @@ class Job:
         self._role, self._trace = role, trace
         self._world, self._plan, self._feed = session.world, session.plan, session.feed
         self._link, self._heart, self._checkpoints = session.link, session.heart, session.checkpoints
-        self._feature_level = 1
+        self._feature_level = FeatureLevel.STEPS
         self._total_steps: int | None = None
         """Computed by batches(), or given to report()."""
         saved_at_end = DisabledCheckpoints() if served else self._checkpoints  # servers save in their loop
@@ -147,7 +148,7 @@ class Job:
         too. Returns the number of steps done: 0 for a fresh start. Raises CheckpointNotFound if `resume`
         names a step that does not exist, KeyError if the model has changed.
         """
-        self._report_feature_level(2)
+        self._report_feature_level(FeatureLevel.CHECKPOINTS)
         if self._link.connected and self._plan.checkpoint is None and self.rank == 0:
             print(_NO_CHECKPOINT, file=sys.stderr, flush=True)
         found = self._role.restore(model, optimizer, extra)
@@ -184,7 +185,7 @@ class Job:
         Continues at the position of the restored checkpoint. Raises ValueError if data or seed are not those
         of the checkpoint, or not the same on all ranks.
         """
-        self._report_feature_level(3)
+        self._report_feature_level(FeatureLevel.DATA)
         self._role.enter_loop("job.batches()")
         spec = self._plan.strategy.batch if self._plan.strategy else Batch()
         prefetch, balance = spec.prefetch or prefetch, spec.balance or balance
@@ -204,7 +205,7 @@ class Job:
         self._heart.phase = "train"
         self._heart.write()
 
-    def _report_feature_level(self, level: int) -> None:
+    def _report_feature_level(self, level: FeatureLevel) -> None:
         """Report to the agent how much of the library is used. Without checkpoints level 1 at most."""
         if self._plan.checkpoint is not None and level > self._feature_level:
             self._feature_level = level

@@ -6,6 +6,7 @@ What operator, coordinator, agent and rank send each other is defined here:
   messages.py     agent -> coordinator (AgentReport) and back (Orders)
   grantchunks.py  grants too large for a frame
   desired.py      operator -> coordinator (Desired) and back (JobReport)
+  featurelevel.py how much of the library a script uses
   local.py        rank <-> agent: socket messages and the heartbeat page
   strategy.py     how the work of one world is split
   codec.py        dataclasses <-> JSON, strict, with errors that name the field

@@ -17,9 +17,8 @@ from prometheus_client.registry import Collector
 
 from ropeteam_trainer.contract.config import CoordinatorConfig
 from ropeteam_trainer.contract.desired import JobReport, WorldPhase
+from ropeteam_trainer.contract.featurelevel import FeatureLevel
 from ropeteam_trainer.contract.world import Cause
-
-_LEVEL_THAT_SAVES = 2
 
 
 class _Job(Collector):
@@ -65,7 +64,7 @@ class _Job(Collector):
 
     def _checkpoint(self) -> Iterator[Metric]:
         report = self._report
-        wanted = self._may_save and report.feature_level >= _LEVEL_THAT_SAVES
+        wanted = self._may_save and report.feature_level >= FeatureLevel.CHECKPOINTS
         yield self._gauge("checkpoint_enabled", "1 if spec.checkpoint is set and the script saves.", wanted)
         if report.lineage:
             yield self._gauge(

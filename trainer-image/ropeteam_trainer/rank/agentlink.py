@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from ropeteam_trainer.contract import codec, config
+from ropeteam_trainer.contract.featurelevel import FeatureLevel
 from ropeteam_trainer.contract.local import (
     PAGE_SIZE,
     Beat,
@@ -220,5 +221,5 @@ def connect(environ: Mapping[str, str], rank: int | None) -> AgentLink | NoAgent
         return NoAgent()
     link = AgentLink(connection)
     if rank is not None:
-        link.send(FromRank(hello_pid=os.getpid(), rank=rank, feature_level=1))
+        link.send(FromRank(hello_pid=os.getpid(), rank=rank, feature_level=FeatureLevel.STEPS))
     return link

@@ -21,12 +21,12 @@ import math
 from ropeteam.api.status import CoordinatorStatus, PreviousCoordinatorStatus
 from ropeteam.core.seen.classify import has_ended
 from ropeteam.core.seen.view import View
+from ropeteam_trainer.contract.featurelevel import FeatureLevel
 from ropeteam_trainer.contract.fence import longest_lease
 
 ENDED = "ropeteam.dev/coordinators-ended"
 """Annotation of a job, set by a person: coordinators up to this term have ended."""
 MAX_COORDINATORS = 16
-_SAVES_CHECKPOINTS_LEVEL = 2
 
 Coordinators = tuple[PreviousCoordinatorStatus, ...]
 
@@ -62,7 +62,8 @@ def _unknown(view: View, known: int, newest: int) -> Coordinators:
 def remaining(view: View) -> Coordinators:
     """Previous coordinators that may still live, as far as is known now."""
     previous = view.status.coordinator.previous
-    if not previous or view.status.feature_level >= _SAVES_CHECKPOINTS_LEVEL or _have_agents_moved(view):
+    saves = view.status.feature_level >= FeatureLevel.CHECKPOINTS
+    if not previous or saves or _have_agents_moved(view):
         return ()
     return tuple(each for each in previous if not _ended(view, each))
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from ropeteam_trainer.agent.machine.state import ProgressSample, RankState, World
 from ropeteam_trainer.contract.config import Timeouts
+from ropeteam_trainer.contract.featurelevel import FeatureLevel
 from ropeteam_trainer.contract.local import Beat
 from ropeteam_trainer.contract.world import ProcessExit
 
@@ -99,7 +100,7 @@ def _stall_and_limit(
     if rank.heartbeat.steps_here == 0:
         # While it restores, it sends heartbeats as long as bytes are read: a large checkpoint takes time.
         read_at = heartbeat_at if rank.heartbeat.phase != "serve" else 0.0
-        uses_library = rank.has_library or feature_level >= 1
+        uses_library = rank.has_library or feature_level >= FeatureLevel.STEPS
         return now - max(rank.started_at, read_at), timeouts.start if uses_library else math.inf
     is_timed = rank.heartbeat.phase in _TIMED_PHASES and not rank.heartbeat.reached_end
     return now - heartbeat_at, limit_seconds(rank, timeouts) if is_timed else math.inf

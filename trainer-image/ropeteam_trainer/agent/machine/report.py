@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ropeteam_trainer.agent.machine import hang
 from ropeteam_trainer.agent.machine.state import RankState, State
+from ropeteam_trainer.contract.featurelevel import FeatureLevel
 from ropeteam_trainer.contract.messages import AgentReport, Progress, RankPhase, RankReport
 from ropeteam_trainer.contract.world import CheckpointRef, Plan
 
@@ -97,8 +98,8 @@ def _phase(rank: RankState, feature_level: int) -> RankPhase:
     if rank.heartbeat.steps_here > 0:
         return RankPhase.RUNNING
     # Without the library no step is ever reported: a rank counts as running once it is started.
-    has_no_library = rank.started_at is not None and not rank.has_library and feature_level == 0
-    return RankPhase.RUNNING if has_no_library else RankPhase.STARTING
+    uses_library = rank.has_library or feature_level >= FeatureLevel.STEPS
+    return RankPhase.STARTING if rank.started_at is None or uses_library else RankPhase.RUNNING
 
 
 def _progress(state: State) -> Progress:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from ropeteam_trainer.checkpoint.decisions.journal import Held
 from ropeteam_trainer.contract.config import PodIdentity, Start, WorkerConfig
+from ropeteam_trainer.contract.featurelevel import FeatureLevel
 from ropeteam_trainer.contract.local import Beat, FromRank, Served, ToRank
 from ropeteam_trainer.contract.messages import (
     Grant,
@@ -359,10 +360,14 @@ class State:
         return self.world is None or all(rank.unkillable or not rank.alive for rank in self.world.ranks)
 
     @property
+    def uses_library(self) -> bool:
+        """Whether the script calls init(). Others never report a step."""
+        return self.feature_level >= FeatureLevel.STEPS
+
+    @property
     def may_fork(self) -> bool:
-        wanted = self.config.start is Start.FORK or (
-            self.config.start is Start.AUTO and self.feature_level >= 1
-        )
+        start = self.config.start
+        wanted = start is Start.FORK or (start is Start.AUTO and self.uses_library)
         return wanted and self.launch.forkable
 
     @property

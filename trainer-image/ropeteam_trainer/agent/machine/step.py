@@ -310,8 +310,7 @@ def _warm_up(state: State) -> Stepped:
     epoch = world.plan.epoch if world else _NO_EPOCH
     if state.warmed == epoch or not state.may_fork or not _may_serve(state):
         return state, ()
-    uses_library = state.feature_level >= 1  # other scripts never report a step
-    if world and uses_library and not all(rank.heartbeat.steps_here for rank in world.ranks):
+    if world and state.uses_library and not all(rank.heartbeat.steps_here for rank in world.ranks):
         return state, ()
     return replace(state, warmed=epoch), (WarmUp(),)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ropeteam_trainer.contract.desired import WorldPhase
+from ropeteam_trainer.contract.featurelevel import FeatureLevel
 from ropeteam_trainer.contract.fence import longest_life
 from ropeteam_trainer.contract.world import Member, Plan
 from ropeteam_trainer.coordinator.membership import preserving, progress
@@ -53,7 +54,7 @@ def adopt_or_replan(state: State, at: Moment) -> Decided:
     state = _with_previous_world(state, previous, at)
     if _all_members_agree(state, agents) and _runs_or_ended_by_itself(state, at.now):
         moved = any(rank.steps_here for agent in agents.values() for rank in agent.report.ranks)
-        quiesced = not any(agent.report.feature_level for agent in agents.values())
+        quiesced = not any(agent.report.feature_level >= FeatureLevel.STEPS for agent in agents.values())
         running = with_world(enter(state, WorldPhase.RUNNING, at), stepped=moved, trains=moved or quiesced)
         return Decided(_absorb_all(running, agents, at))
     return Decided(preserving.stop(_absorb_all(state, agents, at), at))

@@ -17,6 +17,7 @@ is not reported yet is repeated.
 from __future__ import annotations
 
 from ropeteam_trainer.contract.desired import WorldPhase
+from ropeteam_trainer.contract.featurelevel import FeatureLevel
 from ropeteam_trainer.contract.messages import RankPhase
 from ropeteam_trainer.contract.world import Cause
 from ropeteam_trainer.coordinator.membership.commits import savers
@@ -32,8 +33,6 @@ from ropeteam_trainer.coordinator.membership.state.state import (
 )
 
 DEBOUNCE_SECONDS = 1.0
-SAVES_THROUGH_US = 2
-"""From this feature level on checkpoints are committed through us."""
 
 
 def note_terminating(state: State, at: Moment) -> State:
@@ -111,7 +110,7 @@ def terminating_workers(state: State, at: Moment) -> tuple[Evidence, ...]:
 
 def ranks_terminated(state: State) -> bool:
     """Whether the ranks have been sent SIGTERM: the way they exit is no fault."""
-    return state.phase is WorldPhase.DRAINING and state.feature_level < SAVES_THROUGH_US
+    return state.phase is WorldPhase.DRAINING and state.feature_level < FeatureLevel.CHECKPOINTS
 
 
 def unexpected(state: State, signs: tuple[Evidence, ...]) -> tuple[Evidence, ...]:

@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ropeteam_trainer.contract.desired import WorldPhase
+from ropeteam_trainer.contract.featurelevel import FeatureLevel
 from ropeteam_trainer.contract.messages import StoreOffer
 from ropeteam_trainer.contract.world import Member, Plan
 from ropeteam_trainer.coordinator.membership import commits, incidents, preserving, unstartable
-from ropeteam_trainer.coordinator.membership.drains import DEBOUNCE_SECONDS, SAVES_THROUGH_US
+from ropeteam_trainer.coordinator.membership.drains import DEBOUNCE_SECONDS
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
 from ropeteam_trainer.coordinator.membership.state.state import (
     Moment,
@@ -53,8 +54,10 @@ def _ready(state: State) -> slotset.Slots:
     ready = (
         slotindex.present(state) & ~slotindex.departing(state) & ~unfinished(state) & ~state.facts.has_problem
     )
+    if state.feature_level >= FeatureLevel.CHECKPOINTS:
+        return ready
     quiesced = state.world.quiesced if state.world else slotset.NONE
-    return ready if state.feature_level >= SAVES_THROUGH_US else ready & ~(state.facts.unproven & ~quiesced)
+    return ready & ~(state.facts.unproven & ~quiesced)
 
 
 def _slot_obstacle(state: State, slot: int, now: float) -> str:
@@ -110,7 +113,7 @@ def _stuck_text(state: State, now: float) -> str:
 def unaccounted(state: State) -> slotset.Slots:
     """Slots where unreported ranks may live: a pod whose lease expired, a previous one without proof of its
     end. If checkpoints are committed through us, files that they still write do not count."""
-    if state.feature_level >= SAVES_THROUGH_US:
+    if state.feature_level >= FeatureLevel.CHECKPOINTS:
         return slotset.NONE
     if state.world is None and (state.config.term, state.boot) == (1, 0):
         return state.facts.unproven  # no world was planned yet

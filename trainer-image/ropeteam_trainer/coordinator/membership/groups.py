@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ropeteam_trainer.contract.desired import WorldPhase
+from ropeteam_trainer.contract.featurelevel import FeatureLevel
 from ropeteam_trainer.contract.messages import AgentReport, GroupReport, Problem, ProcessGroup
 from ropeteam_trainer.contract.world import FailReason
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
@@ -175,7 +176,8 @@ def _ended(state: State, world: World, now: float) -> Problem | None:
     if world.ended_at is None or now - max(world.ended_at, world.step_at) < ENDED_SECONDS:
         return None
     rank = _first_ended(state, slotset.ALL)
-    steps = "without a step" if state.feature_level >= 1 else "(the script does not report its steps)"
+    reports_steps = state.feature_level >= FeatureLevel.STEPS
+    steps = "without a step" if reports_steps else "(the script does not report its steps)"
     text = f"rank {rank} has ended with exit code 0, and the others have continued for"
     text += f" {ENDED_SECONDS / 60:.0f} minutes {steps}. They wait for it, if they share a collective"
     return Problem(FailReason.RANK_ENDED, f"{text}.")

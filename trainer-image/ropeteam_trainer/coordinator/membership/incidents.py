@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from ropeteam_trainer.contract.config import ExitAction
 from ropeteam_trainer.contract.desired import Incident, RecoveryTimes, ReplacementRequest
+from ropeteam_trainer.contract.featurelevel import FeatureLevel
 from ropeteam_trainer.contract.messages import Problem
 from ropeteam_trainer.contract.world import Cause, Epoch, FailReason
 from ropeteam_trainer.coordinator.membership.evidence import (
@@ -144,7 +145,7 @@ def progressed(state: State, fault: Fault) -> bool:
     ASSUMED_PROGRESS_SECONDS."""
     world = state.world
     assert world is not None
-    if state.feature_level >= 1 or world.stepped:
+    if state.feature_level >= FeatureLevel.STEPS or world.stepped:
         return world.stepped
     cause = fault.incident.cause
     slow = cause is Cause.UNKNOWN or is_script(cause, fault.incident.exit)
@@ -163,7 +164,10 @@ def _updated_history(state: State, incident: Incident, progress: bool, at: Momen
     identity = fingerprint(incident.cause, incident.exit)
     others = state.world is not None and bool(state.world.plan.preserved)  # made the steps, if there are any
     on = incident.step > old.top_step and (progress or not others)
-    again = identity == old.fingerprint and not on and not (progress and state.feature_level == 0)
+    lasted = (
+        progress and state.feature_level < FeatureLevel.STEPS
+    )  # the only progress that such a world shows
+    again = identity == old.fingerprint and not on and not lasted
     new = replace(
         old,
         worlds_without_progress=worlds_without_progress,

@@ -9,6 +9,7 @@ init_process_group, NO_GROUP of startSeconds after it. A world never ceases to c
 from __future__ import annotations
 
 from ropeteam_trainer.contract.desired import Stage, WorldPhase
+from ropeteam_trainer.contract.featurelevel import FeatureLevel
 from ropeteam_trainer.coordinator.membership import groups
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
 from ropeteam_trainer.coordinator.membership.state.state import State, ranks_of_members, with_world
@@ -41,7 +42,7 @@ def _is_training(state: State, world: World, now: float) -> bool:
 
 
 def reports_steps(state: State) -> bool:
-    return state.feature_level > 0 or state.config.servers > 0
+    return state.feature_level >= FeatureLevel.STEPS or state.config.servers > 0
 
 
 def stage(state: State) -> Stage:
@@ -54,7 +55,8 @@ def stage(state: State) -> Stage:
         return Stage.RANKS_STARTING
     if state.progress.phase == "restore":
         return Stage.RESTORING
-    if groups.formed(state, world) or (state.feature_level > 0 and not groups.expects_group(state)):
+    ungrouped = state.feature_level >= FeatureLevel.STEPS and not groups.expects_group(state)
+    if groups.formed(state, world) or ungrouped:
         return Stage.FIRST_STEP
     return Stage.PROCESS_GROUP_FORMING if _is_joining(state) else Stage.SCRIPT_STARTING
 
