@@ -23,8 +23,9 @@ from tests.builders import (
 from ropeteam.api.conditions import ConditionType
 from ropeteam.api.status import PreviousCoordinatorStatus
 from ropeteam.core.decide import decide
+from ropeteam.core.seen.names import COORDINATORS_ENDED
 from ropeteam.core.seen.observation import ContainerSeen, PodSeen, Role, SilentCoordinator
-from ropeteam.core.seen.previouscoordinators import ENDED, MAX_COORDINATORS
+from ropeteam.core.seen.previouscoordinators import MAX_COORDINATORS
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.fence import longest_lease
 
@@ -63,7 +64,9 @@ def test_a_coordinator_without_a_proof_of_its_end_is_remembered_and_status_shows
     assert stalled
     assert (stalled.holds, stalled.reason) == (True, "PreviousCoordinatorMayRun")
     assert f"term 1 on node {NODE}), and with it a previous pod of slot 1" in stalled.message
-    assert stalled.message.endswith(f"kubectl annotate trainingjob -n lab mnist {ENDED}=1 --overwrite")
+    assert stalled.message.endswith(
+        f"kubectl annotate trainingjob -n lab mnist {COORDINATORS_ENDED}=1 --overwrite"
+    )
 
 
 @pytest.mark.parametrize("newest", [3, 10**9])
@@ -121,7 +124,9 @@ def with_proof(
     if was_seen_to_end:
         seen = seen.but(ended_pods=(seen.status.coordinator.previous[0].pod_uid,))
     if annotation:
-        seen = seen.but(metadata=seen.metadata.model_copy(update={"annotations": {ENDED: annotation}}))
+        seen = seen.but(
+            metadata=seen.metadata.model_copy(update={"annotations": {COORDINATORS_ENDED: annotation}})
+        )
     if pod is not None:
         uid = seen.status.coordinator.previous[0].pod_uid
         old = PodSeen(name="mnist-coordinator-1", uid=uid, role=Role.COORDINATOR, term=1, node=NODE, **pod)

@@ -134,9 +134,7 @@ class Operator:
         sent, last.desired = last.desired, decision.desired
         yield from self._act(decision)
         return (
-            0.0
-            if writes or decision.actions or sent != decision.desired
-            else decision.requeue_after_seconds
+            0.0 if writes or decision.actions or sent != decision.desired else decision.requeue_after_seconds
         )
 
     def _cached(self) -> View:

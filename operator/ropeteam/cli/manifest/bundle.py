@@ -17,6 +17,7 @@ from typing import Any
 
 from ropeteam.cli.errors import BadInput
 from ropeteam.controller.client.apiclient import Object
+from ropeteam.core.seen import names
 
 CODE, MOUNTED_AT = "code", "/code"
 MOST_BYTES = 1_000_000
@@ -102,7 +103,7 @@ def config_map(job: Object, code: Bundle) -> Object:
         "metadata": {
             "name": f"{meta['name']}-code-{secrets.token_hex(4)}",
             "namespace": meta["namespace"],
-            "labels": {"ropeteam.dev/code-of": meta["name"]},
+            "labels": {names.CODE_OF: meta["name"]},
         },
         "immutable": True,
         "binaryData": {key: b64encode(data).decode() for key, data in keys.items()},

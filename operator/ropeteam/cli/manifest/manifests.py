@@ -26,9 +26,8 @@ from ropeteam.controller.client.apiclient import (
     ObjectRef,
     OwnedObjectExists,
 )
+from ropeteam.core.seen import names
 
-WORKDIR = "ropeteam.dev/workdir"
-"""Annotation: the folder that relative paths in a command start from, on the local cluster."""
 OF_OTHERS = frozenset({"TrainJob", "PyTorchJob", "MPIJob", "JobSet", "RayJob", "TFJob"})
 _USAGE = "To run a command: ropeteam run -n 2 -- torchrun train.py"
 MOST_BYTES = 3 << 20
@@ -152,7 +151,7 @@ async def apply(client: ApiClient, manifest: Manifest, workdir: Path | None) -> 
     """Create or patch all documents. Raises BadInput when the server refuses one. workdir: on the local
     cluster."""
     if workdir is not None:
-        manifest.job["metadata"].setdefault("annotations", {}).setdefault(WORKDIR, str(workdir))
+        manifest.job["metadata"].setdefault("annotations", {}).setdefault(names.WORKDIR, str(workdir))
     for document in (*manifest.others, manifest.job):
         try:
             await _apply_one(client, document)

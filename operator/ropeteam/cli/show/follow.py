@@ -86,19 +86,19 @@ class JobPoller:
         return self._auths[uid, term]
 
     async def secrets(self, uid: str) -> list[Object]:
-        return await self._client.items(ObjectRef("Secret", self.namespace), f"{parsing.LABEL}job-uid={uid}")
+        return await self._client.items(ObjectRef("Secret", self.namespace), f"{names.JOB_UID}={uid}")
 
     async def pods(self) -> list[Object]:
         """Fetch the pods of workers and parameter servers."""
-        selector = f"{parsing.LABEL}job={self.name},{parsing.LABEL}role in (worker,server)"
+        selector = f"{names.JOB}={self.name},{names.ROLE} in (worker,server)"
         return await self._client.items(ObjectRef("Pod", self.namespace), selector)
 
     async def last_lines(self, slot: int, count: int = 20) -> str:
         """Fetch the last lines of the newest pod of a slot; empty if there is none."""
-        pods = [pod for pod in await self.pods() if parsing.label(pod, "slot") == str(slot)]
+        pods = [pod for pod in await self.pods() if parsing.label(pod, names.SLOT) == str(slot)]
         if not pods:
             return ""
-        newest = max(pods, key=lambda pod: int(parsing.label(pod, "incarnation")))
+        newest = max(pods, key=lambda pod: int(parsing.label(pod, names.INCARNATION)))
         return await self.log(newest["metadata"]["name"], tailLines=str(count))
 
     async def log(self, pod: str, **params: str) -> str:

@@ -21,6 +21,7 @@ from ropeteam.cli.errors import BadInput
 from ropeteam.cli.show.follow import POLL_SECONDS, JobPoller
 from ropeteam.controller.cache import parsing
 from ropeteam.controller.client.apiclient import ApiClient, ApiError, Object, ObjectRef
+from ropeteam.core.seen import names
 
 Show = Callable[[str], None]
 """One or more lines, without the last line's end."""
@@ -167,13 +168,14 @@ async def _job(poller: JobPoller) -> Object:
 def _by_slot(pods: list[Object]) -> list[Object]:
     """Pods in the order of slots; of several in one slot the older first."""
     return sorted(
-        pods, key=lambda pod: (int(parsing.label(pod, "slot")), int(parsing.label(pod, "incarnation")))
+        pods,
+        key=lambda pod: (int(parsing.label(pod, names.SLOT)), int(parsing.label(pod, names.INCARNATION))),
     )
 
 
 def _attempt(pod: Object, newest: int) -> int:
     """Attempt of a pod. Pods of an earlier release have no such label."""
-    text = parsing.label(pod, "attempt")
+    text = parsing.label(pod, names.ATTEMPT)
     return int(text) if text.isdecimal() else newest
 
 

@@ -16,17 +16,15 @@ from ropeteam.api.job import API_VERSION, GROUP, KIND
 from ropeteam.controller.cache.informer import Key
 from ropeteam.controller.client import boundedjson
 from ropeteam.core.objects.manifests import TOKEN_VOLUME
-from ropeteam.core.seen import unservedrequests
+from ropeteam.core.seen import names, unservedrequests
 from ropeteam.core.seen.observation import ContainerSeen, PodSeen, Role, ServiceSeen
-from ropeteam.core.seen.previouscoordinators import ENDED
 from ropeteam_trainer.contract import VERSION
 from ropeteam_trainer.contract.config import CONFIG, TRAINER_CONTAINER
 
 Object = dict[str, Any]
 
-LABEL = "ropeteam.dev/"
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
-MANAGED = "app.kubernetes.io/managed-by=ropeteam"
+MANAGED = f"{names.MANAGED_BY}=ropeteam"
 READ = (
     "name",
     "namespace",
@@ -58,7 +56,7 @@ def own_key(obj: Object) -> Key:
 def job_key(obj: Object) -> Key | None:
     """The job that a pod or Service belongs to: the job owns it, and its labels agree."""
     owner = _owner(obj)
-    labels = (label(obj, "job"), label(obj, "job-uid"))
+    labels = (label(obj, names.JOB), label(obj, names.JOB_UID))
     if not owner or labels != (owner.get("name"), owner.get("uid")):
         return None
     return Key(obj["metadata"]["namespace"], owner["name"])
@@ -75,7 +73,7 @@ def _is_a_job(owner: Object) -> bool:
 
 
 def label(obj: Object, name: str) -> str:
-    return str((obj["metadata"].get("labels") or {}).get(LABEL + name, ""))
+    return str((obj["metadata"].get("labels") or {}).get(name, ""))
 
 
 class CachedJob(NamedTuple):
@@ -107,10 +105,10 @@ def job_text(text: bytes) -> Object:
 def job(obj: Object) -> CachedJob:
     """The job to cache: the fields of metadata that we read, and the spec, if within limits."""
     meta = {name: obj["metadata"][name] for name in READ if name in obj["metadata"]}
-    note = (obj["metadata"].get("annotations") or {}).get(ENDED, "")
+    note = (obj["metadata"].get("annotations") or {}).get(names.COORDINATORS_ENDED, "")
     meta["annotations"] = _unserved_requests(obj["metadata"].get("annotations"))
     if 0 < len(note) <= _LONGEST_ANNOTATION:
-        meta["annotations"][ENDED] = note
+        meta["annotations"][names.COORDINATORS_ENDED] = note
     meta["labels"] = _unserved_requests(obj["metadata"].get("labels"))
     spec, status = obj.get("spec") or {}, obj.get("status") or {}
     if fault := _spec_error(spec):
@@ -157,7 +155,7 @@ def _size(spec: object) -> int | None:
 def pod(obj: Object) -> tuple[str, PodSeen]:
     """The pod, with the UID of its job: a previous job of the same name is another job."""
     meta, status = obj["metadata"], obj.get("status") or {}
-    role_label = label(obj, "role")
+    role_label = label(obj, names.ROLE)
     role = Role(role_label) if role_label in list(Role) else Role.WORKER
     main = "coordinator" if role is Role.COORDINATOR else TRAINER_CONTAINER
     scheduled, spec = _condition(status, "PodScheduled"), obj.get("spec") or {}
@@ -165,9 +163,9 @@ def pod(obj: Object) -> tuple[str, PodSeen]:
         name=meta["name"],
         uid=meta["uid"],
         role=role,
-        slot=_number(label(obj, "slot"), -1),
-        incarnation=_number(label(obj, "incarnation"), 0),
-        term=_number(label(obj, "term"), 0),
+        slot=_number(label(obj, names.SLOT), -1),
+        incarnation=_number(label(obj, names.INCARNATION), 0),
+        term=_number(label(obj, names.TERM), 0),
         phase=status.get("phase") or "Pending",
         reason=status.get("reason") or _condition(status, "DisruptionTarget").get("reason", ""),
         message=status.get("message") or "",
@@ -186,7 +184,7 @@ def pod(obj: Object) -> tuple[str, PodSeen]:
         contract=_contract(spec) if role is Role.COORDINATOR else VERSION,
         key_id=_key_id(spec),
     )
-    return label(obj, "job-uid"), seen
+    return label(obj, names.JOB_UID), seen
 
 
 def _contract(spec: Object) -> int:
@@ -211,11 +209,11 @@ def _key_id(spec: Object) -> str:
 def service(obj: Object) -> tuple[str, ServiceSeen]:
     """The Service, with the UID of its job."""
     meta, spec = obj["metadata"], obj["spec"]
-    term = _number((spec.get("selector") or {}).get(LABEL + "term"), 0)
+    term = _number((spec.get("selector") or {}).get(names.TERM), 0)
     address = spec.get("clusterIP") or ""
     address = address if _ADDRESS.fullmatch(address) else ""
     seen = ServiceSeen(name=meta["name"], uid=meta["uid"], cluster_ip=address, term=term)
-    return label(obj, "job-uid"), seen
+    return label(obj, names.JOB_UID), seen
 
 
 class CachedNode(NamedTuple):

@@ -17,6 +17,12 @@ TERM = f"{GROUP}/term"
 ATTEMPT = f"{GROUP}/attempt"
 MANAGED_BY = "app.kubernetes.io/managed-by"
 COMPONENT = "app.kubernetes.io/component"
+CODE_OF = f"{GROUP}/code-of"
+"""Label of a ConfigMap that `ropeteam submit` created: the job whose code it has."""
+WORKDIR = f"{GROUP}/workdir"
+"""Annotation of a TrainingJob or of a pod: the folder in which commands run, on the local cluster."""
+COORDINATORS_ENDED = f"{GROUP}/coordinators-ended"
+"""Annotation of a job, set by a person: coordinators up to this term have ended."""
 AGENT_FILE = AGENT_PYZ.rpartition("/")[2]
 
 

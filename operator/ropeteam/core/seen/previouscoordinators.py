@@ -4,7 +4,8 @@ A previous coordinator that is partitioned together with its agents keeps them a
 there is fenced. Below feature level 2, where the script writes its own checkpoints, no fence of a replaced
 pod is therefore counted before each previous coordinator is proven to have ended: by the kubelet's report
 (also of a pod that is gone since: Observation.ended_pods), by a node that is confirmed dead
-(Observation.dead_nodes), by a person (ENDED), or because all agents follow the current coordinator.
+(Observation.dead_nodes), by a person (COORDINATORS_ENDED), or because all agents follow the
+current coordinator.
 From feature level 2 on the storage decides which checkpoints count.
 A coordinator that only agents report, because status was restored from before it (a backup of etcd), counts
 too.
@@ -20,12 +21,11 @@ import math
 
 from ropeteam.api.status import CoordinatorStatus, PreviousCoordinatorStatus
 from ropeteam.core.seen.classify import has_ended
+from ropeteam.core.seen.names import COORDINATORS_ENDED
 from ropeteam.core.seen.view import View
 from ropeteam_trainer.contract.featurelevel import FeatureLevel
 from ropeteam_trainer.contract.fence import longest_lease
 
-ENDED = "ropeteam.dev/coordinators-ended"
-"""Annotation of a job, set by a person: coordinators up to this term have ended."""
 MAX_COORDINATORS = 16
 
 Coordinators = tuple[PreviousCoordinatorStatus, ...]
@@ -90,8 +90,8 @@ def message(view: View) -> str:
     return (
         f"{head} The job waits until the kubelet reports its end. If you know that it has ended: taint that "
         "node with node.kubernetes.io/out-of-service, or "
-        f"kubectl annotate trainingjob -n {view.job.namespace} {view.job.name} {ENDED}={previous[-1].term} "
-        "--overwrite"
+        f"kubectl annotate trainingjob -n {view.job.namespace} {view.job.name} "
+        f"{COORDINATORS_ENDED}={previous[-1].term} --overwrite"
     )
 
 
@@ -118,7 +118,7 @@ def _have_agents_moved(view: View) -> bool:
 
 
 def _ended(view: View, previous: PreviousCoordinatorStatus) -> bool:
-    text = view.job.annotations.get(ENDED, "")
+    text = view.job.annotations.get(COORDINATORS_ENDED, "")
     if text.isascii() and text.isdigit() and int(text[:18]) >= previous.term:
         return True
     if previous.node in view.seen.dead_nodes or lease_expires_in(view, previous) <= 0:

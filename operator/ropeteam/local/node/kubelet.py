@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from itertools import cycle
 from pathlib import Path
 
+from ropeteam.core.seen import names
 from ropeteam.local import resources as r
 from ropeteam.local.api.store import Event, key_of
 from ropeteam.local.api.validation import RequestOptions
@@ -21,8 +22,6 @@ from ropeteam.local.node.services import ADDRESSES
 from ropeteam.local.resources import Object, StatusError
 from ropeteam_trainer.contract.config import RESERVED_ENV
 
-WORKDIR = "ropeteam.dev/workdir"
-"""Annotation of a pod or of its TrainingJob: the folder in which commands run."""
 _POLL_SECONDS = 0.05
 
 
@@ -92,7 +91,7 @@ class Kubelet:
     def folder_of(self, pod: Object) -> Path:
         owners = [self.pod(owner["uid"]) for owner in pod["metadata"].get("ownerReferences", ())]
         for value in (pod, *owners):
-            if value and (folder := (value["metadata"].get("annotations") or {}).get(WORKDIR)):
+            if value and (folder := (value["metadata"].get("annotations") or {}).get(names.WORKDIR)):
                 return Path(folder)
         return Path.cwd()
 
