@@ -14,7 +14,7 @@ from ropeteam.core.decide import decide
 from ropeteam.core.objects import nonroot
 from ropeteam.core.objects.actions import CreatePod
 from ropeteam.core.objects.workerpod import dry_run_pod
-from ropeteam.core.questions.refusal import reported_refusal
+from ropeteam.core.questions.acceptance import reported_refusal
 from ropeteam.core.seen.observation import Refusal
 from ropeteam.core.seen.view import build_view
 

@@ -29,53 +29,31 @@ from ropeteam.api.status import ClockStatus, JobStatus
 from ropeteam.core import announce, deadlines
 from ropeteam.core.decision import Decision
 from ropeteam.core.merge import count_workers, merge_observed
-from ropeteam.core.questions import completion, degraded, gang, handover, recovery, refusal, release
+from ropeteam.core.questions import (
+    acceptance,
+    completion,
+    degraded,
+    gang,
+    handover,
+    recovery,
+    release,
+    steady,
+)
 from ropeteam.core.questions.answer import Answer
 from ropeteam.core.questions.desired import desired_state
 from ropeteam.core.questions.gang import any_active
-from ropeteam.core.questions.steady import ensure_children
 from ropeteam.core.seen.observation import Observation
 from ropeteam.core.seen.view import View, build_view, with_changes
 from ropeteam.core.status import conditions, progress
-from ropeteam.core.status.conditions import ConditionFact
-from ropeteam_trainer.contract.world import FailReason
+from ropeteam_trainer.contract.desired import Desired
 
-Question = Callable[[View, JobStatus], Answer | None]
-
-
-def decide(seen: Observation) -> Decision:
-    """The decision about one observation. Never raises."""
-    view = build_view(seen)
-    if seen.metadata.deletion_timestamp is not None:
-        return Decision(seen.status, (), "the job is being deleted, and its objects with it")
-    cleanup = completion.clean_up(view)
-    if cleanup is not None:
-        return _decision(view, cleanup)
-    status = merge_observed(view)
-    answers = (question(view, status) for question in QUESTIONS)
-    answer = next((answer for answer in answers if answer is not None), None)
-    return _decision(view, answer or ensure_children(view, status))
-
-
-def invalid(view: View, status: JobStatus) -> Answer | None:
-    """The spec is not valid. Running pods continue; nothing new is created."""
-    if not view.problems:
-        return None
-    reason = FailReason.INVALID_SPEC.value
-    message = "; ".join(view.problems)
-    facts = conditions.not_accepted(reason, message)
-    return Answer(f"the spec is invalid: {message}", status, _last_state(status, "Invalid"), facts)
-
-
-def _last_state(status: JobStatus, default: str) -> str:
-    return status.state if status.attempt > 0 and status.state else default
-
-
-QUESTIONS: tuple[Question, ...] = (
+QUESTIONS: tuple[Callable[[View, JobStatus], Answer | None], ...] = (
+    completion.being_deleted,
+    completion.clean_up,
     completion.complete,
     completion.failed,
-    invalid,
-    refusal.refused,
+    acceptance.invalid,
+    acceptance.refused,
     completion.deadline,
     gang.stop,
     gang.start,
@@ -86,41 +64,27 @@ QUESTIONS: tuple[Question, ...] = (
     recovery.adopt_newer_incarnations,
     handover.take_over,
     recovery.replace_workers,
+    steady.ensure_children,
 )
+"""The last one always has an answer."""
 
 
-def _acceptance(view: View, status: JobStatus) -> tuple[ConditionFact, ...]:
-    """Facts on whether the running pods are those of the present spec."""
-    if gang.has_pod_spec_changed(view):
-        message = (
-            "Fields that define the pods were changed while pods run. These pods keep the previous values, "
-            "and no pod is recreated. Revert the fields, or set spec.suspend to true first."
-        )
-        return conditions.not_accepted("ImmutableField", message)
-    refused = refusal.new_pod_refused(view, status)
-    return refused or (conditions.accepted(status.run_as_user), conditions.NOT_STALLED)
+def decide(seen: Observation) -> Decision:
+    """The decision about one observation. Never raises."""
+    view = build_view(seen)
+    status = merge_observed(view)
+    answers = (question(view, status) for question in QUESTIONS)
+    return _conclude(view, next(answer for answer in answers if answer is not None))
 
 
-def _decision(view: View, answer: Answer) -> Decision:
-    saved, now, job = view.seen.status, view.now, view.job
-    wait = None
-    status = with_changes(answer.status, observed_generation=job.generation, state=answer.state)
-    if not saved.finished:
-        facts = (*_acceptance(view, status), *answer.facts, *degraded.facts(view, status))
-        status = with_changes(status, workers=count_workers(view, status))
-        status = conditions.with_facts(status, facts, now, job.generation)
-        status = with_columns(status)
-        status = progress.throttle(saved, status, now)
-        wait = progress.write_delay_seconds(saved, status, now, view.seen.written_at)
-        status = status if wait is None else saved
+def _conclude(view: View, answer: Answer) -> Decision:
+    """The decision: the status to save, what is sent to the coordinator then, and when to look again."""
+    saved = view.seen.status
+    if answer.is_last:
+        return Decision(saved, answer.actions, answer.why)
+    status, delay = _to_save(view, _with_facts(view, answer))
+    desired = _desired(view, status)
     writes = status != saved
-    if writes and not saved.finished:
-        status = with_changes(status, clock=ClockStatus(job=view.job_time, wall=now))
-    done = status.finished and (status.state != "Failed" or not any_active(view.all_workers))
-    desired = None if done else desired_state(view, status)
-    looks = [wait, answer.requeue_after_seconds, deadlines.requeue_after(view, status)]
-    if desired is not None:
-        looks.append(deadlines.next_poll(view, status))
     return Decision(
         status=status,
         actions=() if writes and not saved.finished else answer.actions,
@@ -129,5 +93,43 @@ def _decision(view: View, answer: Answer) -> Decision:
         desired=desired,
         requeue_after_seconds=0.0
         if writes
-        else min((each for each in looks if each is not None), default=None),
+        else _earliest(
+            delay,
+            answer.requeue_after_seconds,
+            deadlines.requeue_after(view, status),
+            deadlines.next_poll(view, status) if desired else None,
+        ),
     )
+
+
+def _with_facts(view: View, answer: Answer) -> JobStatus:
+    """Status of the answer, with its conditions, counts and columns. Those of a finished job stay."""
+    generation = view.job.generation
+    status = with_changes(answer.status, observed_generation=generation, state=answer.state)
+    if view.seen.status.finished:
+        return status
+    facts = (*acceptance.facts(view, status), *answer.facts, *degraded.facts(view, status))
+    status = with_changes(status, workers=count_workers(view, status))
+    return with_columns(conditions.with_facts(status, facts, view.now, generation))
+
+
+def _to_save(view: View, status: JobStatus) -> tuple[JobStatus, float | None]:
+    """Status to save now, and the seconds after which to save what is left out. Progress and details are
+    saved at intervals."""
+    saved, now = view.seen.status, view.now
+    if saved.finished:
+        return status, None
+    status = progress.throttle(saved, status, now)
+    delay = progress.write_delay_seconds(saved, status, now, view.seen.written_at)
+    if delay is not None or status == saved:
+        return saved, delay
+    return with_changes(status, clock=ClockStatus(job=view.job_time, wall=now)), None
+
+
+def _desired(view: View, status: JobStatus) -> Desired | None:
+    done = status.finished and (status.state != "Failed" or not any_active(view.all_workers))
+    return None if done else desired_state(view, status)
+
+
+def _earliest(*seconds: float | None) -> float | None:
+    return min((each for each in seconds if each is not None), default=None)

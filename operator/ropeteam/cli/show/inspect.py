@@ -25,7 +25,7 @@ from ropeteam.controller.reconcile.jobstates import JobStates
 from ropeteam.controller.reconcile.observer import Observer
 from ropeteam.controller.settings import IMAGE, OperatorKey, OperatorKeys
 from ropeteam.core.decide import decide
-from ropeteam.core.questions.refusal import reported_refusal
+from ropeteam.core.questions.acceptance import reported_refusal
 from ropeteam.core.seen.observation import Observation
 
 

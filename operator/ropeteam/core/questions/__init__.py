@@ -1,8 +1,8 @@
 """The questions of `decide`, one file each: the answer is a status or actions, and always a sentence.
 
 answer.py       the answer to a question
-completion.py   has the job ended?
-refusal.py      is the worker pod refused?
+acceptance.py   is the spec accepted?
+completion.py   has the job ended, or is it being deleted?
 gang.py         start, drain, stop and restart of all pods
 recovery.py     successors of lost pods
 handover.py     a terminating pod and its successor

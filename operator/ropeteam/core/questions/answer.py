@@ -21,3 +21,5 @@ class Answer:
     actions: tuple[Action, ...] = ()
     requeue_after_seconds: float | None = None
     """Reconcile again after so many seconds at the latest."""
+    is_last: bool = False
+    """No status is saved from now on, nothing is sent to the coordinator, and no time is awaited."""

@@ -33,6 +33,12 @@ RELEASE_SECONDS, DISMISS_SECONDS = 10, 20
 are deleted: a pod that has ended stays, with its log."""
 
 
+def being_deleted(view: View, status: JobStatus) -> Answer | None:
+    if view.seen.metadata.deletion_timestamp is None:
+        return None
+    return Answer("the job is being deleted, and its objects with it", status, status.state, is_last=True)
+
+
 def complete(view: View, status: JobStatus) -> Answer | None:
     holders = {uid for slot in status.slots for uid in (slot.pod_uid, holder(slot).pod_uid)}
     pods = (pod for pod in view.all_workers if pod.uid in holders)
@@ -121,7 +127,7 @@ def exit_seconds(status: JobStatus) -> int:
     return DISMISS_SECONDS if status.state == "Failed" else RELEASE_SECONDS
 
 
-def clean_up(view: View) -> Answer | None:
+def clean_up(view: View, _: JobStatus) -> Answer | None:
     """Cleaning after the end: pods by policy, then the Service, then, after its TTL, the job itself."""
     status = view.status
     if not status.finished:

@@ -1,20 +1,33 @@
-"""The API server refuses the job's worker pod, in a dry run: the job is Invalid until its spec is changed.
-Of a job that runs already this is only reported: its pods continue.
+"""Is the spec accepted: is it valid, does the API server take its worker pod, and do running pods have it?
+
+Limits: pods that run continue, whatever is wrong with the spec.
 """
 
 from __future__ import annotations
 
 from ropeteam.api.conditions import ConditionType
 from ropeteam.api.status import JobStatus
+from ropeteam.core.questions import gang
 from ropeteam.core.questions.answer import Answer
 from ropeteam.core.seen.observation import Refusal
 from ropeteam.core.seen.view import View
 from ropeteam.core.status import conditions
 from ropeteam.core.status.conditions import ConditionFact
+from ropeteam_trainer.contract.world import FailReason
 
 _OF_FIRST_POD = "The API server refuses the worker pod: "
 _OF_NEW_POD = "The API server refuses a new worker pod: "
 _NON_ROOT_TOO = ". It is refused as a non-root user too: change spec.template"
+
+
+def invalid(view: View, status: JobStatus) -> Answer | None:
+    """The spec is not valid. Running pods continue; nothing new is created."""
+    if not view.problems:
+        return None
+    reason = FailReason.INVALID_SPEC.value
+    message = "; ".join(view.problems)
+    state = status.state if status.attempt > 0 and status.state else "Invalid"
+    return Answer(f"the spec is invalid: {message}", status, state, conditions.not_accepted(reason, message))
 
 
 def refused(view: View, status: JobStatus) -> Answer | None:
@@ -26,7 +39,19 @@ def refused(view: View, status: JobStatus) -> Answer | None:
     return Answer(message, status, "Invalid", conditions.not_accepted("PodRefused", message))
 
 
-def new_pod_refused(view: View, status: JobStatus) -> tuple[ConditionFact, ...]:
+def facts(view: View, status: JobStatus) -> tuple[ConditionFact, ...]:
+    """Facts on whether the running pods are those of the present spec."""
+    if gang.has_pod_spec_changed(view):
+        message = (
+            "Fields that define the pods were changed while pods run. These pods keep the previous values, "
+            "and no pod is recreated. Revert the fields, or set spec.suspend to true first."
+        )
+        return conditions.not_accepted("ImmutableField", message)
+    refused = _new_pod_refused(view, status)
+    return refused or (conditions.accepted(status.run_as_user), conditions.NOT_STALLED)
+
+
+def _new_pod_refused(view: View, status: JobStatus) -> tuple[ConditionFact, ...]:
     """Facts about a job that runs, if its next pod would be refused; else none."""
     refusal = view.seen.refusal
     if refusal is None or not (refusal.user is None or _runs_as_template_user(view, status)):
