@@ -23,7 +23,7 @@ from lab.ranks.processes import FakeAgent, RankGroup
 from benchmarks.results import Row, print_rows, write
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.strategy import Strategy
-from ropeteam_trainer.contract.world import Epoch
+from ropeteam_trainer.contract.world import WorldId
 from ropeteam_trainer.recipes import digits
 
 BASE, TIMES, EPOCHS, RATE, WARMUP = 16, 16, 26, 0.02, 15
@@ -39,7 +39,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 def accuracy(folder: Path, strategy: dict[str, Any], seed: int) -> float:
     options = {"--optimizer": "SGD", "--learning-rate": RATE, "--epochs": EPOCHS, "--seed": seed}
     folder.mkdir(parents=True)
-    agent = FakeAgent(folder, 2, None, Epoch(1, 0, 1))
+    agent = FakeAgent(folder, 2, None, WorldId(1, 0, 1))
     with RankGroup(folder / "group", 2) as group:
         group.start(
             str(Path(digits.__file__)), *(str(part) for option in options.items() for part in option),

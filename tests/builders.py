@@ -20,7 +20,7 @@ from ropeteam.core.seen import names
 from ropeteam.core.seen.observation import ContainerSeen, HeldSlot, Observation, PodSeen, Refusal, Role
 from ropeteam_trainer.contract.desired import Incident, JobReport, ReplacementRequest, SlotReport, WorldPhase
 from ropeteam_trainer.contract.messages import Problem
-from ropeteam_trainer.contract.world import Cause, Epoch, FailReason
+from ropeteam_trainer.contract.world import Cause, FailReason, WorldId
 
 NOON = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
 UID = "5eed5eed-0000-4000-8000-000000000001"
@@ -213,7 +213,7 @@ def an_incident(
     }
     shown["node"] = f"node-{slot}"
     shown["unix_ms"] = int(NOON.timestamp() * 1000)
-    id = str(Epoch(term, 0, n))
+    id = str(WorldId(term, 0, n))
     return Incident(id=id, cause=cause, charged=cause.charged, slot=slot, **{**shown, **fields})
 
 
@@ -237,5 +237,9 @@ def a_report(scene: Observation, phase: WorldPhase = WorldPhase.RUNNING, **field
         for pod in scene.pods
         if pod.role is Role.WORKER and pod.container.running
     }
-    known: dict[str, Any] = {"slots": slots, "why": f"the world is {phase.value}", "epoch": Epoch(term, 0, 1)}
+    known: dict[str, Any] = {
+        "slots": slots,
+        "why": f"the world is {phase.value}",
+        "world_id": WorldId(term, 0, 1),
+    }
     return JobReport(job_uid=scene.metadata.uid, term=term, boot=0, phase=phase, **{**known, **fields})

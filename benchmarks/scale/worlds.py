@@ -21,7 +21,7 @@ from ropeteam_trainer.contract import codec, signing, wire
 from ropeteam_trainer.contract.config import COORDINATOR_HTTP_PORT
 from ropeteam_trainer.contract.desired import Desired, JobReport, SlotReport, WorldPhase
 from ropeteam_trainer.contract.messages import Progress
-from ropeteam_trainer.contract.world import Epoch
+from ropeteam_trainer.contract.world import WorldId
 
 OPERATOR_KEY = b"benchmark" * 4
 """Of which the tokens come, that answers are signed with."""
@@ -77,14 +77,14 @@ class Worlds:
         }
         full = len(slots) == len(desired.slots)
         phase = WorldPhase.RUNNING if full else WorldPhase.FORMING
-        world = Epoch(desired.term, 1, 1)
+        world = WorldId(desired.term, 1, 1)
         return JobReport(
             job_uid=uid,
             term=desired.term,
             boot=0,
             phase=WorldPhase.COMPLETE if uid in self.complete else phase,
             why=f"world {world} runs with {len(slots)} ranks" if full else "waiting for the agents",
-            epoch=world if full else None,
+            world_id=world if full else None,
             world_size=len(slots) if full else 0,
             slots=slots,
             launcher="torchrun",

@@ -68,4 +68,4 @@ def _dead(rank: RankReport) -> RankReport:
 
 
 def _known(shard: Shard, orders: Orders) -> bool:
-    return any((ref.epoch, ref.step) == (shard.epoch, shard.step) for ref in orders.lineage)
+    return any((ref.world_id, ref.step) == (shard.world_id, shard.step) for ref in orders.lineage)

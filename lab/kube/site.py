@@ -262,7 +262,7 @@ class Site:
                 return
         raise AssertionError(f"no rank in a pod of slot {slot}")
 
-    def epochs(self, job: str) -> int:
+    def ended_worlds(self, job: str) -> int:
         """How many worlds have ended."""
         return len(self.status(job).get("incidents") or [])
 

@@ -21,7 +21,7 @@ def worlds(folder: Path, rank: int = 0) -> list[str]:
 
 
 def wait_steps(folder: Path, ranks: int = 2, count: int = 5, world_number: int = 1) -> None:
-    """Until every rank has made `count` steps in its `world_number`-th epoch."""
+    """Until every rank has made `count` steps in its `world_number`-th world."""
 
     def stepped() -> bool:
         for rank in range(ranks):

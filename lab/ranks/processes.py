@@ -37,7 +37,7 @@ from ropeteam_trainer.contract.local import (
     read_beat,
     write_beat,
 )
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+from ropeteam_trainer.contract.world import CheckpointRef, ShardFile, WorldId
 
 SCRIPTS = Path(__file__).parent / "scripts"
 TIMEOUT_SECONDS = 180
@@ -66,7 +66,9 @@ class Ended:
 class FakeAgent:
     """The agent's end of the sockets and pages of all ranks; it commits where a test says so."""
 
-    def __init__(self, path: Path, world: int, checkpoint: CheckpointConfig | None, world_id: Epoch) -> None:
+    def __init__(
+        self, path: Path, world: int, checkpoint: CheckpointConfig | None, world_id: WorldId
+    ) -> None:
         self.path, self.world, self.checkpoint, self.world_id = path, world, checkpoint, world_id
         self.messages: list[list[FromRank]] = [[] for _ in range(world)]
         self.lineage: list[CheckpointRef] = []

@@ -6,12 +6,12 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from ropeteam_trainer.contract.world import Epoch
+from ropeteam_trainer.contract.world import WorldId
 
 
 @dataclass(frozen=True)
 class Record:
-    world: Epoch
+    world: WorldId
     step: int
     epoch: int
     samples: tuple[int, ...]
@@ -22,7 +22,7 @@ def lines(trace: Path, rank: int) -> list[Record]:
     path = trace.with_name(f"{trace.name}.{rank}")
     read = [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
     return [
-        Record(Epoch.parse(r["world"]), r["step"], r["epoch"], tuple(r["samples"]), r["loss"]) for r in read
+        Record(WorldId.parse(r["world"]), r["step"], r["epoch"], tuple(r["samples"]), r["loss"]) for r in read
     ]
 
 

@@ -23,7 +23,7 @@ from lab.waiting import NotYet, wait_until_async
 from ropeteam_trainer.contract import codec, config, wire
 from ropeteam_trainer.contract.config import Timeouts, WorkerConfig
 from ropeteam_trainer.contract.messages import AgentReport, Orders, RankReport
-from ropeteam_trainer.contract.world import Epoch, Member, Plan, ProcessExit
+from ropeteam_trainer.contract.world import Member, Plan, ProcessExit, WorldId
 
 TOKEN = bytes(range(32))
 DEADLINE_SECONDS = 180.0
@@ -281,7 +281,7 @@ def a_plan(n: int = 1, *, processes: int = 1, term: int = 1, boot: int = 0, **ch
     """A world of this one pod."""
     member = Member(slot=0, incarnation=1, pod_uid="pod-0", address="127.0.0.1", processes=processes)
     values: dict[str, Any] = {"attempt": 1, "members": (member,), "store_host": "127.0.0.1", "store_port": 1}
-    return Plan(epoch=Epoch(term, boot, n), **values | changes)
+    return Plan(world_id=WorldId(term, boot, n), **values | changes)
 
 
 def rank(report: AgentReport, number: int) -> RankReport:

@@ -23,15 +23,15 @@ from ropeteam_trainer.checkpoint.decisions.journal import Claim, Held
 from ropeteam_trainer.contract.config import CheckpointConfig, PodIdentity, Start, Timeouts, WorkerConfig
 from ropeteam_trainer.contract.local import Beat, FromRank
 from ropeteam_trainer.contract.messages import AgentReport, Orders
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Member, Plan, ProcessExit
+from ropeteam_trainer.contract.world import CheckpointRef, Member, Plan, ProcessExit, WorldId
 from ropeteam_trainer.launchers import Launch, Run
 
 E = TypeVar("E")
 SCRIPT = Launch(Run.SCRIPT, ("x.py",), "python3", text="PerRank (python)")
 
 
-def epoch(n: int = 1, term: int = 1, boot: int = 0) -> Epoch:
-    return Epoch(term, boot, n)
+def world_id(n: int = 1, term: int = 1, boot: int = 0) -> WorldId:
+    return WorldId(term, boot, n)
 
 
 def a_plan(n: int = 1, *, processes: int = 2, slot: int = 0, **changes: Any) -> Plan:
@@ -39,14 +39,14 @@ def a_plan(n: int = 1, *, processes: int = 2, slot: int = 0, **changes: Any) -> 
     members = tuple(Member(number, 1, f"pod-{number}", f"10.0.0.{number}", processes) for number in (0, 1))
     assert slot in (0, 1)
     fields: dict[str, Any] = {"attempt": 1, "members": members, "store_host": "s", "store_port": 1}
-    return Plan(**{"epoch": epoch(n)} | fields | changes)
+    return Plan(**{"world_id": world_id(n)} | fields | changes)
 
 
 def a_served_plan(n: int = 1, started_in: int | None = None, **changes: Any) -> Plan:
     """Slot 0: a worker with one rank; slot 1: a server. `born`: earlier world that started slot 0's ranks."""
     plan = a_plan(n, processes=1, **changes)
-    first = replace(plan.members[0], started_in=epoch(started_in) if started_in else None)
-    return replace(plan, members=(first, *plan.members[1:]), origin=epoch(1) if n > 1 else None)
+    first = replace(plan.members[0], started_in=world_id(started_in) if started_in else None)
+    return replace(plan, members=(first, *plan.members[1:]), origin=world_id(1) if n > 1 else None)
 
 
 def an_identity(slot: int = 0) -> PodIdentity:
@@ -93,9 +93,9 @@ class Life:
         return self
 
     def claimed(self, plan: Plan, *restore: CheckpointRef) -> Life:
-        """The disk answers: the run is ours from this plan's epoch on."""
-        held = Held(Claim(plan.epoch, self.state.identity.pod_uid), frozenset())
-        return self.receives(RunClaimed(plan.epoch, held, restore or plan.restore))
+        """The disk answers: the run is ours from this plan's world on."""
+        held = Held(Claim(plan.world_id, self.state.identity.pod_uid), frozenset())
+        return self.receives(RunClaimed(plan.world_id, held, restore or plan.restore))
 
     def wait(self, seconds: float) -> Life:
         """On a link that is up, the coordinator answers meanwhile."""
@@ -124,10 +124,10 @@ class Life:
     def running(self, n: int = 1, **changes: Any) -> Life:
         """Linked, in world n with its ranks started."""
         plan = a_plan(n, **changes)
-        return self.receives(LinkUp()).ordered(plan=plan).receives(RanksStarted(plan.epoch))
+        return self.receives(LinkUp()).ordered(plan=plan).receives(RanksStarted(plan.world_id))
 
     def rank_sends(self, rank: int, n: int = 1, **fields: Any) -> Life:
-        return self.receives(RankMessage(epoch(n), rank, FromRank(**fields)))
+        return self.receives(RankMessage(world_id(n), rank, FromRank(**fields)))
 
     def heartbeats(self, rank: int, step: int, n: int = 1, **changes: Any) -> Life:
         values: dict[str, Any] = {
@@ -135,10 +135,10 @@ class Life:
             "monotonic_ns": int(self.now * 1e9),
             "phase": "train",
         } | changes
-        return self.receives(HeartbeatsRead(epoch(n), {rank: Beat(step=step, **values)}))
+        return self.receives(HeartbeatsRead(world_id(n), {rank: Beat(step=step, **values)}))
 
     def died(self, *ranks: int, n: int = 1, exit: ProcessExit | None = None) -> Life:
-        return self.receives(*(RankExited(epoch(n), rank, exit or killed()) for rank in ranks))
+        return self.receives(*(RankExited(world_id(n), rank, exit or killed()) for rank in ranks))
 
     def did_a(self, kind: type[E]) -> E:
         """The one effect of this kind among those of the last event."""
@@ -154,4 +154,4 @@ class Life:
 
 
 def a_ref(step: int, n: int = 1, digest: str = "d") -> CheckpointRef:
-    return CheckpointRef(step, epoch(n), digest)
+    return CheckpointRef(step, world_id(n), digest)

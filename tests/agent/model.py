@@ -148,7 +148,7 @@ def _carry_out(state: State, operation: Operation | Begins, world: int) -> tuple
         case journal.Delete(place):
             state = replace(state, deleted=state.deleted | {(world, place)}, folders=state.folders - {place})
         case journal.WriteManifest(grant):
-            answer = replace(grant.ref, digest=f"digest-{grant.ref.step}-{grant.ref.epoch}")
+            answer = replace(grant.ref, digest=f"digest-{grant.ref.step}-{grant.ref.world_id}")
             state = replace(state, folders=state.folders | {journal.key_of(grant.ref)})
     return replace(state, names=frozenset(texts.items())), answer
 

@@ -24,7 +24,7 @@ from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST, Manifest, f
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.config import CheckpointConfig, WorkerConfig
 from ropeteam_trainer.contract.messages import Grant
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+from ropeteam_trainer.contract.world import CheckpointRef, ShardFile, WorldId
 
 FILES = (ShardFile("state.pt", 1, "s"),)
 
@@ -114,7 +114,7 @@ def test_of_the_directory_itself_only_entries_of_the_journal_are_pruned(tmp_path
 def in_directory(path, step: int, job_uid: str = "other") -> bytes:
     """A checkpoint of another run, which a library older than folders of runs has saved."""
     (path / f"step-{step}/1.0.1").mkdir(parents=True, exist_ok=True)
-    text = Manifest(step, Epoch(1, 0, 1), 4, "j", job_uid, FILES, None).to_bytes()
+    text = Manifest(step, WorldId(1, 0, 1), 4, "j", job_uid, FILES, None).to_bytes()
     (path / f"step-{step}/1.0.1" / MANIFEST).write_bytes(text)
     return text
 
@@ -172,7 +172,7 @@ def test_files_that_somebody_put_there_stop_no_pruning(tmp_path):
     (run / "step-5" / "1.0.7").write_text("not a folder")
     (run / "step-5" / ".nfs0001").write_text("deleted while it was open")
     (run / "step-4").write_text("not a folder either")
-    held = Held(Claim(a_plan(1).epoch, "pod-1"), frozenset(map(key_of, line)))
+    held = Held(Claim(a_plan(1).world_id, "pod-1"), frozenset(map(key_of, line)))
     assert prune(settings_in(tmp_path), held, (line[0],)) == (key_of(line[1]),)
     assert prune(settings_in(tmp_path), held, (line[0],)) == ()
 
@@ -182,7 +182,7 @@ def test_pruning_keeps_the_lineage_and_what_is_newer(tmp_path):
     second = committed(tmp_path, 20, 30, n=2, parent=first[0])
     saved(tmp_path, (15, 1), (7, 2))
     (tmp_path / "notes").mkdir()
-    held = Held(Claim(a_plan(2).epoch, "pod-2"), frozenset(map(key_of, first)))
+    held = Held(Claim(a_plan(2).world_id, "pod-2"), frozenset(map(key_of, first)))
     deleted = prune(settings_in(tmp_path), held, (second[1], first[0]))
     assert sorted(map(str, deleted)) == ["step-15.1.0.1", "step-5.1.0.1", "step-7.1.0.2"]
     assert left(tmp_path) == ["step-10/1.0.1", "step-20/1.0.2", "step-30/1.0.2"]
@@ -248,7 +248,7 @@ def test_after_a_restore_of_etcd_pruned_ancestors_prove_the_descent(tmp_path):
 def test_a_world_that_was_superseded_neither_claims_nor_commits_nor_prunes(tmp_path):
     line = committed(tmp_path, 10, 20)
     old = claimed(tmp_path).held
-    new = claim(settings_in(tmp_path), "new", a_plan(epoch=Epoch(2, 0, 1), restore=tuple(line)))
+    new = claim(settings_in(tmp_path), "new", a_plan(world_id=WorldId(2, 0, 1), restore=tuple(line)))
     saved(tmp_path, (30, 1))
     for attempt in (
         lambda: claimed(tmp_path, 2),
@@ -258,10 +258,10 @@ def test_a_world_that_was_superseded_neither_claims_nor_commits_nor_prunes(tmp_p
         with pytest.raises(Superseded, match="superseded by term 2"):
             attempt()
     assert left(tmp_path) == ["step-10/1.0.1", "step-20/1.0.1", "step-30/1.0.1"]
-    assert prune(settings_in(tmp_path), new.held, (line[0],))[0] == CheckpointKey(Epoch(1, 0, 1), 10)
+    assert prune(settings_in(tmp_path), new.held, (line[0],))[0] == CheckpointKey(WorldId(1, 0, 1), 10)
 
 
-def test_an_epoch_that_a_coordinator_counted_twice_is_claimed_once(tmp_path):
+def test_a_world_id_that_a_coordinator_counted_twice_is_claimed_once(tmp_path):
     claimed(tmp_path)
     with pytest.raises(Superseded):
         claim(settings_in(tmp_path), "another-pod", a_plan(1))

@@ -12,9 +12,9 @@ from ropeteam_trainer.agent import checkpoints
 from ropeteam_trainer.checkpoint.decisions.journal import JournalEntry, key_of
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.config import CheckpointConfig, Timeouts, WorkerConfig
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch
+from ropeteam_trainer.contract.world import CheckpointRef, WorldId
 
-AT = Epoch(0, 0, 1)
+AT = WorldId(0, 0, 1)
 THREE, FIVE, NAMED = (CheckpointRef(step, AT, letter * 64) for step, letter in ((3, "3"), (5, "5"), (9, "9")))
 
 pytestmark = pytest.mark.timeout(120)  # they would continue for ever

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.agent.life import Life, a_plan, a_ref, epoch
+from tests.agent.life import Life, a_plan, a_ref, world_id
 
 from ropeteam_trainer.agent.machine.effects import ClaimRun, KillRanks, Prune, StartRanks, WriteManifest
 from ropeteam_trainer.agent.machine.state import (
@@ -19,7 +19,7 @@ from ropeteam_trainer.agent.machine.state import (
 )
 from ropeteam_trainer.contract.config import Timeouts
 from ropeteam_trainer.contract.messages import Grant, Problem
-from ropeteam_trainer.contract.world import Epoch, FailReason
+from ropeteam_trainer.contract.world import FailReason, WorldId
 
 
 def a_life(slot: int = 0, **settings: Any) -> Life:
@@ -31,7 +31,7 @@ def a_life(slot: int = 0, **settings: Any) -> Life:
 
 def test_ranks_start_when_the_run_is_claimed_and_restore_what_was_found_then():
     life = a_life().ordered(plan=a_plan(restore=(a_ref(10),)))
-    assert life.did_a(ClaimRun).plan.epoch == epoch(1)
+    assert life.did_a(ClaimRun).plan.world_id == world_id(1)
     assert life.wait(1).did == (), "the disk takes its time"
     assert life.claimed(a_plan(), a_ref(20), a_ref(10)).did_a(StartRanks).restore == (a_ref(20), a_ref(10))
 
@@ -54,7 +54,7 @@ def test_a_disk_that_hangs_is_reported_after_a_minute():
 
 
 def test_a_claim_that_fails_is_tried_again():
-    life = a_life().ordered(plan=a_plan()).receives(ClaimFailed(epoch(1)))
+    life = a_life().ordered(plan=a_plan()).receives(ClaimFailed(world_id(1)))
     assert life.did == ()
     assert life.wait(1.1).did_a(ClaimRun)
 
@@ -64,7 +64,7 @@ def test_a_folder_that_cannot_be_claimed_for_long_requests_another_pod(fails: bo
     """Before startSeconds end the ranks that wait for this one."""
     life = a_life(timeouts=Timeouts(start=60)).ordered(plan=a_plan())
     for _ in range(30):
-        life.receives(*[ClaimFailed(epoch(1))] * fails).wait(1)
+        life.receives(*[ClaimFailed(world_id(1))] * fails).wait(1)
     assert life.report.problem is None
     life.wait(0.1)
     problem = life.report.problem
@@ -76,7 +76,7 @@ def test_a_folder_that_cannot_be_claimed_for_long_requests_another_pod(fails: bo
 def test_a_disk_that_answers_after_all_makes_the_pod_fit_again():
     life = a_life().ordered(plan=a_plan()).wait(301)
     assert life.report.problem is not None
-    assert life.claimed(a_plan()).did_a(StartRanks).plan.epoch == epoch(1)
+    assert life.claimed(a_plan()).did_a(StartRanks).plan.world_id == world_id(1)
     assert life.report.problem is None
     other = Problem(FailReason.INTERPRETER_WITHOUT_TORCH, "no torch")
     life = a_life().ordered(plan=a_plan()).receives(ProblemFound(other)).claimed(a_plan())
@@ -92,17 +92,17 @@ def test_each_world_may_wait_for_its_claim_as_long():
 def test_a_claim_for_a_plan_that_was_withdrawn_starts_nothing():
     life = a_life().ordered(plan=a_plan()).ordered(plan=None)
     assert life.claimed(a_plan()).did == ()
-    assert life.ordered(plan=a_plan(2)).did_a(ClaimRun).plan.epoch == epoch(2)
+    assert life.ordered(plan=a_plan(2)).did_a(ClaimRun).plan.world_id == world_id(2)
 
 
 def test_a_world_that_is_superseded_ends_with_that_reason_and_touches_no_checkpoint():
-    life = Life().running().receives(RunSuperseded(Epoch(2, 0, 1)))
+    life = Life().running().receives(RunSuperseded(WorldId(2, 0, 1)))
     assert life.did_a(KillRanks).ranks == (0, 1)
     life.died(0, 1)
     exits = {(rank.exit.fingerprint, rank.exit.message) for rank in life.report.ranks if rank.exit}
     why = "superseded by term 2: world 2.0.1 has claimed the checkpoint folder"
     assert exits == {("superseded", why)}
-    assert life.report.superseded == Epoch(2, 0, 1)
+    assert life.report.superseded == WorldId(2, 0, 1)
     life.ordered(grant=Grant(a_ref(10, digest=""), 4, (), None), lineage=(a_ref(5),))
     assert life.did_no(WriteManifest)
     assert life.did_no(Prune)
@@ -110,13 +110,15 @@ def test_a_world_that_is_superseded_ends_with_that_reason_and_touches_no_checkpo
 
 
 def test_a_coordinator_of_a_still_newer_term_may_begin_again():
-    life = Life().running().receives(RunSuperseded(Epoch(2, 0, 1))).died(0, 1)
+    life = Life().running().receives(RunSuperseded(WorldId(2, 0, 1))).died(0, 1)
     life._orders = replace(life._orders, term=3)
-    assert life.ordered(plan=a_plan(epoch=Epoch(3, 0, 1))).did_a(StartRanks).plan.epoch == Epoch(3, 0, 1)
+    assert life.ordered(plan=a_plan(world_id=WorldId(3, 0, 1))).did_a(StartRanks).plan.world_id == WorldId(
+        3, 0, 1
+    )
     assert life.report.superseded is None
 
 
 def test_a_world_that_finds_the_claim_of_its_own_successor_is_not_superseded():
     life = a_life().ordered(plan=a_plan()).claimed(a_plan())
-    life.receives(RunSuperseded(epoch(1)))
+    life.receives(RunSuperseded(world_id(1)))
     assert life.state.superseded is None

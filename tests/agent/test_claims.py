@@ -10,9 +10,9 @@ from tests.agent.model import Begins, Model, State, a_start, held
 from ropeteam_trainer.checkpoint.decisions import journal
 from ropeteam_trainer.checkpoint.decisions.journal import CheckpointKey, Claim, key_of
 from ropeteam_trainer.contract.messages import Grant
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch
+from ropeteam_trainer.contract.world import CheckpointRef, WorldId
 
-ISLAND, NEW, NEWEST = Claim(Epoch(1, 0, 1), "a"), Claim(Epoch(2, 0, 1), "b"), Claim(Epoch(3, 0, 1), "c")
+ISLAND, NEW, NEWEST = Claim(WorldId(1, 0, 1), "a"), Claim(WorldId(2, 0, 1), "b"), Claim(WorldId(3, 0, 1), "c")
 WORLDS = (ISLAND, NEW, NEWEST)
 OLD = CheckpointKey(ISLAND.world_id, 10)
 

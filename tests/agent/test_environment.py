@@ -98,7 +98,7 @@ def test_a_pod_that_is_a_world_of_its_own_has_no_rendezvous():
 def test_a_single_process_of_a_pod_is_the_rank_also_when_a_shell_starts_it():
     found = launcher_environment({}, replace(SETTINGS, processes=1), a_plan(processes=1), an_identity(1))
     assert (found["RANK"], found["LOCAL_RANK"], found["NPROC_PER_NODE"]) == ("1", "0", "1")
-    assert codec.decode(RankPlan, found[config.RANK_PLAN]).epoch == "1.0.1"
+    assert codec.decode(RankPlan, found[config.RANK_PLAN]).world_id == "1.0.1"
     assert "TORCHELASTIC_USE_AGENT_STORE" not in found
 
 

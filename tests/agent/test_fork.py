@@ -12,7 +12,7 @@ from tests.agent.harness import a_plan, exit_of
 from tests.agent.scripts import facts, under_python, write_scripts
 
 from ropeteam_trainer.contract.config import Start
-from ropeteam_trainer.contract.world import Epoch
+from ropeteam_trainer.contract.world import WorldId
 
 REDUCE = """
 import os, random, sys, time, torch, torch.distributed as dist
@@ -35,9 +35,9 @@ def listening():
 
 async def a_world(coordinator, n, processes=1):
     """Host a store and run world n on it."""
-    epoch = Epoch(1, 0, n)
-    coordinator.order(plan=None, host_store=epoch)
-    report = await coordinator.wait_for(lambda r: r.store and r.store.epoch == epoch and r.stopped)
+    world_id = WorldId(1, 0, n)
+    coordinator.order(plan=None, host_store=world_id)
+    report = await coordinator.wait_for(lambda r: r.store and r.store.world_id == world_id and r.stopped)
     plan = a_plan(n, processes=processes, store_host=report.store.host, store_port=report.store.port)
     coordinator.order(plan=plan)
     return plan
@@ -134,14 +134,14 @@ async def test_a_dead_zygote_and_a_dead_store_are_replaced(make_pod, coordinator
     pod = make_pod(start=Start.AUTO)
     (pod.folder / "x.py").write_text(REDUCE)
     pod.start("python3", "x.py", ROPETEAM_STORE="")
-    epoch = Epoch(1, 0, 1)
-    coordinator.order(host_store=epoch)
+    world_id = WorldId(1, 0, 1)
+    coordinator.order(host_store=world_id)
     first = await coordinator.wait_for(lambda r: r.store)
     for pid, line in pod.living().items():
         if "zygote.py" in line:
             os.kill(pid, signal.SIGKILL)
     again = await coordinator.wait_for(lambda r: r.store and r.store != first.store)
-    assert again.store.epoch == epoch
+    assert again.store.world_id == world_id
     report = await ended(coordinator, await a_world(coordinator, 2))
     assert exit_of(report).clean, pod.text()
 
@@ -224,11 +224,11 @@ async def test_a_rank_that_is_reaped_while_a_store_starts_does_not_take_it_along
     await coordinator.wait_for(lambda r: r.plan == plan and not r.stopped)
     forks = pod.folder / "forks"
     await wait_until_async(pod.text, forks.exists)  # the first world's store
-    coordinator.order(host_store=Epoch(1, 0, 2))
+    coordinator.order(host_store=WorldId(1, 0, 2))
     await wait_until_async(pod.text, lambda: forks.stat().st_size > 1)
     coordinator.order(plan=None)
     await ended(coordinator, plan)
-    await coordinator.wait_for(lambda r: r.store and r.store.epoch == Epoch(1, 0, 2))
+    await coordinator.wait_for(lambda r: r.store and r.store.world_id == WorldId(1, 0, 2))
     assert "no store" not in pod.text()
 
 
@@ -249,7 +249,7 @@ async def test_a_store_listens_on_the_pods_address_only(make_pod, coordinator):
     pod = make_pod()
     (pod.folder / "x.py").write_text("")
     pod.start("python3", "x.py", ROPETEAM_STORE="", ROPETEAM_POD_IP="127.0.0.9")
-    coordinator.order(host_store=Epoch(1, 0, 1))
+    coordinator.order(host_store=WorldId(1, 0, 1))
     report = await coordinator.wait_for(lambda r: r.store)
     assert report.store.host == "127.0.0.9"
     port = f":{report.store.port:04X}"

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.agent.life import Life, a_ref, a_served_plan, an_identity, epoch, killed
+from tests.agent.life import Life, a_ref, a_served_plan, an_identity, killed, world_id
 
 from ropeteam_trainer.agent.machine.effects import KillRanks, Prune, SendToRank, StartRanks, WriteManifest
 from ropeteam_trainer.agent.machine.environment import rank_environment
@@ -22,7 +22,7 @@ def a_life(slot: int = 0) -> Life:
     """One worker, one server; world 1 runs."""
     life = Life(slot, workers=1, processes=1, servers=1)
     plan = a_served_plan(1)
-    return life.ordered(plan=plan).receives(RanksStarted(plan.epoch))
+    return life.ordered(plan=plan).receives(RanksStarted(plan.world_id))
 
 
 def test_ranks_live_on_in_the_next_world():
@@ -45,31 +45,31 @@ def test_the_same_orders_again_change_nothing():
 
 def test_a_plan_between_may_have_been_missed():
     life = a_life().ordered(plan=a_served_plan(4, started_in=1))
-    assert life.report.plan.epoch == epoch(4)
+    assert life.report.plan.world_id == world_id(4)
     assert not life.report.stopped
 
 
-def test_reports_of_ranks_under_their_own_epoch_count():
+def test_reports_of_ranks_under_their_own_world_count():
     life = a_life().rank_sends(0, hello_pid=1).ordered(plan=a_served_plan(2, started_in=1))
     assert life.heartbeats(0, step=9).report.ranks[0].step == 9
     life.rank_sends(0, shard_step=9, shard_files=(ShardFile("rank-0.pt", 1, "0"),))
-    assert [shard.epoch for shard in life.report.shards] == [epoch(1)]
+    assert [shard.world_id for shard in life.report.shards] == [world_id(1)]
     life.died(0)
     assert life.report.stopped
     assert life.report.ranks[0].exit == replace(killed(), fingerprint="SIGKILL")
 
 
-def test_a_preserved_rank_is_ended_under_its_own_epoch():
+def test_a_preserved_rank_is_ended_under_its_own_world():
     life = a_life().ordered(plan=a_served_plan(2, started_in=1)).ordered(plan=None)
-    assert life.did_a(KillRanks) == KillRanks(epoch(1), (0,))
+    assert life.did_a(KillRanks) == KillRanks(world_id(1), (0,))
     life.died(0).ordered(plan=a_served_plan(3))
-    assert life.did_a(StartRanks).plan.epoch == epoch(3)
+    assert life.did_a(StartRanks).plan.world_id == world_id(3)
 
 
 def test_a_rank_that_died_meanwhile_is_reported_in_the_new_world():
     life = a_life().died(0).ordered(plan=a_served_plan(2, started_in=1))
     assert life.did_no(StartRanks)
-    assert life.report.plan.epoch == epoch(2)
+    assert life.report.plan.world_id == world_id(2)
     assert life.report.ranks[0].phase is RankPhase.EXITED
 
 
@@ -77,16 +77,16 @@ def test_a_rank_that_is_being_killed_is_not_spared():
     life = a_life().ordered(plan=None).ordered(plan=a_served_plan(2, started_in=1))
     assert not life.report.stopped
     life.died(0)
-    assert life.report.plan.epoch == epoch(2)
+    assert life.report.plan.world_id == world_id(2)
     assert life.report.ranks[0].exit.killed
 
 
-def test_ranks_of_another_epoch_end_and_are_missing():
+def test_ranks_of_another_world_end_and_are_missing():
     life = a_life().ordered(plan=a_served_plan(3, started_in=2))
-    assert life.did_a(KillRanks) == KillRanks(epoch(1), (0,))
+    assert life.did_a(KillRanks) == KillRanks(world_id(1), (0,))
     life.died(0)
     assert life.did_no(StartRanks), "what it should keep is not here"
-    assert life.report.plan.epoch == epoch(3)
+    assert life.report.plan.world_id == world_id(3)
     assert life.report.ranks[0].phase is RankPhase.EXITED
     assert "is no longer in this pod" in life.report.ranks[0].exit.message
 
@@ -96,7 +96,10 @@ def test_preserved_ranks_receive_the_addresses_of_servers():
     assert life.did_no(SendToRank), "its own plan holds"
     life.ordered(plan=a_served_plan(2, started_in=1))
     sent = life.did_a(SendToRank)
-    assert (sent.epoch, sent.message.servers) == (epoch(1), (f"10.0.0.1:{config.PARAMETER_SERVER_PORT}",))
+    assert (sent.world_id, sent.message.servers) == (
+        world_id(1),
+        (f"10.0.0.1:{config.PARAMETER_SERVER_PORT}",),
+    )
 
 
 def ended(
@@ -105,7 +108,7 @@ def ended(
     """How the rank of this slot exited with 0."""
     life = Life(slot, workers=2 - servers, processes=1, servers=servers)
     plan = a_served_plan()
-    life.ordered(plan=plan).receives(RanksStarted(plan.epoch))
+    life.ordered(plan=plan).receives(RanksStarted(plan.world_id))
     if hello_pid:
         life.rank_sends(slot, hello_pid=hello_pid)
     if left:
@@ -153,11 +156,11 @@ def a_chief() -> Life:
     """Of slot 1; kept from world 1 for world 2."""
     life = a_life(slot=1).rank_sends(1, hello_pid=1, feature_level=3)
     plan = a_served_plan(2, slot=1)
-    preserved = replace(plan.members[1], started_in=epoch(1))
+    preserved = replace(plan.members[1], started_in=world_id(1))
     return life.ordered(plan=replace(plan, members=(plan.members[0], preserved)))
 
 
-def test_the_chiefs_agent_writes_under_the_epoch_that_started_it():
+def test_the_chiefs_agent_writes_under_the_world_that_started_it():
     grant = Grant(a_ref(5, 1, ""), 2, (), None)
     assert a_chief().ordered(grant=grant).did_a(WriteManifest).grant == grant
     assert a_chief().ordered(grant=replace(grant, ref=a_ref(5, 2, ""))).did_no(WriteManifest)

@@ -16,7 +16,7 @@ from lab.waiting import wait_until_async
 from tests.agent import audit
 from tests.agent.harness import DEADLINE_SECONDS, JOB_UID
 from tests.agent.harness import a_plan as harness_plan
-from tests.agent.life import SCRIPT, a_plan, an_identity, epoch
+from tests.agent.life import SCRIPT, a_plan, an_identity, world_id
 from tests.agent.test_checkpoints import run_ref, saved, settings_in
 
 from ropeteam_trainer.agent import checkpoints
@@ -27,7 +27,7 @@ from ropeteam_trainer.checkpoint.decisions.journal import Held
 from ropeteam_trainer.checkpoint.decisions.manifest import folder
 from ropeteam_trainer.contract.config import CheckpointConfig
 from ropeteam_trainer.contract.messages import Grant, Orders
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan
+from ropeteam_trainer.contract.world import CheckpointRef, Plan, WorldId
 
 
 class SlowPod:
@@ -42,7 +42,7 @@ class SlowPod:
         self.starting.set()
         await asyncio.Event().wait()
 
-    def kill(self, epoch: Epoch, numbers: Iterable[int]) -> None:  # noqa: ARG002
+    def kill(self, world_id: WorldId, numbers: Iterable[int]) -> None:  # noqa: ARG002
         self.killed.append(tuple(numbers))
 
     def begin(self, may_fork: bool) -> None: ...
@@ -77,7 +77,7 @@ async def run(tmp_path: Any) -> AsyncIterator[Run]:
     found.agent.post(LinkUp())
     found.ordered(plan=a_plan())
     await asyncio.wait_for(found.pod.starting.wait(), DEADLINE_SECONDS)  # the run is claimed
-    found.agent.post(RanksStarted(epoch()))
+    found.agent.post(RanksStarted(world_id()))
     yield found
     found.task.cancel()
     await asyncio.gather(found.task, return_exceptions=True)

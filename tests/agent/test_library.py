@@ -142,7 +142,7 @@ async def test_a_drain_loses_no_step_and_ends_in_a_manifest(make_pod, coordinato
     folder = tmp_path / "checkpoints"
     pod = make_pod(checkpoint=CheckpointConfig(str(folder)))
     await started(pod, coordinator, PAUSES)
-    coordinator.order(pause=a_plan().epoch)
+    coordinator.order(pause=a_plan().world_id)
     report = await coordinator.wait_for(lambda r: rank(r, 0).phase is RankPhase.PAUSED)
     assert rank(report, 0).step == 1
     coordinator.order(stop_at=4)
@@ -150,7 +150,7 @@ async def test_a_drain_loses_no_step_and_ends_in_a_manifest(make_pod, coordinato
     assert rank(report, 0).step == 4
     (shard,) = report.shards
     assert (shard.step, shard.files) == (4, (ShardFile("state.pt", 3, "abc"),))
-    ref = CheckpointRef(4, a_plan().epoch)
+    ref = CheckpointRef(4, a_plan().world_id)
     (folder / "run-uid-j/step-4/1.0.1").mkdir(parents=True)
     coordinator.order(grant=Grant(ref, 1, shard.files, None))
     report = await coordinator.wait_for(lambda r: r.committed)
@@ -163,7 +163,7 @@ async def test_a_drain_loses_no_step_and_ends_in_a_manifest(make_pod, coordinato
 async def test_a_grant_waits_for_its_folder(make_pod, coordinator, tmp_path):
     pod = make_pod(checkpoint=CheckpointConfig(str(tmp_path / "checkpoints")))
     await started(pod, coordinator, STEPS)
-    coordinator.order(grant=Grant(CheckpointRef(4, a_plan().epoch), 1, (), None))
+    coordinator.order(grant=Grant(CheckpointRef(4, a_plan().world_id), 1, (), None))
     await pod.printed("the manifest of step 4 cannot be written")
     (tmp_path / "checkpoints/run-uid-j/step-4/1.0.1").mkdir(parents=True)
     await coordinator.wait_for(lambda r: r.committed)
@@ -201,7 +201,7 @@ async def test_a_named_key_signs_manifests_and_the_journal(named, coordinator, t
     pod = named("aa" * 32 + "\n" + "bb" * 32)
     await started(pod, coordinator, STEPS)
     (tmp_path / "checkpoints/run-uid-j/step-4/1.0.1").mkdir(parents=True)
-    coordinator.order(grant=Grant(CheckpointRef(4, a_plan().epoch), 1, (), None))
+    coordinator.order(grant=Grant(CheckpointRef(4, a_plan().world_id), 1, (), None))
     await coordinator.wait_for(lambda r: r.committed)
     first, _ = seals.read_named(str(tmp_path / "mounted" / seals.FILE))
     (manifest,) = (tmp_path / "checkpoints").glob("run-*/step-4/*/manifest.json")

@@ -201,7 +201,7 @@ async def test_a_zygote_whose_output_nobody_reads_offers_a_store(make_pod: Any, 
     pod.sink = pipe.w
     (pod.folder / "x.py").write_text("import time; time.sleep(1000)")
     pod.start("python3", "-v", "x.py", ROPETEAM_STORE="")  # each import is a line
-    coordinator.order(host_store=a_plan().epoch)
+    coordinator.order(host_store=a_plan().world_id)
     report = await coordinator.wait_for(lambda r: r.store)
     with socket.create_connection((report.store.host, report.store.port)):
         await wait_until_async(lambda: f"no store is forked: {pod.living()}", lambda: len(zygotes(pod)) == 2)

@@ -74,7 +74,7 @@ async def test_it_runs_a_rank_on(version, pyz, make_pod, coordinator):
     assert exit.fingerprint == "ValueError at x.py:5", pod.text()
     expected = installed(python) or f"{pyz}/ropeteam_trainer/__init__.py"
     await pod.printed(f"hello from 3 {version[2:]} {expected}")
-    coordinator.order(plan=None, complete=a_plan().epoch, release=True)
+    coordinator.order(plan=None, complete=a_plan().world_id, release=True)
     assert await pod.exit_code() == 0
     assert "Warning" not in pod.text()
 

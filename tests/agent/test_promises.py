@@ -12,7 +12,7 @@ from tests.agent.life import Life, a_plan
 from ropeteam_trainer.agent.machine.effects import Exit, KillRanks, StartRanks
 from ropeteam_trainer.agent.machine.state import LinkLost, LinkUp, OrdersReceived, RankExited, Terminated
 from ropeteam_trainer.contract.messages import Orders
-from ropeteam_trainer.contract.world import Epoch, ProcessExit
+from ropeteam_trainer.contract.world import ProcessExit, WorldId
 
 
 class AgentDay(RuleBasedStateMachine):
@@ -21,7 +21,7 @@ class AgentDay(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.life = Life()
-        self.living: set[tuple[Epoch, int]] = set()
+        self.living: set[tuple[WorldId, int]] = set()
         self.released = False
         self.answered_at = self.life.now
 
@@ -29,14 +29,14 @@ class AgentDay(RuleBasedStateMachine):
         for effect in self.life.did:
             match effect:
                 case StartRanks(plan=plan):
-                    assert not self.living, "ranks that two epochs started would live together"
-                    assert plan.started_in(0) == plan.epoch, "what is kept is not started again"
+                    assert not self.living, "ranks that two worlds started would live together"
+                    assert plan.started_in(0) == plan.world_id, "what is kept is not started again"
                     assert self.life.state.orders.plan == plan, (
                         "only the plan of the latest orders is started"
                     )
-                    self.living = {(plan.epoch, rank) for rank in plan.ranks(0)}
-                case KillRanks(epoch, ranks):
-                    assert all((epoch, rank) in self.living for rank in ranks)
+                    self.living = {(plan.world_id, rank) for rank in plan.ranks(0)}
+                case KillRanks(world_id, ranks):
+                    assert all((world_id, rank) in self.living for rank in ranks)
                 case Exit(code):
                     assert not self.living, "an exit leaves nobody behind"
                     assert (code == 0) <= self.released, "exit 0 only on release"
@@ -45,7 +45,7 @@ class AgentDay(RuleBasedStateMachine):
     def orders_that_keep_ranks(self, n, started_in):
         """They live on if they are those that the plan means, else they end."""
         before, plan = self.life.state, a_plan(n)
-        preserved = replace(plan.members[0], started_in=Epoch(1, 0, started_in))
+        preserved = replace(plan.members[0], started_in=WorldId(1, 0, started_in))
         plan = replace(plan, members=(preserved, *plan.members[1:]))
         if (before.term, before.boot) > (1, 0) or started_in >= n:
             return
@@ -54,7 +54,7 @@ class AgentDay(RuleBasedStateMachine):
         self.answered_at = self.life.now
         world = self.life.state.world
         if self.living and not world.killing:
-            assert {epoch for epoch, _ in self.living} == {preserved.started_in}
+            assert {world_id for world_id, _ in self.living} == {preserved.started_in}
 
     @rule(term=integers(1, 2), boot=integers(0, 1), n=integers(0, 3), release=booleans(), leave=booleans())
     def orders(self, term, boot, n, release, leave):
@@ -62,7 +62,7 @@ class AgentDay(RuleBasedStateMachine):
         is_stale = (term, boot) < (before.term, before.boot)
         release = release and n == 0
         self.released |= release and not is_stale
-        plan = a_plan(n, epoch=Epoch(term, boot, n)) if n else None
+        plan = a_plan(n, world_id=WorldId(term, boot, n)) if n else None
         self.life.receives(OrdersReceived(Orders(term, boot, 1, plan, release=release, leave=leave)))
         self.carry_out()
         if is_stale:
@@ -92,9 +92,9 @@ class AgentDay(RuleBasedStateMachine):
     @precondition(lambda self: self.living)
     @rule(signal=sampled_from([None, 9, 11]), data=integers(0, 9))
     def a_rank_dies(self, signal, data):
-        epoch, rank = sorted(self.living)[data % len(self.living)]
-        self.living.discard((epoch, rank))
-        self.life.receives(RankExited(epoch, rank, ProcessExit(None if signal else 0, signal)))
+        world_id, rank = sorted(self.living)[data % len(self.living)]
+        self.living.discard((world_id, rank))
+        self.life.receives(RankExited(world_id, rank, ProcessExit(None if signal else 0, signal)))
         self.carry_out()
 
     def is_killing(self) -> bool:

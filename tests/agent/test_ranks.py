@@ -39,8 +39,8 @@ async def test_a_rank_runs_to_its_end_and_the_agent_leaves_on_release(pod, coord
     report = await coordinator.wait_for(lambda r: r.plan and r.stopped)
     assert exit_of(report).clean
     assert exit_of(report).reached_end
-    coordinator.order(complete=a_plan().epoch)
-    await coordinator.wait_for(lambda r: r.completed == a_plan().epoch)
+    coordinator.order(complete=a_plan().world_id)
+    await coordinator.wait_for(lambda r: r.completed == a_plan().world_id)
     coordinator.order(release=True)
     assert await pod.exit_code() == 0
     assert "[rank 0] rank 0 of 1" in pod.text()
@@ -164,7 +164,7 @@ async def test_terminate_is_a_sigterm_that_a_script_may_use(pod, coordinator):
     script = f"import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n{SLEEP}"
     await started(pod, coordinator, script)
     await pids(pod)
-    coordinator.order(pause=a_plan().epoch, terminate=True)
+    coordinator.order(pause=a_plan().world_id, terminate=True)
     exit = exit_of(await coordinator.wait_for(lambda r: r.stopped))
     assert (exit.code, exit.killed) == (5, True)
 

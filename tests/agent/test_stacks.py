@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.agent.life import Life, epoch
+from tests.agent.life import Life, world_id
 from tests.agent.test_pack import PYTHONS, interpreter
 
 from ropeteam_trainer.agent.machine import stacks
@@ -85,14 +85,14 @@ def a_life() -> Life:
 
 
 def shown(life: Life, rank: int, where: str = "train.py:31 (load)") -> Life:
-    return life.receives(StackShown(epoch(), rank, Hang(where)))
+    return life.receives(StackShown(world_id(), rank, Hang(where)))
 
 
 def test_stacks_of_all_ranks_of_the_pod_are_requested_once_before_one_is_killed():
     life = a_life()
     assert life.wait(3.9).did_no(ShowStacks)
     life.heartbeats(1, step=4)
-    assert life.wait(0.2).did_a(ShowStacks) == ShowStacks(epoch(), (0, 1))
+    assert life.wait(0.2).did_a(ShowStacks) == ShowStacks(world_id(), (0, 1))
     shown(life, 0)
     assert life.wait(0.2).did_no(ShowStacks)
     assert [rank.hang for rank in life.report.ranks] == [Hang("train.py:31 (load)"), None]

@@ -97,7 +97,7 @@ async def test_a_stray_that_cannot_be_killed_is_reported_and_ends_the_container(
 
 
 def test_a_rank_that_cannot_be_reaped_ends_the_agent_once_the_others_are_dead():
-    life = Life().running().receives(RankUnkillable(world().epoch, 0, ERROR, LEFT))
+    life = Life().running().receives(RankUnkillable(world().world_id, 0, ERROR, LEFT))
     assert life.did_a(KillRanks).ranks == (0, 1)
     assert life.did_no(Exit)
     assert not life.report.stopped
@@ -110,21 +110,21 @@ def test_a_rank_that_cannot_be_reaped_ends_the_agent_once_the_others_are_dead():
 def test_what_is_left_of_a_rank_that_was_done_ends_with_the_release():
     life = Life().running()
     for rank in (0, 1):
-        life.receives(RankUnkillable(world().epoch, rank, ProcessExit(0, None), LEFT))
+        life.receives(RankUnkillable(world().world_id, rank, ProcessExit(0, None), LEFT))
     assert life.did_no(Exit)
     assert all(each.phase is RankPhase.EXITED and each.exit.clean for each in life.report.ranks)
-    life.ordered(complete=world().epoch).ordered(release=True)
+    life.ordered(complete=world().world_id).ordered(release=True)
     assert life.did_a(Exit).code == 0
 
 
 def test_what_is_left_of_a_rank_that_was_done_keeps_no_next_world_waiting():
-    life = Life().running().receives(RankUnkillable(world().epoch, 0, ProcessExit(0, None), LEFT))
+    life = Life().running().receives(RankUnkillable(world().world_id, 0, ProcessExit(0, None), LEFT))
     life.ordered(plan=world(2)).died(1)
     assert life.did_a(Exit).code == 3
 
 
 def test_a_rank_that_is_reaped_late_ends_no_agent():
-    life = Life().running().receives(RankUnkillable(world().epoch, 0, killed(), LEFT))
+    life = Life().running().receives(RankUnkillable(world().world_id, 0, killed(), LEFT))
     life.died(0)
     assert life.did_no(Exit)
     assert life.died(1).did_a(Exit).code == 3

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.agent.life import Life, a_plan, a_ref, epoch
+from tests.agent.life import Life, a_plan, a_ref, world_id
 
 from ropeteam_trainer.agent.machine.effects import (
     CloseStore,
@@ -80,7 +80,7 @@ def test_only_what_cannot_wait_is_urgent():
 def test_a_rank_that_makes_no_step_is_killed_as_hung():
     life = Life().running().rank_sends(0, feature_level=1).heartbeats(0, 3).wait(5)
     assert life.did_no(KillRanks)
-    assert life.wait(0.1).did_a(KillRanks) == KillRanks(epoch(), (0,))
+    assert life.wait(0.1).did_a(KillRanks) == KillRanks(world_id(), (0,))
     assert life.wait(1).did == ()
     exit = life.died(0).report.ranks[0].exit
     assert (exit.hung, exit.killed, exit.fingerprint) == (True, False, "hang")
@@ -99,7 +99,7 @@ def test_a_rank_that_serves_makes_no_steps_but_sends_heartbeats():
     for _ in range(9):
         life.wait(4).heartbeats(0, 3, phase="serve")
         assert life.did_no(KillRanks)
-    assert life.wait(5.1).did_a(KillRanks) == KillRanks(epoch(), (0,))
+    assert life.wait(5.1).did_a(KillRanks) == KillRanks(world_id(), (0,))
 
 
 @pytest.mark.parametrize("changes", [{"phase": "eval"}, {"phase": "paused"}, {"reached_end": True}])
@@ -108,7 +108,7 @@ def test_the_hang_clock_is_paused_while_no_step_is_due(changes):
 
 
 def test_the_hang_clock_is_paused_while_a_pause_is_ordered():
-    life = Life().running().heartbeats(0, 3).ordered(pause=epoch()).wait(1000)
+    life = Life().running().heartbeats(0, 3).ordered(pause=world_id()).wait(1000)
     assert life.did_no(KillRanks)
     life = Life().running().heartbeats(0, 3).rank_sends(0, paused=3).wait(1000)
     assert life.did_no(KillRanks)
@@ -163,12 +163,12 @@ def test_the_hang_clock_of_a_worker_that_waits_for_servers_runs_from_its_start()
 def test_heartbeats_without_a_hello_are_of_an_unchanged_script_with_a_hang_clock():
     life = Life(timeouts=Timeouts(start=10, hang=5)).running().rank_sends(0, total_steps=9).wait(11)
     assert life.did_no(KillRanks), "nobody knows how long it prepares"
-    life.heartbeats(0, 3).ordered(pause=epoch())
+    life.heartbeats(0, 3).ordered(pause=world_id())
     assert life.report.feature_level == 0
     assert life.report.progress.total_steps == 9
     assert life.did_no(SendToRank), "it would not listen"
     life.ordered(pause=None).wait(5.1)
-    assert life.did_a(KillRanks) == KillRanks(epoch(), (0,))
+    assert life.did_a(KillRanks) == KillRanks(world_id(), (0,))
 
 
 def test_the_library_once_seen_is_expected_again():
@@ -224,43 +224,41 @@ def test_the_end_of_the_script_is_remembered():
 
 
 def test_a_pause_is_sent_to_ranks_that_listen_and_only_when_it_changes():
-    life = Life().running().rank_sends(1, hello_pid=5).ordered(pause=epoch())
-    assert life.did == (SendToRank(epoch(), 1, ToRank(pause=True)),)
+    life = Life().running().rank_sends(1, hello_pid=5).ordered(pause=world_id())
+    assert life.did == (SendToRank(world_id(), 1, ToRank(pause=True)),)
     assert life.ordered().did == ()
-    assert life.ordered(stop_at=8).did == (SendToRank(epoch(), 1, ToRank(pause=True, stop_at=8)),)
-    assert life.ordered(pause=epoch(9)).did == (SendToRank(epoch(), 1, ToRank()),), "another epoch's"
+    assert life.ordered(stop_at=8).did == (SendToRank(world_id(), 1, ToRank(pause=True, stop_at=8)),)
+    assert life.ordered(pause=world_id(9)).did == (SendToRank(world_id(), 1, ToRank()),), "another world's"
 
 
-def test_a_store_is_held_for_the_requested_epoch():
-    life = Life().receives(LinkUp()).ordered(host_store=epoch(1))
-    assert life.did == (HostStore(epoch(1)),)
+def test_a_store_is_held_for_the_requested_world():
+    life = Life().receives(LinkUp()).ordered(host_store=world_id(1))
+    assert life.did == (HostStore(world_id(1)),)
     assert life.wait(1).did == ()
-    offer = StoreOffer(epoch(1), "10.0.0.0", 4)
+    offer = StoreOffer(world_id(1), "10.0.0.0", 4)
     assert life.receives(StoreUp(offer)).report.store == offer
     assert life.ordered(plan=a_plan(1), host_store=None).did_no(CloseStore), "the world's own"
-    assert life.ordered(host_store=epoch(2)).did == (HostStore(epoch(2)),)
-    assert CloseStore(epoch(1)) in life.ordered(plan=None).did, (
-        "which ends an epoch for ranks that wait in it"
-    )
+    assert life.ordered(host_store=world_id(2)).did == (HostStore(world_id(2)),)
+    assert CloseStore(world_id(1)) in life.ordered(plan=None).did, "it ends a world for ranks that wait in it"
     assert life.report.store is None
     assert life.receives(StoreUp(offer)).report.store is None, "too late"
 
 
 def test_a_store_that_fails_is_tried_again_after_a_pause():
-    life = Life().receives(LinkUp()).ordered(host_store=epoch()).receives(StoreDown(epoch()))
+    life = Life().receives(LinkUp()).ordered(host_store=world_id()).receives(StoreDown(world_id()))
     assert life.wait(0.5).did == ()
-    assert life.wait(0.5).did == (HostStore(epoch()),)
+    assert life.wait(0.5).did == (HostStore(world_id()),)
 
 
 def a_host():
     """It has offered the store that a_plan(1) names."""
-    life = Life().receives(LinkUp()).ordered(host_store=epoch(1))
-    return life.receives(StoreUp(StoreOffer(epoch(1), "s", 1)))
+    life = Life().receives(LinkUp()).ordered(host_store=world_id(1))
+    return life.receives(StoreUp(StoreOffer(world_id(1), "s", 1)))
 
 
 def test_ranks_whose_store_ends_are_killed_and_the_store_is_the_cause():
-    life = a_host().running().receives(StoreDown(epoch(1))).wait(0)
-    assert life.did == (KillRanks(epoch(1), (0, 1)),)
+    life = a_host().running().receives(StoreDown(world_id(1))).wait(0)
+    assert life.did == (KillRanks(world_id(1), (0, 1)),)
     assert life.wait(1).did_no(KillRanks), "once"
     exit = life.died(0).report.ranks[0].exit
     assert (exit.signal, exit.killed) == (9, False), "weighed as what nobody ordered"
@@ -268,30 +266,32 @@ def test_ranks_whose_store_ends_are_killed_and_the_store_is_the_cause():
 
 
 def test_ranks_that_have_not_started_yet_are_killed_when_they_have():
-    life = a_host().ordered(plan=a_plan(1)).receives(StoreDown(epoch(1))).wait(0)
+    life = a_host().ordered(plan=a_plan(1)).receives(StoreDown(world_id(1))).wait(0)
     assert life.did_no(KillRanks), "nobody has a pid"
-    assert life.receives(RanksStarted(epoch(1))).did_a(KillRanks).ranks == (0, 1)
+    assert life.receives(RanksStarted(world_id(1))).did_a(KillRanks).ranks == (0, 1)
 
 
 def test_ranks_that_save_on_orders_may_do_so_without_a_store():
-    life = a_host().running().ordered(pause=epoch(1)).receives(StoreDown(epoch(1))).wait(0)
+    life = a_host().running().ordered(pause=world_id(1)).receives(StoreDown(world_id(1))).wait(0)
     assert life.did_no(KillRanks)
     assert life.ordered(pause=None).did_a(KillRanks).ranks == (0, 1)
 
 
 def test_a_plan_that_crosses_the_end_of_its_store_starts_nothing():
-    life = a_host().receives(StoreDown(epoch(1)))
+    life = a_host().receives(StoreDown(world_id(1)))
     assert life.report.store is None
-    life.wait(1).receives(StoreUp(StoreOffer(epoch(1), "s", 2)))
-    assert life.report.store == StoreOffer(epoch(1), "s", 2)
+    life.wait(1).receives(StoreUp(StoreOffer(world_id(1), "s", 2)))
+    assert life.report.store == StoreOffer(world_id(1), "s", 2)
     life.ordered(plan=a_plan(1))
     assert life.did_no(StartRanks)
     exits = [rank.exit for rank in life.report.ranks]
     assert [exit.message.partition(" has")[0] for exit in exits] == ["the store of world 1.0.1 at s:1"] * 2
 
 
-def test_a_plan_that_names_the_newer_store_of_its_epoch_starts():
-    life = a_host().receives(StoreDown(epoch(1))).wait(1).receives(StoreUp(StoreOffer(epoch(1), "s", 2)))
+def test_a_plan_that_names_the_newer_store_of_its_world_starts():
+    life = (
+        a_host().receives(StoreDown(world_id(1))).wait(1).receives(StoreUp(StoreOffer(world_id(1), "s", 2)))
+    )
     assert life.ordered(plan=a_plan(1, store_port=2)).did_a(StartRanks)
 
 
@@ -299,17 +299,17 @@ def test_a_store_that_was_closed_for_a_problem_that_passes_is_missed():
     life = a_host()
     life.disk_answers = False
     life.ordered(plan=a_plan(1)).wait(301)
-    assert CloseStore(epoch(1)) in life.did
+    assert CloseStore(world_id(1)) in life.did
     life.claimed(a_plan(1))
     assert life.did_no(StartRanks)
     assert "has ended" in life.report.ranks[0].exit.message
 
 
 def test_no_store_is_held_by_a_refused_or_fenced_agent():
-    life = Life().receives(LinkUp()).ordered(host_store=epoch())
-    assert life.ordered(refused="no").did == (CloseStore(epoch()),)
-    life = Life().receives(LinkUp()).ordered(host_store=epoch()).receives(LinkLost()).wait(200)
-    assert life.did == (CloseStore(epoch()),)
+    life = Life().receives(LinkUp()).ordered(host_store=world_id())
+    assert life.ordered(refused="no").did == (CloseStore(world_id()),)
+    life = Life().receives(LinkUp()).ordered(host_store=world_id()).receives(LinkLost()).wait(200)
+    assert life.did == (CloseStore(world_id()),)
 
 
 def a_grant(step: int = 10, n: int = 1) -> Grant:
@@ -322,11 +322,11 @@ def test_shards_are_reported_until_they_are_committed():
         1, shard_step=20
     )
     assert life.rank_sends(1, shard_step=20).report.shards == (
-        Shard(0, epoch(), 10, FILES),
-        Shard(1, epoch(), 10, ()),
-        Shard(1, epoch(), 20, ()),
+        Shard(0, world_id(), 10, FILES),
+        Shard(1, world_id(), 10, ()),
+        Shard(1, world_id(), 20, ()),
     )
-    assert life.ordered(lineage=(a_ref(10),)).report.shards == (Shard(1, epoch(), 20, ()),)
+    assert life.ordered(lineage=(a_ref(10),)).report.shards == (Shard(1, world_id(), 20, ()),)
 
 
 def test_a_grant_is_written_once_and_its_step_sent_to_the_ranks():
@@ -335,7 +335,7 @@ def test_a_grant_is_written_once_and_its_step_sent_to_the_ranks():
     assert life.report.granted == a_ref(10, digest="")
     assert life.ordered().did == (), "it is being written"
     life.receives(ManifestWritten(a_ref(10)))
-    assert life.did == (SendToRank(epoch(), 0, ToRank(committed_step=10)),)
+    assert life.did == (SendToRank(world_id(), 0, ToRank(committed_step=10)),)
     assert life.report.committed == a_ref(10)
     assert life.ordered().did == ()
     assert life.ordered(grant=a_grant(20)).did_a(WriteManifest)
@@ -363,7 +363,7 @@ def test_what_is_granted_next_is_written_in_place_of_what_could_not_be():
     assert life.wait(1.1).did_a(WriteManifest).grant == a_grant(20)
 
 
-def test_grants_of_another_epoch_or_for_another_pod_are_not_written():
+def test_grants_of_another_world_or_for_another_pod_are_not_written():
     assert Life().running().ordered(grant=a_grant(n=2)).did == ()
     assert Life(slot=1).running().ordered(grant=a_grant()).did == ()
     assert Life(checkpoint=None).running().ordered(grant=a_grant()).did == ()
@@ -394,6 +394,6 @@ def test_groups_and_ends_of_what_a_rank_started_are_remembered():
     ended = FromRank(ended=True, rank=5, child=True)
     lost = FromRank(error_type="E", message="E: Connection closed by peer", rank=6, child=True)
     for message in (ended, replace(ended, rank=7), lost):
-        life = life.receives(RankMessage(epoch(1), 0, message))
+        life = life.receives(RankMessage(world_id(1), 0, message))
     reported_exit = life.died(0, exit=ProcessExit(1, None)).report.ranks[0].exit
     assert (reported_exit.rank, reported_exit.message[:33]) == (5, "rank 5 had ended, then rank 6: E:")

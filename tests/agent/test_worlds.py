@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.agent.life import Life, a_plan, epoch, killed
+from tests.agent.life import Life, a_plan, killed, world_id
 
 from ropeteam_trainer.agent.machine.effects import (
     DropLink,
@@ -39,7 +39,7 @@ def test_a_plan_starts_its_ranks_once():
 def test_ranks_of_the_next_world_wait_for_the_last_of_the_previous():
     life = Life().running(1)
     life.ordered(plan=a_plan(2))
-    assert life.did_a(KillRanks) == KillRanks(epoch(1), (0, 1))
+    assert life.did_a(KillRanks) == KillRanks(world_id(1), (0, 1))
     assert life.died(0).did_no(StartRanks)
     assert life.wait(1).did == (), "a kill is ordered once"
     assert life.died(1).did_a(StartRanks).plan == a_plan(2)
@@ -60,26 +60,26 @@ def test_a_rank_that_died_by_itself_during_the_kill_keeps_its_own_story():
 
 
 def test_a_dying_rank_is_reported_before_it_is_gone():
-    life = Life().running().receives(RankDying(epoch(), 0, killed()))
+    life = Life().running().receives(RankDying(world_id(), 0, killed()))
     assert (life.report.ranks[0].phase, life.report.ranks[1].phase) == (RankPhase.EXITED, RankPhase.RUNNING)
     assert life.died(1).report.stopped is False, "something of rank 0 is left"
     assert life.died(0).report.stopped
 
 
 def test_a_rank_that_was_dying_when_the_kill_came_keeps_its_own_story():
-    life = Life().running().receives(RankDying(epoch(), 0, killed())).ordered(plan=None).died(0, 1)
+    life = Life().running().receives(RankDying(world_id(), 0, killed())).ordered(plan=None).died(0, 1)
     assert [rank.exit.killed for rank in life.report.ranks] == [False, True]
 
 
 def test_a_rank_that_dies_long_is_not_hung():
-    life = Life().running().heartbeats(0, step=3).receives(RankDying(epoch(), 0, killed())).wait(60)
+    life = Life().running().heartbeats(0, step=3).receives(RankDying(world_id(), 0, killed())).wait(60)
     assert life.did_no(KillRanks)
 
 
 def test_a_plan_that_ended_here_is_never_started_again():
     life = Life().running().ordered(plan=None).died(0, 1).ordered(plan=a_plan(1))
     assert life.did_no(StartRanks)
-    assert life.ordered(plan=a_plan(1, restart_count=9)).did_no(StartRanks), "nor another with its epoch"
+    assert life.ordered(plan=a_plan(1, restart_count=9)).did_no(StartRanks), "nor another of the same number"
 
 
 def test_a_rank_fault_kills_nothing_and_ends_nothing():
@@ -117,7 +117,7 @@ def test_a_stale_coordinator_is_no_sign_of_life():
 def test_without_an_answer_for_fence_seconds_no_rank_lives():
     life = Life().running().wait(500).receives(LinkLost()).wait(119)
     assert life.did_no(KillRanks)
-    assert life.wait(1).did_a(KillRanks) == KillRanks(epoch(), (0, 1))
+    assert life.wait(1).did_a(KillRanks) == KillRanks(world_id(), (0, 1))
     life.died(0, 1)
     assert (
         life.report.ranks[0].exit.message == "no coordinator answered for spec.recovery.fenceSeconds (120 s)"
@@ -189,9 +189,9 @@ def test_an_exit_shows_that_checkpoints_could_not_be_read(name: str, storage: st
 
 
 def test_exit_zero_comes_after_complete_and_release_only():
-    life = Life().running().died(0, 1, exit=ProcessExit(0, None)).ordered(complete=epoch())
+    life = Life().running().died(0, 1, exit=ProcessExit(0, None)).ordered(complete=world_id())
     assert life.did_no(Exit)
-    assert life.report.completed == epoch()
+    assert life.report.completed == world_id()
     assert life.ordered(release=True).did_a(Exit) == Exit(0)
     assert life.receives(Tick(), Terminated()).did == (), "nothing follows Exit"
 
@@ -237,17 +237,17 @@ def test_sigterm_without_a_coordinator_ends_soon():
 
 
 def test_a_drain_of_a_script_that_saves_by_itself():
-    life = Life(timeouts=Timeouts(drain=30)).running().ordered(pause=epoch(), terminate=True)
-    assert life.did_a(TerminateRanks) == TerminateRanks(epoch(), (0, 1))
+    life = Life(timeouts=Timeouts(drain=30)).running().ordered(pause=world_id(), terminate=True)
+    assert life.did_a(TerminateRanks) == TerminateRanks(world_id(), (0, 1))
     assert life.wait(29).did_no(KillRanks)
-    assert life.wait(1).did_a(KillRanks) == KillRanks(epoch(), (0, 1))
+    assert life.wait(1).did_a(KillRanks) == KillRanks(world_id(), (0, 1))
     assert life.wait(1).did == ()
     life.died(0, exit=ProcessExit(None, 15))
     assert life.report.ranks[0].exit.killed
 
 
-def test_terminate_of_another_epoch_is_not_ours():
-    assert Life().running().ordered(pause=epoch(7), terminate=True).did == ()
+def test_terminate_of_another_world_is_not_ours():
+    assert Life().running().ordered(pause=world_id(7), terminate=True).did == ()
     assert Life().running().ordered(terminate=True).did == ()
 
 
@@ -287,5 +287,5 @@ def test_events_of_a_previous_world_change_nothing():
     life = Life().running(1).ordered(plan=a_plan(2)).died(0, 1)
     before = life.report
     assert life.died(0, n=1).rank_sends(0, feature_level=3).heartbeats(0, 5).report == before
-    assert Life().receives(RankExited(epoch(), 0, ProcessExit(0, None))).did == ()
+    assert Life().receives(RankExited(world_id(), 0, ProcessExit(0, None))).did == ()
     assert life.rank_sends(9, n=2, feature_level=0).report == before, "nor of a rank that is not here"

@@ -194,7 +194,7 @@ def test_an_isolated_coordinator_plans_nothing(site: Site, name: str) -> None:
     wait_until("the old one is gone", lambda: not psutil.pid_exists(process), 180)
     incidents = len(site.status(name).get("incidents") or [])
     wait_for_new_checkpoint(site, name)
-    assert site.epochs(name) == incidents, "the old one disturbed nobody"
+    assert site.ended_worlds(name) == incidents, "the old one disturbed nobody"
 
 
 @pytest.mark.nodes
@@ -262,11 +262,11 @@ def test_a_deleted_coordinator_is_replaced_and_the_world_goes_on(site: Site, nam
 @pytest.mark.nodes
 def test_a_coordinator_that_is_killed_adopts_the_world(site: Site, name: str) -> None:
     uids = running(site, name)
-    epochs = site.epochs(name)
+    ended_worlds = site.ended_worlds(name)
     os.kill(site.coordinator(name), signal.SIGKILL)
     wait_until("its container runs again", lambda: site.restarts(name, "coordinator") == 1, 60)
     goes_on(site, name)
-    assert (site.uids(name), site.epochs(name)) == (uids, epochs)
+    assert (site.uids(name), site.ended_worlds(name)) == (uids, ended_worlds)
 
 
 @pytest.mark.nodes

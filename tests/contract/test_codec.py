@@ -20,7 +20,7 @@ from ropeteam_trainer.contract.desired import Desired, JobReport
 from ropeteam_trainer.contract.featurelevel import FeatureLevel
 from ropeteam_trainer.contract.local import FromRank, ToRank
 from ropeteam_trainer.contract.messages import AgentReport, Orders, RankPhase, RankReport, answer, as_answer
-from ropeteam_trainer.contract.world import Epoch, Plan
+from ropeteam_trainer.contract.world import Plan, WorldId
 
 MESSAGES: list[type] = [
     AgentReport,
@@ -169,7 +169,7 @@ def test_values_that_json_has_no_text_for_are_not_sent() -> None:
 
 
 def test_the_same_message_has_the_same_bytes() -> None:
-    assert codec.encode(Epoch(1, 0, 2)) == b'{"term":1,"boot":0,"n":2}'
+    assert codec.encode(WorldId(1, 0, 2)) == b'{"term":1,"boot":0,"n":2}'
     assert json.loads(codec.encode(Outer("ä", Colour.BLUE)))["colour"] == "Blue"
 
 

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from ropeteam_trainer.checkpoint.decisions.manifest import Manifest, folder, parse_ref, ref_text
 from ropeteam_trainer.contract import codec, config, seals
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+from ropeteam_trainer.contract.world import CheckpointRef, ShardFile, WorldId
 
 NUMBERS = st.integers(0, 10**9)
 REFS = st.builds(
     CheckpointRef,
     NUMBERS,
-    st.builds(Epoch, NUMBERS, NUMBERS, NUMBERS),
+    st.builds(WorldId, NUMBERS, NUMBERS, NUMBERS),
     st.text("0123456789abcdef", max_size=64),
 )
 
@@ -78,8 +78,8 @@ def test_other_text_is_no_checkpoint_reference(text: str) -> None:
 
 def test_a_manifest_names_itself_by_its_own_digest() -> None:
     files = (ShardFile("state.pt", 3, "00"),)
-    manifest = Manifest(5, Epoch(1, 0, 2), 3, "job", "uid", files, parent=None)
-    other = Manifest(5, Epoch(1, 0, 2), 3, "job", "uid", (), parent=None)
+    manifest = Manifest(5, WorldId(1, 0, 2), 3, "job", "uid", files, parent=None)
+    other = Manifest(5, WorldId(1, 0, 2), 3, "job", "uid", (), parent=None)
     assert codec.decode(Manifest, manifest.to_bytes()) == manifest
-    assert (manifest.ref.step, manifest.ref.epoch, len(manifest.ref.digest)) == (5, Epoch(1, 0, 2), 64)
+    assert (manifest.ref.step, manifest.ref.world_id, len(manifest.ref.digest)) == (5, WorldId(1, 0, 2), 64)
     assert manifest.ref.digest != other.ref.digest

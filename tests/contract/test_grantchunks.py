@@ -6,9 +6,9 @@ import pytest
 
 from ropeteam_trainer.contract import codec, grantchunks, wire
 from ropeteam_trainer.contract.messages import Grant, Orders
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+from ropeteam_trainer.contract.world import CheckpointRef, ShardFile, WorldId
 
-REF = CheckpointRef(4000, Epoch(3, 0, 17))
+REF = CheckpointRef(4000, WorldId(3, 0, 17))
 
 
 def grant(ranks: int, each: int = 1, ref: CheckpointRef = REF) -> Grant:
@@ -39,7 +39,9 @@ def test_orders_without_a_grant_stay_as_they_are():
 
 
 def test_files_of_an_older_grant_are_forgotten_and_missing_ones_refused():
-    old, new = (grantchunks.GrantFiles(ref, grant(1).files) for ref in (REF, CheckpointRef(5000, REF.epoch)))
+    old, new = (
+        grantchunks.GrantFiles(ref, grant(1).files) for ref in (REF, CheckpointRef(5000, REF.world_id))
+    )
     assert grantchunks.with_part(grantchunks.with_part(None, old), old).files == grant(1).files * 2
     assert grantchunks.with_part(old, new) == new
     orders = grantchunks.without_files(Orders(3, 0, 1, grant=grant(2)))

@@ -1,38 +1,49 @@
-"""The words of the protocol: order of epochs, ranks of a plan, what a cause costs."""
+"""The words of the protocol: order of worlds, ranks of a plan, what a cause costs."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ropeteam_trainer.contract.world import Cause, Epoch, Member, Plan, ProcessExit
+from ropeteam_trainer.contract import codec
+from ropeteam_trainer.contract.config import RankPlan
+from ropeteam_trainer.contract.desired import JobReport
+from ropeteam_trainer.contract.messages import Shard, StoreOffer
+from ropeteam_trainer.contract.world import Cause, CheckpointRef, Member, Plan, ProcessExit, WorldId
 
 NUMBERS = st.integers(0, 10**6)
-EPOCHS = st.builds(Epoch, NUMBERS, NUMBERS, NUMBERS)
+WORLD_IDS = st.builds(WorldId, NUMBERS, NUMBERS, NUMBERS)
 
 
-@given(one=EPOCHS, other=EPOCHS)
-def test_epochs_are_ordered_by_term_then_boot_then_number(one: Epoch, other: Epoch) -> None:
+@given(one=WORLD_IDS, other=WORLD_IDS)
+def test_world_ids_are_ordered_by_term_then_boot_then_number(one: WorldId, other: WorldId) -> None:
     assert (one < other) == (dataclasses.astuple(one) < dataclasses.astuple(other))
 
 
-@given(epoch=EPOCHS)
-def test_an_epoch_is_read_back_from_its_text(epoch: Epoch) -> None:
-    assert Epoch.parse(str(epoch)) == epoch
+@given(world_id=WORLD_IDS)
+def test_a_world_id_is_read_back_from_its_text(world_id: WorldId) -> None:
+    assert WorldId.parse(str(world_id)) == world_id
 
 
 @pytest.mark.parametrize("text", ["", "1", "1.2", "1.2.3.4", "1.2.x", "a.b.c"])
-def test_other_text_is_no_epoch(text: str) -> None:
+def test_other_text_is_no_world_id(text: str) -> None:
     with pytest.raises(ValueError, match=r"unpack|invalid literal"):
-        Epoch.parse(text)
+        WorldId.parse(text)
+
+
+@pytest.mark.parametrize("kind", [CheckpointRef, Plan, RankPlan, JobReport, Shard, StoreOffer])
+def test_other_releases_know_the_number_of_a_world_as_its_epoch(kind: Any) -> None:
+    names = {field.name: codec.json_name(field) for field in dataclasses.fields(kind)}
+    assert names["world_id"] == "epoch"
 
 
 def a_plan(processes: dict[int, int]) -> Plan:
     members = tuple(Member(slot, 1, f"uid-{slot}", "127.0.0.1", count) for slot, count in processes.items())
-    return Plan(Epoch(1, 0, 1), 1, members, "127.0.0.1", 29500)
+    return Plan(WorldId(1, 0, 1), 1, members, "127.0.0.1", 29500)
 
 
 @given(processes=st.dictionaries(st.integers(0, 50), st.integers(1, 8), min_size=1))
@@ -57,7 +68,7 @@ def test_a_slot_that_is_no_member_has_no_ranks() -> None:
 def test_plans_that_differ_have_different_hashes() -> None:
     plan = a_plan({0: 1, 1: 1})
     changed = [
-        dataclasses.replace(plan, epoch=Epoch(1, 0, 2)),
+        dataclasses.replace(plan, world_id=WorldId(1, 0, 2)),
         dataclasses.replace(plan, store_port=1),
         dataclasses.replace(plan, members=plan.members[:1]),
     ]

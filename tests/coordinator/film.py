@@ -14,7 +14,7 @@ from lab.coordinator.reports import after_orders, agent, config
 
 from ropeteam_trainer.contract.desired import Desired, Incident, JobReport, SlotDesired
 from ropeteam_trainer.contract.messages import AgentReport, Orders, RankPhase, Shard
-from ropeteam_trainer.contract.world import Epoch, ProcessExit, ShardFile
+from ropeteam_trainer.contract.world import ProcessExit, ShardFile, WorldId
 from ropeteam_trainer.coordinator.membership import step as membership
 
 
@@ -122,7 +122,7 @@ class Film:
             report = self.agents[slot]
             assert report.plan is not None
             new = tuple(
-                Shard(rank.rank, report.plan.epoch, step, (ShardFile(f"rank-{rank.rank}.pt", 1, "00"),))
+                Shard(rank.rank, report.plan.world_id, step, (ShardFile(f"rank-{rank.rank}.pt", 1, "00"),))
                 for rank in report.ranks
             )
             self.reports(slot, shards=report.shards + new)
@@ -157,9 +157,9 @@ class Film:
         return [(ref.step, ref.digest) for ref in self.report.lineage]
 
     @property
-    def epoch(self) -> Epoch:
+    def world_id(self) -> WorldId:
         assert self.state.world is not None
-        return self.state.world.plan.epoch
+        return self.state.world.plan.world_id
 
     @property
     def incident(self) -> Incident:

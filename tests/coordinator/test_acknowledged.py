@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.coordinator.film import Film
 
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch
+from ropeteam_trainer.contract.world import CheckpointRef, WorldId
 
 
 def commit(film: Film, *steps: int) -> None:
@@ -75,13 +75,13 @@ def test_a_restarted_coordinator_prunes_nothing_before_the_operator_has_spoken()
 
 def test_a_world_that_has_no_lineage_yet_prunes_nothing():
     film = Film(feature_level=2).up()
-    film.desires(lineage=(CheckpointRef(40, film.epoch, "x"),))
+    film.desires(lineage=(CheckpointRef(40, film.world_id, "x"),))
     assert retained(film) == []
 
 
 def test_a_coordinator_whose_folder_was_claimed_by_a_newer_world_falls_silent_and_reports_it():
     film = Film(feature_level=2).up(step=10)
-    film.reports(0, superseded=Epoch(5, 0, 1))
+    film.reports(0, superseded=WorldId(5, 0, 1))
     assert film.orders(1) is None
     assert film.report.why == "sending no orders: a world of term 5 has claimed the checkpoint folder"
     film.reports(0, superseded=None)

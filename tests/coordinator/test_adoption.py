@@ -9,7 +9,7 @@ from tests.coordinator.film import Film
 
 from ropeteam_trainer.contract.fence import longest_life
 from ropeteam_trainer.contract.messages import RankPhase
-from ropeteam_trainer.contract.world import Cause, CheckpointRef, Epoch, Plan
+from ropeteam_trainer.contract.world import Cause, CheckpointRef, Plan, WorldId
 
 
 def test_nothing_is_ordered_until_a_world_is_adopted():
@@ -22,7 +22,7 @@ def test_nothing_is_ordered_until_a_world_is_adopted():
     assert film.orders(0) is None
     film.reports(2)
     assert film.phase == "Running"
-    assert film.epoch == Epoch(1, 0, 1), "untouched: the very same epoch"
+    assert film.world_id == WorldId(1, 0, 1), "untouched: the very same world"
     assert film.sent_orders(1).plan == film.agents[1].plan
     assert film.report.incidents == ()
 
@@ -37,7 +37,7 @@ def test_agents_that_came_before_the_operator_spoke_are_remembered():
     assert film.phase == "Running"
 
 
-def test_the_next_epoch_of_a_new_boot_is_higher_than_any_before():
+def test_the_next_world_id_of_a_new_boot_is_higher_than_any_before():
     film = Film().up(step=7)
     film.reboots()
     film.desires()
@@ -47,7 +47,7 @@ def test_the_next_epoch_of_a_new_boot_is_higher_than_any_before():
     film.exits(1, SIGKILL)
     film.applies_orders()
     assert film.phase == "Running"
-    assert film.epoch == Epoch(1, 1, 1)
+    assert film.world_id == WorldId(1, 1, 1)
     plan = film.sent_orders(0).plan
     assert plan is not None
     assert plan.restart_count == 1
@@ -113,7 +113,7 @@ def test_a_half_delivered_plan_is_superseded():
     assert film.phase == "Stopping"
     assert film.sent_orders(0).plan is None
     film.applies_orders()
-    assert film.epoch == Epoch(1, 1, 1)
+    assert film.world_id == WorldId(1, 1, 1)
     assert film.report.incidents == ()
 
 
@@ -129,7 +129,7 @@ def test_a_member_that_never_confirmed_must_show_that_it_applied_the_withdrawal(
     film.reports(1, applied=True)
     assert film.phase == "Forming", "nothing but the backoff is waited for: world 2 made no step"
     film.later(1)
-    assert film.epoch == Epoch(1, 0, 3)
+    assert film.world_id == WorldId(1, 0, 3)
 
 
 def test_agents_without_any_world_form_one_at_once_under_a_new_term():
@@ -139,7 +139,7 @@ def test_agents_without_any_world_form_one_at_once_under_a_new_term():
     assert film.phase == "Waiting"
     film.reports(1)
     film.applies_orders()
-    assert film.epoch == Epoch(2, 0, 1)
+    assert film.world_id == WorldId(2, 0, 1)
 
 
 def test_nobody_reports_and_the_job_is_to_be_drained():
@@ -168,13 +168,13 @@ def test_a_completion_that_one_agent_knows_of_is_completed_for_all():
     film = Film().up(step=7)
     film.exits(0, CLEAN)
     film.exits(1, CLEAN)
-    film.reports(1, completed=film.epoch)
+    film.reports(1, completed=film.world_id)
     film.reboots()
     film.desires()
     film.reports(1)
     assert film.phase == "Completing"
     film.reports(0)
-    assert film.sent_orders(0).complete == film.epoch
+    assert film.sent_orders(0).complete == film.world_id
     film.applies_orders()
     assert film.phase == "Complete"
 
@@ -183,7 +183,7 @@ def test_completion_does_not_wait_for_agents_that_never_come_back():
     film = Film().up(step=7)
     film.exits(0, CLEAN)
     film.exits(1, CLEAN)
-    film.reports(1, completed=film.epoch)
+    film.reports(1, completed=film.world_id)
     film.reboots()
     film.falls_silent(0)
     film.desires()
@@ -247,10 +247,12 @@ def test_a_commit_that_the_operator_has_not_received_is_not_lost():
 
 
 def test_a_checkpoint_of_a_world_that_was_left_behind_stays_behind():
-    orphan = CheckpointRef(100, Epoch(1, 0, 1), "orphan")
-    preserved = CheckpointRef(90, Epoch(1, 0, 1), "kept")
+    orphan = CheckpointRef(100, WorldId(1, 0, 1), "orphan")
+    preserved = CheckpointRef(90, WorldId(1, 0, 1), "kept")
     film = Film(feature_level=2).up(step=10)
-    film.reports(0, restored=preserved, committed=orphan, plan=replace(_plan(film), epoch=Epoch(1, 0, 2)))
+    film.reports(
+        0, restored=preserved, committed=orphan, plan=replace(_plan(film), world_id=WorldId(1, 0, 2))
+    )
     film.reports(1, plan=film.agents[0].plan)
     film.reboots()
     film.desires(lineage=(preserved,))
@@ -265,7 +267,7 @@ def test_a_plan_of_another_shape_is_not_adopted():
     plan = replace(_plan(film), members=_plan(film).members[:1])
     film.reboots()
     for slot in (0, 1):
-        film.reports(slot, plan=plan, completed=plan.epoch)
+        film.reports(slot, plan=plan, completed=plan.world_id)
     film.desires()
     assert film.phase == "Forming"
     assert film.sent_orders(0).plan is None
@@ -284,23 +286,23 @@ def test_two_coordinators_the_older_one_falls_silent():
     assert film.phase == "Running", "it judges nothing any more"
 
 
-def test_no_epoch_is_used_twice_where_a_pod_of_the_same_term_and_boot_was_forgotten():
+def test_no_world_id_is_used_twice_where_a_pod_of_the_same_term_and_boot_was_forgotten():
     """A status that was restored makes a pod again of which it did not know, while its agents live on."""
     film = Film().up(step=7)
     film.reboots()
-    twin = replace(_plan(film), epoch=Epoch(1, 1, 4))
+    twin = replace(_plan(film), world_id=WorldId(1, 1, 4))
     film.reports(0, plan=twin)
     film.reports(1, plan=twin)
     film.desires()
     assert film.phase == "Running"
     film.exits(0, SIGKILL)
     film.applies_orders()
-    assert _plan(film).epoch == Epoch(1, 1, 5)
+    assert _plan(film).world_id == WorldId(1, 1, 5)
 
 
 def test_a_plan_of_a_later_boot_silences_too():
     film = Film().up(step=7)
-    film.reports(1, plan=replace(_plan(film), epoch=Epoch(1, 3, 1)))
+    film.reports(1, plan=replace(_plan(film), world_id=WorldId(1, 3, 1)))
     assert film.report.why.startswith("sending no orders:")
     assert film.report.newer_term == 1
 

@@ -12,7 +12,7 @@ from lab.coordinator.reports import CLEAN, KILLED, SIGKILL, agent, raised
 from tests.coordinator.film import Film
 
 from ropeteam_trainer.contract.messages import AgentReport, RankPhase, RankReport
-from ropeteam_trainer.contract.world import Epoch, Plan, ProcessExit
+from ropeteam_trainer.contract.world import Plan, ProcessExit, WorldId
 from ropeteam_trainer.coordinator.membership import step as membership
 
 SLOTS = st.integers(0, 1)
@@ -38,11 +38,11 @@ class BadDay(RuleBasedStateMachine):
     @initialize(feature_level=st.integers(0, 2), limited=st.booleans())
     def begin(self, feature_level: int, limited: bool) -> None:
         self.film = Watched(feature_level=feature_level)
-        self.film.watch = self.epochs_grow_and_a_plan_has_every_slot
+        self.film.watch = self.world_ids_grow_and_a_plan_has_every_slot
         self.film.desired = replace(self.film.desired, allowance=BUDGET if limited else -1)
         self.limited, self.boot = limited, 0
-        self.plans: dict[Epoch, Plan] = {}
-        self.ends: dict[Epoch, dict[int, ProcessExit]] = {}
+        self.plans: dict[WorldId, Plan] = {}
+        self.ends: dict[WorldId, dict[int, ProcessExit]] = {}
         self.ghosts: dict[int, AgentReport] = {}
         """By slot: a former pod that may still run ranks, without proof of its end."""
         self.charged: set[str] = set()
@@ -97,7 +97,7 @@ class BadDay(RuleBasedStateMachine):
         report = self.film.agents[slot]
         if report.plan and not report.stopped:
             dead = tuple(replace(rank, phase=RankPhase.EXITED, exit=how) for rank in report.ranks)
-            self.ends.setdefault(report.plan.epoch, {}).update({rank.rank: how for rank in dead})
+            self.ends.setdefault(report.plan.world_id, {}).update({rank.rank: how for rank in dead})
             self.film.reports(slot, applied=False, ranks=dead, stopped=True)
 
     @rule(slot=SLOTS, step=st.integers(1, 50))
@@ -178,21 +178,21 @@ class BadDay(RuleBasedStateMachine):
         if self.limited and len(self.charged) > BUDGET:
             assert self.film.phase == "Failed"
 
-    def epochs_grow_and_a_plan_has_every_slot(self) -> None:
+    def world_ids_grow_and_a_plan_has_every_slot(self) -> None:
         world = self.film.state.world
         if world is None:
             return
         plan = world.plan
-        if plan.epoch not in self.plans:
-            assert all(plan.epoch > epoch for epoch in self.plans)
+        if plan.world_id not in self.plans:
+            assert all(plan.world_id > world_id for world_id in self.plans)
             assert [member.slot for member in plan.members] == [0, 1]
-            self.plans[plan.epoch] = plan
+            self.plans[plan.world_id] = plan
             self._nothing_older_may_live(plan)
-        assert self.plans[plan.epoch] == plan, "an epoch has one plan"
+        assert self.plans[plan.world_id] == plan, "a world has one plan"
 
     def _nothing_older_may_live(self, plan: Plan) -> None:
         for report in self.film.agents.values():
-            assert report.stopped, f"{report.plan} lives on while {plan.epoch} starts"
+            assert report.stopped, f"{report.plan} lives on while {plan.world_id} starts"
         assert self.film.feature_level >= 2 or not self.ghosts, "a former pod may still write"
 
     @invariant()
@@ -205,7 +205,7 @@ class BadDay(RuleBasedStateMachine):
         world = self.film.state.world
         if world is None or self.film.phase not in ("Completing", "Complete"):
             return
-        ends = self.ends[world.plan.epoch]
+        ends = self.ends[world.plan.world_id]
         assert sorted(ends) == [0, 1]
         assert CLEAN in ends.values()
         assert set(ends.values()) <= {CLEAN, ABORTED}
@@ -213,12 +213,12 @@ class BadDay(RuleBasedStateMachine):
     @invariant()
     def the_lineage_grows_by_grants_of_worlds_that_ran(self) -> None:
         lineage = self.film.report.lineage
-        assert all(ref.epoch in self.plans and ref.digest == f"digest-{ref.step}" for ref in lineage)
+        assert all(ref.world_id in self.plans and ref.digest == f"digest-{ref.step}" for ref in lineage)
         assert [ref.step for ref in lineage] == sorted({ref.step for ref in lineage}, reverse=True)
         grant, world = self.film.state.grant, self.film.state.world
         if grant:
             assert world is not None
-            assert grant.ref.epoch == world.plan.epoch
+            assert grant.ref.world_id == world.plan.world_id
             assert [file.name for file in grant.files] == ["rank-0.pt", "rank-1.pt"]
 
     @invariant()

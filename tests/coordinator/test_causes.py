@@ -1,4 +1,4 @@
-"""One incident per epoch, and its cause is the root, not the consequence that was seen first."""
+"""One incident per world, and its cause is the root, not the consequence that was seen first."""
 
 from __future__ import annotations
 

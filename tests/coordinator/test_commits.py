@@ -8,7 +8,7 @@ from lab.coordinator.reports import SIGKILL
 from tests.coordinator.film import Film
 
 from ropeteam_trainer.contract.messages import Shard, StoreOffer
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch
+from ropeteam_trainer.contract.world import CheckpointRef, WorldId
 
 
 def restores(film: Film) -> list[int]:
@@ -38,14 +38,14 @@ def test_a_grant_that_was_not_confirmed_is_tried_first():
     film.desires()
     _offer(film)
     assert film.phase == "Running"
-    assert film.sent_orders(0).grant is None, "no grant of an older epoch once the next one runs"
+    assert film.sent_orders(0).grant is None, "no grant of an older world once the next one runs"
     assert restores(film) == [20, 10]
 
 
 def test_what_was_restored_settles_an_unconfirmed_grant():
     film = _with_unconfirmed_grant()
     film.applies_orders()
-    film.reports(0, restored=CheckpointRef(20, Epoch(1, 0, 1), "late"))
+    film.reports(0, restored=CheckpointRef(20, WorldId(1, 0, 1), "late"))
     assert film.lineage == [(20, "late"), (10, "digest-10")]
     restart(film)
     assert restores(film) == [20, 10]
@@ -55,7 +55,7 @@ def test_a_grant_that_was_never_written_is_dropped():
     film = _with_unconfirmed_grant()
     film.applies_orders()
     film.reports(0, restored=film.report.lineage[0])
-    film.reports(0, committed=CheckpointRef(20, Epoch(1, 0, 1), "too-late"))
+    film.reports(0, committed=CheckpointRef(20, WorldId(1, 0, 1), "too-late"))
     assert film.lineage == [(10, "digest-10")]
     restart(film)
     assert restores(film) == [10]
@@ -63,14 +63,14 @@ def test_a_grant_that_was_never_written_is_dropped():
 
 def test_a_late_confirmation_counts_while_nobody_has_restored():
     film = _with_unconfirmed_grant()
-    film.reports(0, committed=CheckpointRef(20, Epoch(1, 0, 1), "late"))
+    film.reports(0, committed=CheckpointRef(20, WorldId(1, 0, 1), "late"))
     assert film.lineage == [(20, "late"), (10, "digest-10")]
 
 
 def test_the_digest_is_needed_to_count_as_written():
     film = Film(feature_level=2).up(step=10)
     film.saves(10)
-    film.reports(0, committed=CheckpointRef(10, film.epoch))
+    film.reports(0, committed=CheckpointRef(10, film.world_id))
     assert film.lineage == []
 
 
@@ -81,13 +81,13 @@ def test_checkpoints_that_did_not_verify_leave_the_lineage():
         film.saves(step)
         film.applies_orders()
     restart(film)
-    film.reports(0, restored=CheckpointRef(10, Epoch(1, 0, 1), "digest-10"))
+    film.reports(0, restored=CheckpointRef(10, WorldId(1, 0, 1), "digest-10"))
     assert film.lineage == [(10, "digest-10")]
 
 
 def test_a_checkpoint_named_in_status_is_reported_with_its_run():
     """Which status does not name."""
-    film, before = Film(feature_level=2), Epoch(7, 3, 9)
+    film, before = Film(feature_level=2), WorldId(7, 3, 9)
     film.desires(lineage=(CheckpointRef(20, before, "b"), CheckpointRef(10, before, "a")))
     film.up()
     film.reports(0, restored=CheckpointRef(10, before, "a", "run"))
@@ -100,13 +100,13 @@ def test_an_older_ancestor_than_we_know_becomes_the_lineage():
     film.saves(10)
     film.applies_orders()
     restart(film)
-    film.reports(0, restored=CheckpointRef(5, Epoch(1, 0, 1), "grandparent"))
+    film.reports(0, restored=CheckpointRef(5, WorldId(1, 0, 1), "grandparent"))
     assert film.lineage == [(5, "grandparent")]
 
 
 def test_a_new_job_adopts_what_its_first_world_went_on_from():
     film = Film(feature_level=2).up()
-    foreign = CheckpointRef(100, Epoch(7, 3, 9), "another-job")
+    foreign = CheckpointRef(100, WorldId(7, 3, 9), "another-job")
     film.reports(0, restored=foreign)
     assert film.lineage == [(100, "another-job")]
     film.reaches(110, base=100)
@@ -120,7 +120,7 @@ def test_a_new_job_adopts_what_its_first_world_went_on_from():
 
 def test_only_the_agent_of_rank_0_reports_the_restored_checkpoint():
     film = Film(feature_level=2).up()
-    film.reports(1, restored=CheckpointRef(100, Epoch(1, 0, 1), "x"))
+    film.reports(1, restored=CheckpointRef(100, WorldId(1, 0, 1), "x"))
     assert film.lineage == []
 
 
@@ -136,11 +136,11 @@ def test_a_world_that_began_from_nothing_has_no_past():
 
 def test_after_a_restore_of_etcd_what_was_left_does_not_come_back():
     """Status names 10 and 20; 20 was left long ago, and what is restored descends from 10."""
-    left, root = CheckpointRef(20, Epoch(1, 0, 1), "left"), CheckpointRef(10, Epoch(1, 0, 1), "root")
+    left, root = CheckpointRef(20, WorldId(1, 0, 1), "left"), CheckpointRef(10, WorldId(1, 0, 1), "root")
     film = Film(feature_level=2)
     film.desires(lineage=(left, root))
     film.up()
-    film.reports(0, restored=CheckpointRef(40, Epoch(1, 0, 3), "new"), ancestors=(root,))
+    film.reports(0, restored=CheckpointRef(40, WorldId(1, 0, 3), "new"), ancestors=(root,))
     assert film.lineage == [(40, "new"), (10, "root")]
 
 
@@ -169,12 +169,12 @@ def test_the_newest_complete_step_is_granted():
     assert film.lineage == [(30, "digest-30"), (10, "digest-10")]
 
 
-def test_shards_of_other_epochs_or_other_ranks_do_not_count():
+def test_shards_of_other_worlds_or_other_ranks_do_not_count():
     film = Film(feature_level=2).up(step=10)
-    mine = Shard(0, film.epoch, 10, ())
-    film.reports(0, shards=(mine, replace(mine, rank=1), replace(mine, rank=0, epoch=Epoch(1, 0, 9))))
+    mine = Shard(0, film.world_id, 10, ())
+    film.reports(0, shards=(mine, replace(mine, rank=1), replace(mine, rank=0, world_id=WorldId(1, 0, 9))))
     assert film.sent_orders(0).grant is None
-    film.reports(1, shards=(replace(mine, rank=1, epoch=Epoch(1, 0, 9)),))
+    film.reports(1, shards=(replace(mine, rank=1, world_id=WorldId(1, 0, 9)),))
     assert film.sent_orders(0).grant is None
     film.reports(1, shards=(replace(mine, rank=1),))
     assert film.sent_orders(0).grant is not None
@@ -194,10 +194,10 @@ def test_an_older_grant_of_the_agents_is_known_after_a_boot_but_never_a_committe
     film = Film(feature_level=2).up(step=10)
     film.saves(10)
     film.applies_orders()
-    film.reports(0, granted=CheckpointRef(10, film.epoch))
+    film.reports(0, granted=CheckpointRef(10, film.world_id))
     assert film.state.pending is None
-    film.reports(0, granted=CheckpointRef(20, film.epoch))
-    assert film.state.pending == CheckpointRef(20, film.epoch)
+    film.reports(0, granted=CheckpointRef(20, film.world_id))
+    assert film.state.pending == CheckpointRef(20, film.world_id)
 
 
 def _with_unconfirmed_grant() -> Film:
@@ -216,6 +216,6 @@ def _with_unconfirmed_grant() -> Film:
 
 def _offer(film: Film) -> None:
     """The agent of slot 0 offers the store, without carrying out the grant."""
-    epoch = film.sent_orders(0).host_store
-    assert epoch is not None
-    film.reports(0, store=StoreOffer(epoch, "10.0.0.1", 1))
+    world_id = film.sent_orders(0).host_store
+    assert world_id is not None
+    film.reports(0, store=StoreOffer(world_id, "10.0.0.1", 1))

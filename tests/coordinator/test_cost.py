@@ -64,7 +64,7 @@ def costs(workers: int) -> dict[str, int]:
     note("clock", membership.Tick())
     plan = film.agents[slot].plan
     assert plan is not None
-    shard = Shard(rank.rank, plan.epoch, 4, (ShardFile("x", 1, "00"),))
+    shard = Shard(rank.rank, plan.world_id, 4, (ShardFile("x", 1, "00"),))
     note("shard", reported(shards=(shard,)))
     note("asked to leave", reported(terminating=True))
     film.reports(slot, terminating=False)

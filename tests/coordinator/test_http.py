@@ -16,7 +16,7 @@ from tests.coordinator.conftest import Served
 from ropeteam_trainer.contract import codec, wire
 from ropeteam_trainer.contract.desired import Desired, JobReport, SlotDesired, WorldPhase
 from ropeteam_trainer.contract.messages import Progress
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch
+from ropeteam_trainer.contract.world import CheckpointRef, WorldId
 from ropeteam_trainer.coordinator import http as http_module
 from ropeteam_trainer.coordinator.membership import step as membership
 from ropeteam_trainer.coordinator.metrics import render
@@ -166,7 +166,7 @@ def test_a_checkpoint_that_is_not_known_has_no_age():
         not {"ropeteam_job_checkpoint_step", "ropeteam_job_checkpoint_timestamp_seconds"}
         & scraped(RUNNING).keys()
     )
-    ref = CheckpointRef(40, Epoch(1, 0, 1), "digest")
+    ref = CheckpointRef(40, WorldId(1, 0, 1), "digest")
     report = scraped(replace(RUNNING, lineage=(ref,), checkpoint_unix_ms=1_700_000_000_500))
     assert report["ropeteam_job_checkpoint_step"] == 40
     assert report["ropeteam_job_checkpoint_timestamp_seconds"] == 1_700_000_000.5

@@ -8,7 +8,7 @@ from lab.coordinator.reports import KILLED, after_orders
 from tests.coordinator.test_preserving import EVERYBODY, others, recovered, struck
 
 from ropeteam_trainer.contract.messages import AgentReport, RankPhase
-from ropeteam_trainer.contract.world import Epoch, Member, Plan
+from ropeteam_trainer.contract.world import Member, Plan, WorldId
 from ropeteam_trainer.coordinator.membership.state.world import World
 
 
@@ -36,7 +36,7 @@ def test_a_preserved_agent_that_has_not_received_the_plan_is_in_that_world():
         seen.reports(slot)
     assert (seen.phase, seen.state.world.plan) == ("Running", plan)
     seen.applies_orders()
-    assert {report.plan.epoch for report in seen.agents.values()} == {plan.epoch}
+    assert {report.plan.world_id for report in seen.agents.values()} == {plan.world_id}
 
 
 def test_after_a_restart_while_a_world_forms_preserved_ranks_stay_preserved():
@@ -50,7 +50,7 @@ def test_after_a_restart_while_a_world_forms_preserved_ranks_stay_preserved():
         seen.reports(slot)
     seen.applies_orders()
     plan = seen.sent_orders(0).plan
-    assert (plan.preserved, plan.server_generation) == (others(1), old.epoch)
+    assert (plan.preserved, plan.server_generation) == (others(1), old.world_id)
     assert all(exits(seen.agents[slot]) == [None] for slot in others(1)), "nobody was killed"
 
 
@@ -64,7 +64,7 @@ def test_a_plan_that_only_some_got_is_superseded_and_its_preserved_ranks_live():
     seen._apply_orders(0)
     assert seen.phase == "Running"
     seen.agents[0] = after_orders(seen.agents[0], seen.sent_orders(0))
-    assert seen.agents[1].plan.epoch.n == 1, "it has not got it"
+    assert seen.agents[1].plan.world_id.n == 1, "it has not got it"
     seen.reboots()
     seen.desires()
     for slot in EVERYBODY:
@@ -87,8 +87,8 @@ def test_ranks_are_those_of_a_world_only_if_pod_and_birth_are_the_same():
     """An agent that has not received yet that they were kept shows a plan from before."""
 
     def a_plan(n: int, pod: str, started_in: int | None) -> Plan:
-        member = Member(0, 1, pod, "10.0.0.1", 1, Epoch(1, 0, started_in) if started_in else None)
-        return Plan(Epoch(1, 0, n), 1, (member,), "10.0.0.1", 1)
+        member = Member(0, 1, pod, "10.0.0.1", 1, WorldId(1, 0, started_in) if started_in else None)
+        return Plan(WorldId(1, 0, n), 1, (member,), "10.0.0.1", 1)
 
     def has(pod: str, n: int, started_in: int | None) -> bool:
         report = AgentReport(0, 1, pod, "10.0.0.1", "job", 1, plan=a_plan(n, pod, started_in))

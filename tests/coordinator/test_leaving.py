@@ -7,7 +7,7 @@ from lab.coordinator.reports import CLEAN, SIGKILL
 from tests.coordinator.film import Film
 
 from ropeteam_trainer.contract.messages import Problem, RankPhase
-from ropeteam_trainer.contract.world import Cause, Epoch, FailReason, ProcessExit
+from ropeteam_trainer.contract.world import Cause, FailReason, ProcessExit, WorldId
 
 TERMINATED = ProcessExit(143, None, killed=True)
 
@@ -23,7 +23,7 @@ def test_a_suspended_job_saves_at_a_common_step_then_stops_and_stays():
     film = Film(feature_level=2).up(step=7)
     film.desires(drain=True)
     assert film.phase == "Draining"
-    assert film.sent_orders(0).pause == film.epoch
+    assert film.sent_orders(0).pause == film.world_id
     assert film.sent_orders(0).stop_at is None
     film.ranks(1, RankPhase.PAUSED, 7)
     assert film.sent_orders(0).stop_at == 8, "rank 0 may already be in step 8"
@@ -244,7 +244,7 @@ def test_drain_while_a_world_forms_and_while_one_is_stopped():
     assert film.phase == "Stopping"
     film.applies_orders()
     assert film.phase == "Drained"
-    assert film.epoch == Epoch(1, 0, 1), "no other world was formed"
+    assert film.world_id == WorldId(1, 0, 1), "no other world was formed"
 
 
 @pytest.mark.parametrize(("feature_level", "phase"), [(0, "Forming"), (1, "Forming"), (2, "Drained")])

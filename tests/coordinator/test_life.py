@@ -5,7 +5,7 @@ from __future__ import annotations
 from lab.coordinator.reports import CLEAN, SIGKILL, raised
 from tests.coordinator.film import Film
 
-from ropeteam_trainer.contract.world import Cause, Epoch
+from ropeteam_trainer.contract.world import Cause, WorldId
 
 
 def test_a_world_forms_when_every_slot_is_registered_and_the_store_is_held():
@@ -15,7 +15,7 @@ def test_a_world_forms_when_every_slot_is_registered_and_the_store_is_held():
     film.desires()
     assert film.phase == "Forming"
     assert film.report.why == "waiting for the agent of slot 1 to register"
-    assert film.sent_orders(0).host_store == Epoch(1, 0, 1)
+    assert film.sent_orders(0).host_store == WorldId(1, 0, 1)
     film.reports(1)
     assert film.sent_orders(1).host_store is None, "only the lowest slot holds the store"
     film.applies_orders(0)
@@ -33,10 +33,12 @@ def test_a_killed_rank_costs_one_incident_and_the_gang_restarts_in_place():
     assert film.phase == "Stopping"
     assert film.report.why == "ending the ranks of world 1.0.1, because Signal: rank 1 was killed by SIGKILL"
     assert film.sent_orders(0).plan is None
-    assert film.sent_orders(0).host_store == Epoch(1, 0, 2), "the next store is asked for in the same instant"
+    assert film.sent_orders(0).host_store == WorldId(1, 0, 2), (
+        "the next store is asked for in the same instant"
+    )
     film.applies_orders(0)
     assert film.phase == "Running"
-    assert film.epoch == Epoch(1, 0, 2)
+    assert film.world_id == WorldId(1, 0, 2)
     incident = film.incident
     assert (incident.id, incident.cause, incident.slot, incident.rank) == ("1.0.1", Cause.SIGNAL, 1, 1)
     assert (incident.charged, incident.final, incident.step) == (True, True, 7)
@@ -75,10 +77,10 @@ def test_completion_takes_all_ranks_then_an_acknowledgement_from_all_then_releas
     assert film.phase == "Running", "one clean end is no fault"
     film.exits(1, CLEAN)
     assert film.phase == "Completing"
-    assert (film.sent_orders(0).complete, film.sent_orders(0).release) == (film.epoch, False)
-    film.reports(0, completed=film.epoch)
+    assert (film.sent_orders(0).complete, film.sent_orders(0).release) == (film.world_id, False)
+    film.reports(0, completed=film.world_id)
     assert film.phase == "Completing"
-    film.reports(1, completed=film.epoch)
+    film.reports(1, completed=film.world_id)
     assert film.phase == "Complete"
     assert film.sent_orders(0).release
     assert film.sent_orders(1).release

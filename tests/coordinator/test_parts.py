@@ -11,7 +11,7 @@ from lab.coordinator.reports import SIGKILL, agent
 from tests.coordinator.film import Film
 
 from ropeteam_trainer.contract import VERSION, codec
-from ropeteam_trainer.contract.world import Cause, Epoch, Plan
+from ropeteam_trainer.contract.world import Cause, Plan, WorldId
 
 
 def filmed(workers: int = 3, **settings: Any) -> Film:
@@ -107,7 +107,7 @@ def test_a_plan_that_only_some_have_got_is_superseded():
         film.reports(slot)
     assert film.phase == "Stopping"
     film.applies_orders()
-    assert film.epoch == Epoch(1, 1, 1)
+    assert film.world_id == WorldId(1, 1, 1)
     assert film.report.incidents == ()
 
 

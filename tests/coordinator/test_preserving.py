@@ -37,7 +37,7 @@ def recovered(seen: Film) -> Plan:
     assert seen.phase == "Running"
     plan = seen.sent_orders(0).plan
     assert plan is not None
-    assert plan.epoch == seen.epoch
+    assert plan.world_id == seen.world_id
     return plan
 
 
@@ -57,9 +57,9 @@ def test_a_rank_dies_and_the_others_go_on(slot):
     plan = seen.sent_orders(0).plan
     assert seen.phase == "Running"
     assert plan.preserved == others(slot)
-    assert plan.epoch > old.epoch
-    assert {plan.started_in(other) for other in others(slot)} == {old.epoch}
-    assert (plan.started_in(slot), plan.server_generation) == (plan.epoch, old.epoch)
+    assert plan.world_id > old.world_id
+    assert {plan.started_in(other) for other in others(slot)} == {old.world_id}
+    assert (plan.started_in(slot), plan.server_generation) == (plan.world_id, old.world_id)
     assert seen.incident.slot == slot
     assert (seen.incident.steps_lost, len(seen.report.incidents)) == (0, 1)
 
@@ -169,7 +169,7 @@ def test_a_lost_server_sends_all_back_to_the_checkpoint(slot):
 
 def test_a_lost_worker_is_replaced_alone():
     seen = film()
-    old = seen.epoch
+    old = seen.world_id
     seen.falls_silent(2)
     seen.later(6)
     assert seen.phase == "Forming"
@@ -195,7 +195,7 @@ def test_a_terminating_worker_disturbs_nobody():
 
 def test_when_all_ranks_die_at_once_servers_still_go_on_from_memory():
     seen = film()
-    old = seen.epoch
+    old = seen.world_id
     seen.exits(0, SIGKILL)
     for slot in others(0):
         seen.exits(slot, SIGKILL)
@@ -213,7 +213,7 @@ def test_a_server_that_was_not_there_from_the_start_remembers_nothing():
     seen.applies_orders(4)
     seen.applies_orders(0, 1, 2, 3)
     assert seen.phase == "Running"
-    assert (seen.agents[3].plan.origin, seen.agents[4].plan.epoch.n) == (None, 1)
+    assert (seen.agents[3].plan.origin, seen.agents[4].plan.world_id.n) == (None, 1)
     seen.exits(0, SIGKILL)
     assert [seen.sent_orders(slot).plan for slot in EVERYBODY] == [None] * 5
 
@@ -261,7 +261,7 @@ def test_the_same_error_again_is_the_scripts_though_others_make_steps():
 
 
 def lineage(seen: Film) -> list[tuple[int, str]]:
-    return [(ref.step, str(ref.epoch)) for ref in seen.report.lineage]
+    return [(ref.step, str(ref.world_id)) for ref in seen.report.lineage]
 
 
 def test_the_first_server_alone_saves():
@@ -276,13 +276,13 @@ def test_the_first_server_alone_saves():
     assert lineage(seen) == [(8, "1.0.1")]
 
 
-def test_a_preserved_chief_continues_to_save_under_its_own_epoch():
+def test_a_preserved_chief_continues_to_save_under_its_own_world():
     seen = struck(1)
     saves_as_started(seen, 11)
     seen.applies_orders(3)
     assert (seen.phase, lineage(seen)) == ("Forming", [(11, "1.0.1")])
     seen.applies_orders()
-    assert seen.epoch.n == 2
+    assert seen.world_id.n == 2
     saves_as_started(seen, 12)
     seen.applies_orders()
     assert lineage(seen) == [(12, "1.0.1"), (11, "1.0.1")]
@@ -293,7 +293,7 @@ def test_a_grant_outlives_a_plan_that_keeps_the_chief():
     saves_as_started(seen, 11)
     seen.exits(1, SIGKILL)
     seen.applies_orders(0, 1, 2, 4)
-    assert seen.epoch.n == 2
+    assert seen.world_id.n == 2
     assert seen.sent_orders(3).grant.ref == CheckpointRef(11, seen.state.world.plan.server_generation)
     seen.applies_orders()
     assert lineage(seen) == [(11, "1.0.1")]
@@ -305,7 +305,7 @@ def test_a_grant_that_is_being_written_is_not_overtaken_by_the_next():
         saves_as_started(seen, step)
     seen.exits(1, SIGKILL)
     seen.applies_orders(0, 1, 2, 4)
-    assert (seen.epoch.n, seen.sent_orders(3).grant.ref.step) == (2, 11)
+    assert (seen.world_id.n, seen.sent_orders(3).grant.ref.step) == (2, 11)
     seen.applies_orders()
     assert lineage(seen) == [(12, "1.0.1"), (11, "1.0.1")]
 
@@ -313,12 +313,12 @@ def test_a_grant_that_is_being_written_is_not_overtaken_by_the_next():
 def test_what_was_being_written_when_the_chief_died_counts_for_a_line_that_goes_on():
     seen = struck(3)
     seen.applies_orders()
-    assert seen.epoch.n == 2
+    assert seen.world_id.n == 2
     seen.reports(3, committed=CheckpointRef(11, seen.state.world.plan.server_generation, "d1"))
     assert lineage(seen) == [(11, "1.0.1")]
 
 
-def test_a_chief_that_is_back_saves_under_its_new_epoch():
+def test_a_chief_that_is_back_saves_under_its_new_world():
     seen = struck(3)
     seen.applies_orders()
     saves_as_started(seen, 12)
@@ -328,7 +328,7 @@ def test_a_chief_that_is_back_saves_under_its_new_epoch():
 
 def test_only_the_chiefs_agent_reports_where_it_resumed():
     seen = Film(workers=3, servers=2, feature_level=3)
-    before = CheckpointRef(5, replace(seen.state.next_epoch, n=9), "d")
+    before = CheckpointRef(5, replace(seen.state.next_world_id, n=9), "d")
     seen.desired = replace(seen.desired, lineage=(before,))
     seen.up(step=10)
     seen.reports(0, restored=before)
@@ -338,11 +338,11 @@ def test_only_the_chiefs_agent_reports_where_it_resumed():
 
 
 def saves_as_started(seen: Film, step: int) -> None:
-    """As the film's `saves`, but under the epoch that started the chief."""
+    """As the film's `saves`, but under the world that started the chief."""
     seen.saves(step, 3)
     report = seen.agents[3]
     started_in = report.plan.started_in(3)
-    seen.reports(3, shards=tuple(replace(shard, epoch=started_in) for shard in report.shards))
+    seen.reports(3, shards=tuple(replace(shard, world_id=started_in) for shard in report.shards))
 
 
 # ---- a server leaves
@@ -353,7 +353,7 @@ def test_when_a_server_leaves_all_stop_where_the_first_worker_waits():
     seen.reports(4, terminating=True)
     seen.later(1.1)
     assert seen.phase == "Draining"
-    assert all(seen.sent_orders(slot).pause == seen.epoch for slot in EVERYBODY)
+    assert all(seen.sent_orders(slot).pause == seen.world_id for slot in EVERYBODY)
     seen.ranks(3, RankPhase.PAUSED, 11)
     for slot, step in zip(WORKERS, (12, 15, 11), strict=True):
         assert seen.state.world.stop_at is None, "some have not said yet where they are"

@@ -10,13 +10,13 @@ from lab.coordinator.reports import JOB_UID, config
 
 from ropeteam_trainer.contract.desired import Desired, SlotDesired
 from ropeteam_trainer.contract.messages import AgentReport, Problem, RankPhase, RankReport, Shard, StoreOffer
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch, FailReason, Member, Plan, ProcessExit
+from ropeteam_trainer.contract.world import CheckpointRef, FailReason, Member, Plan, ProcessExit, WorldId
 from ropeteam_trainer.coordinator.membership import step as membership
 
 SMALL = st.integers(0, 3)
 UIDS = st.sampled_from(["a", "b", ""])
-EPOCHS = st.builds(Epoch, st.just(1), st.integers(0, 1), SMALL)
-REFS = st.builds(CheckpointRef, SMALL, EPOCHS, UIDS)
+WORLD_IDS = st.builds(WorldId, st.just(1), st.integers(0, 1), SMALL)
+REFS = st.builds(CheckpointRef, SMALL, WORLD_IDS, UIDS)
 EXITS = st.builds(
     ProcessExit,
     st.sampled_from([None, 0, 1, 42]),
@@ -28,17 +28,17 @@ MEMBERS = st.builds(
     Member, st.integers(0, 2), st.integers(1, 2), UIDS, st.just("10.0.0.1"), st.integers(0, 2)
 )
 PLANS = st.one_of(
-    st.builds(Plan, EPOCHS, SMALL, st.lists(MEMBERS, max_size=3).map(tuple), st.just("h"), st.just(1)),
+    st.builds(Plan, WORLD_IDS, SMALL, st.lists(MEMBERS, max_size=3).map(tuple), st.just("h"), st.just(1)),
     st.builds(
-        lambda epoch, uids: Plan(
-            epoch, 1, tuple(Member(slot, 1, uid, "h", 1) for slot, uid in enumerate(uids)), "h", 1
+        lambda world_id, uids: Plan(
+            world_id, 1, tuple(Member(slot, 1, uid, "h", 1) for slot, uid in enumerate(uids)), "h", 1
         ),
-        EPOCHS,
+        WORLD_IDS,
         st.tuples(UIDS, UIDS),
     ),
 )
 RANKS = st.builds(RankReport, st.integers(-1, 2), st.sampled_from(RankPhase), SMALL, SMALL, st.none() | EXITS)
-SHARDS = st.builds(Shard, st.integers(-1, 2), EPOCHS, SMALL, st.just(()))
+SHARDS = st.builds(Shard, st.integers(-1, 2), WORLD_IDS, SMALL, st.just(()))
 REPORTS = st.builds(
     AgentReport,
     slot=st.integers(-1, 2),
@@ -51,13 +51,13 @@ REPORTS = st.builds(
     plan=st.none() | PLANS,
     stopped=st.booleans(),
     ranks=st.lists(RANKS, max_size=3).map(tuple),
-    store=st.none() | st.builds(StoreOffer, EPOCHS, st.just("h"), st.just(1)),
+    store=st.none() | st.builds(StoreOffer, WORLD_IDS, st.just("h"), st.just(1)),
     shards=st.lists(SHARDS, max_size=3).map(tuple),
     committed=st.none() | REFS,
     granted=st.none() | REFS,
     restored=st.none() | REFS,
     terminating=st.booleans(),
-    completed=st.none() | EPOCHS,
+    completed=st.none() | WORLD_IDS,
     problem=st.none() | st.just(Problem(FailReason.INVALID_SPEC, "x")),
 )
 FIELDS = st.builds(SlotDesired, st.integers(0, 2), UIDS, st.booleans(), st.booleans())
@@ -107,7 +107,7 @@ def test_nonsense_upon_a_running_world_is_taken(steps: list[tuple[float, members
     slots = {str(slot): SlotDesired(1, "a") for slot in (0, 1)}
     events: list[membership.Event] = [membership.DesiredReceived(Desired(0, 0, 1, slots, allowance=5))]
     for slot in (0, 1):
-        report = AgentReport(slot, 1, "a", "10.0.0.1", JOB_UID, 1, store=StoreOffer(Epoch(1, 0, 1), "h", 1))
+        report = AgentReport(slot, 1, "a", "10.0.0.1", JOB_UID, 1, store=StoreOffer(WorldId(1, 0, 1), "h", 1))
         events.append(membership.ReportReceived(report))
     for event in events:
         state = membership.step(state, event, now, 0)

@@ -9,7 +9,7 @@ from lab.coordinator.reports import SIGKILL, agent
 from tests.coordinator.film import Film
 
 from ropeteam_trainer.contract.messages import AgentReport, StoreOffer
-from ropeteam_trainer.contract.world import Cause, Epoch
+from ropeteam_trainer.contract.world import Cause, WorldId
 from ropeteam_trainer.coordinator.membership import step as membership
 
 
@@ -121,11 +121,11 @@ def test_from_feature_level_2_on_a_replacement_starts_at_once():
     assert film.phase == "Running"
 
 
-def test_only_the_store_of_the_next_epoch_counts():
+def test_only_the_store_of_the_next_world_counts():
     film = Film()
     film.desires()
     film.reports(1)
-    film.reports(0, store=StoreOffer(Epoch(1, 0, 7), "10.0.0.1", 1))
+    film.reports(0, store=StoreOffer(WorldId(1, 0, 7), "10.0.0.1", 1))
     assert film.report.why == "waiting for the store of world 1.0.1 in slot 0"
 
 

@@ -15,7 +15,7 @@ from tests.coordinator.conftest import Served
 from ropeteam_trainer.contract import OLDEST, VERSION, codec, wire
 from ropeteam_trainer.contract.desired import Desired, SlotDesired
 from ropeteam_trainer.contract.messages import LEASE, RankPhase, Shard
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+from ropeteam_trainer.contract.world import CheckpointRef, ShardFile, WorldId
 from ropeteam_trainer.coordinator import server
 
 DESIRED = Desired(1, 1, 1, {str(slot): SlotDesired(1, f"pod-{slot}-1") for slot in (0, 1)}, allowance=5)
@@ -34,7 +34,7 @@ async def test_two_agents_form_a_world_and_a_killed_rank_brings_the_next(served:
     await wait_until_async("agent 1 has the next plan", lambda: agents[1].report.plan != first)
     report = await get_status(served.http)
     assert report.phase.value == "Running"
-    assert [incident.id for incident in report.incidents] == [str(first.epoch)]
+    assert [incident.id for incident in report.incidents] == [str(first.world_id)]
     assert served.logged("phase=Running world=1.0.2")
     for each in agents:
         await each.stop()
@@ -191,7 +191,7 @@ async def test_when_the_coordinator_stops_its_connections_end(served: Served):
 
 async def test_orders_that_do_not_fit_into_a_frame_end_the_connection(served: Served, monkeypatch):
     monkeypatch.setattr(wire, "MAX_BODY", 2000)
-    lineage = tuple(CheckpointRef(step, Epoch(1, 0, 1), "f" * 900) for step in (30, 20, 10))
+    lineage = tuple(CheckpointRef(step, WorldId(1, 0, 1), "f" * 900) for step in (30, 20, 10))
     await put_desired(served.http, replace(DESIRED, lineage=lineage))
     link = await Link().connect(served.agents)
     link.send(agent(0))
@@ -210,7 +210,7 @@ async def test_a_grant_of_more_files_than_a_frame_holds_reaches_the_leading_agen
     assert plan is not None
     for slot, each in enumerate(agents):
         files = tuple(ShardFile(f"__{slot}_{n}.distcp", 1, "f" * 64) for n in range(5_000))
-        each.change(shards=(Shard(slot, plan.epoch, 10, files),))
+        each.change(shards=(Shard(slot, plan.world_id, 10, files),))
     await wait_until_async("the checkpoint is committed", lambda: agents[0].report.committed is not None)
     (granted,) = {orders.grant for orders in agents[0].seen if orders.grant}
     assert len(granted.files) == 10_000

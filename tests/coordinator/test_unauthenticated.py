@@ -14,7 +14,7 @@ from tests.coordinator.conftest import Served
 from ropeteam_trainer.contract import codec, wire
 from ropeteam_trainer.contract.desired import Desired, SlotDesired
 from ropeteam_trainer.contract.messages import AgentReport, Shard
-from ropeteam_trainer.contract.world import Epoch, ShardFile
+from ropeteam_trainer.contract.world import ShardFile, WorldId
 from ropeteam_trainer.coordinator import server
 
 DESIRED = Desired(1, 1, 1, {str(slot): SlotDesired(1, f"pod-{slot}-1") for slot in (0, 1)}, allowance=5)
@@ -24,7 +24,7 @@ LONGEST = struct.pack(">I", wire.MAX_BODY) + b"x" * wire.MAX_BODY
 
 def long_report() -> AgentReport:
     files = tuple(ShardFile(f"__0_{n}.distcp", 1, "f" * 64) for n in range(6_000))
-    return replace(agent(0), shards=(Shard(0, Epoch(1, 0, 1), 10, files),))
+    return replace(agent(0), shards=(Shard(0, WorldId(1, 0, 1), 10, files),))
 
 
 async def registered(served: Served, report: AgentReport) -> None:

@@ -28,10 +28,10 @@ def test_a_world_of_old_agents_is_adopted_and_goes_on_after_a_fault():
     film.desires()
     film.reports(0)
     film.reports(1)
-    assert (film.phase, str(film.epoch)) == ("Running", "1.0.1")
+    assert (film.phase, str(film.world_id)) == ("Running", "1.0.1")
     film.exits(1, SIGKILL)
     film.applies_orders()
-    assert (film.phase, str(film.epoch)) == ("Running", "1.1.1")
+    assert (film.phase, str(film.world_id)) == ("Running", "1.1.1")
     plan = film.sent_orders(1).plan
     assert plan is not None
     assert (plan.whole, len(plan.members)) == (None, 2), "an old agent wants all members"
@@ -63,7 +63,7 @@ def test_a_part_and_the_whole_of_a_plan_are_of_one_world_in_any_order():
     film.desires()
     for slot in (1, 2, 0):
         film.reports(slot)
-    assert (film.phase, str(film.epoch)) == ("Running", "1.0.1")
+    assert (film.phase, str(film.world_id)) == ("Running", "1.0.1")
 
 
 def test_an_operator_claims_no_more_than_a_coordinator_of_the_release_before_takes():

@@ -33,7 +33,7 @@ from ropeteam_trainer.contract.desired import (
     WorldPhase,
 )
 from ropeteam_trainer.contract.messages import Problem, Progress
-from ropeteam_trainer.contract.world import Cause, CheckpointRef, Epoch, FailReason, ProcessExit
+from ropeteam_trainer.contract.world import Cause, CheckpointRef, FailReason, ProcessExit, WorldId
 
 small = st.integers(0, 3)
 times = st.none() | st.integers(-4000, 100).map(lambda seconds: NOON + timedelta(seconds=seconds))
@@ -41,7 +41,7 @@ moments = times.filter(lambda time: time is not None)
 ages = st.sampled_from([0.0, 59.0, 60.0, 1e6])
 uids = st.sampled_from(["", "uid-1", "uid-2", "uid-3", "uid-4"])
 texts = st.sampled_from(["", "Evicted", "OOMKilled", "ImagePullBackOff", "CreateContainerError", "x" * 5000])
-epochs = st.builds(Epoch, small, small, small)
+world_ids = st.builds(WorldId, small, small, small)
 texts = st.sampled_from(["", "1.0.1", "1.0.2", "2.1.1", "nonsense", "pod-0-1", "pod-1-2"])
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=3),
@@ -231,7 +231,7 @@ reports = st.builds(
         loss=texts,
         samples_per_second=st.floats(allow_nan=False, allow_infinity=False),
     ),
-    lineage=st.lists(st.builds(CheckpointRef, st.integers(-1, 3), epochs), max_size=12).map(tuple),
+    lineage=st.lists(st.builds(CheckpointRef, st.integers(-1, 3), world_ids), max_size=12).map(tuple),
     incidents=st.lists(reported_incidents, max_size=4, unique_by=lambda each: each.id).map(tuple),
     replacement_requests=st.lists(
         st.builds(

@@ -26,9 +26,9 @@ from ropeteam.core.seen.bounds import HIGHEST_COUNT, LONGEST_TEXT, OutOfBounds, 
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.desired import JobReport, RecoveryTimes, ReplacementRequest, SlotReport
 from ropeteam_trainer.contract.messages import Problem, ProcessGroup, Progress
-from ropeteam_trainer.contract.world import Cause, CheckpointRef, Epoch, FailReason, ProcessExit
+from ropeteam_trainer.contract.world import Cause, CheckpointRef, FailReason, ProcessExit, WorldId
 
-REPORT = a_report(a_job(), lineage=(CheckpointRef(1, Epoch(1, 0, 1)),), incidents=(an_incident(),))
+REPORT = a_report(a_job(), lineage=(CheckpointRef(1, WorldId(1, 0, 1)),), incidents=(an_incident(),))
 HUGE = 2**63 - 1
 FULL = replace(
     REPORT,
@@ -104,7 +104,7 @@ def with_incident(**fields: Any) -> JobReport:
         (replace(REPORT, slots={"0": SlotReport(HUGE, "u")}), f"slots.0.incarnation is {HUGE}, 0 to"),
         (replace(REPORT, slots={"0": SlotReport(1, "u" * 65)}), "slots.0.pod_uid has 65 characters"),
         (replace(REPORT, newer_term=HIGHEST_COUNT + 1), "newer_term is 2147483648, 0 to 2147483647"),
-        (replace(REPORT, epoch=Epoch(1, 0, HUGE)), "epoch.n is"),
+        (replace(REPORT, world_id=WorldId(1, 0, HUGE)), "world_id.n is"),
         (replace(REPORT, term=-1), "term is -1, 0 to"),
     ],
 )

@@ -23,7 +23,7 @@ from tests.builders import (
 from ropeteam.core.decide import decide
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.messages import Progress
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch
+from ropeteam_trainer.contract.world import CheckpointRef, WorldId
 
 CHECKPOINT = {"volume": {"nfs": {"server": "s", "path": "/"}}, "path": "run/1"}
 
@@ -123,7 +123,7 @@ def test_whatever_else_changes_is_written_at_once(change: Change) -> None:
 
 
 def lineage(*steps: int, run: str = "uid-1") -> Change:
-    refs = tuple(CheckpointRef(step, Epoch(1, 0, 1), f"sha-{step}", run) for step in steps)
+    refs = tuple(CheckpointRef(step, WorldId(1, 0, 1), f"sha-{step}", run) for step in steps)
     return reporting(lineage=refs)
 
 
@@ -157,7 +157,7 @@ def test_a_lineage_is_never_forgotten_because_a_coordinator_has_just_booted() ->
         assert checkpoint.step == 20
 
 
-seen_waiting = reporting(phase=WorldPhase.WAITING, lineage=(CheckpointRef(10, Epoch(1, 0, 1)),))
+seen_waiting = reporting(phase=WorldPhase.WAITING, lineage=(CheckpointRef(10, WorldId(1, 0, 1)),))
 
 
 def test_a_saved_checkpoint_that_cannot_be_read_is_not_sent() -> None:

@@ -36,7 +36,7 @@ class BadDay(RuleBasedStateMachine):
         super().__init__()
         self.cluster = FakeCluster(a_job(WORKERS, recovery={"maxFailures": 3, "windowSeconds": 604_800}))
         self.before = JobStatus()
-        self.epochs = 0
+        self.worlds = 0
 
     @initialize(started=st.booleans())
     def begin(self, started: bool) -> None:
@@ -64,9 +64,9 @@ class BadDay(RuleBasedStateMachine):
 
     @rule(cause=st.sampled_from([Cause.ERROR, Cause.SIGNAL, Cause.AGENT_LOST]), slot=places)
     def a_world_ends(self, cause: Cause, slot: int) -> None:
-        self.epochs += 1
+        self.worlds += 1
         incident = an_incident(
-            cause, slot, n=self.epochs, unix_ms=int(self.cluster.scene.now.timestamp() * 1000)
+            cause, slot, n=self.worlds, unix_ms=int(self.cluster.scene.now.timestamp() * 1000)
         )
         self.cluster.incidents = (*self.cluster.incidents, incident)[-10:]
 

@@ -28,11 +28,11 @@ from ropeteam_trainer.checkpoint.saving import Checkpoints
 from ropeteam_trainer.checkpoint.writer import ShardWriter
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume, WorkerConfig
 from ropeteam_trainer.contract.messages import Grant
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+from ropeteam_trainer.contract.world import CheckpointRef, ShardFile, WorldId
 from ropeteam_trainer.rank.agentlink import NoAgent
 from ropeteam_trainer.rank.world import World
 
-EPOCH, KEEP, STEPS = Epoch(1, 0, 1), 2, (10, 20, 30)
+WORLD_ID, KEEP, STEPS = WorldId(1, 0, 1), 2, (10, 20, 30)
 ALONE = World(0, 1, torch.device("cpu"))
 Files = dict[str, bytes]
 
@@ -50,7 +50,7 @@ class Story(NamedTuple):
 def plan(directory: Path, *restore: CheckpointRef, known: bool) -> RankPlan:
     texts = tuple(ref_text(ref) for ref in restore)
     config = CheckpointConfig(str(directory), keep=KEEP)
-    return RankPlan(str(EPOCH), texts, known, config, Resume.LATEST, None, "job", "")
+    return RankPlan(str(WORLD_ID), texts, known, config, Resume.LATEST, None, "job", "")
 
 
 def settings_in(directory: Path) -> WorkerConfig:
@@ -67,11 +67,11 @@ def under_an_agent(directory: Path) -> Story:
         held = claim(settings, "pod", a_plan(1)).held
         for step in STEPS:
             shards: dict[int, tuple[ShardFile, ...]] = {}
-            writer = ShardWriter(directory, EPOCH, ALONE, shards.__setitem__, "uid")
+            writer = ShardWriter(directory, WORLD_ID, ALONE, shards.__setitem__, "uid")
             state = TrainingState({"model.w": torch.full((8,), float(step))})
             writer.start(step, state, {"state.pt": {"step": step}, "rank-0.pt": {}})
             writer.wait()
-            ref = CheckpointRef(step, EPOCH, run="uid")
+            ref = CheckpointRef(step, WORLD_ID, run="uid")
             grant = Grant(ref, 1, shards[step], lineage[0] if lineage else None)
             recording.note(grant.ref)
             ref = write_manifest(settings, held, grant)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from lab.coordinator.reports import SIGKILL
-from tests.agent.life import Life, a_plan, epoch
+from tests.agent.life import Life, a_plan, world_id
 from tests.builders import a_running_job, force_deleted
 from tests.coordinator.film import Film
 
@@ -63,17 +63,17 @@ def test_a_rank_that_was_killed():
 
 def _orders(film: Film) -> tuple[WorldPhase, set[str | None]]:
     plans = [orders.plan for slot in range(3) if (orders := film.orders(slot))]
-    return film.state.phase, {str(plan.epoch) if plan else None for plan in plans}
+    return film.state.phase, {str(plan.world_id) if plan else None for plan in plans}
 
 
 def test_an_agent_that_is_fenced():
     life = Life(processes=1, timeouts=Timeouts(fence=120), checkpoint=None).receives(LinkUp())
     life.ordered(plan=a_plan(1, processes=1)).did_a(StartRanks)
-    life.receives(RanksStarted(epoch(1))).wait(30)
+    life.receives(RanksStarted(world_id(1))).wait(30)
     life.ordered(plan=None).did_a(KillRanks)
     assert life.wait(0.1).ordered(plan=a_plan(2, processes=1)).did == ()
-    assert life.wait(0.3).died(0, n=1).did_a(StartRanks).plan.epoch == epoch(2)
-    life.receives(RanksStarted(epoch(2))).wait(9.6)
+    assert life.wait(0.3).died(0, n=1).did_a(StartRanks).plan.world_id == world_id(2)
+    life.receives(RanksStarted(world_id(2))).wait(9.6)
     assert life.unanswered(119).did == ()
     life.unanswered(1).did_a(KillRanks)
 

@@ -16,7 +16,7 @@ from tools import techniques
 from ropeteam.api.job import TrainingJobSpec
 from ropeteam.api.rules.validate import validate
 from ropeteam.api.strategy import Strategy, of_contract
-from ropeteam_trainer.contract.world import Epoch
+from ropeteam_trainer.contract.world import WorldId
 from ropeteam_trainer.recipes import char_gpt
 
 FOLDER = techniques.FOLDER
@@ -50,7 +50,7 @@ def test_a_pipeline_takes_every_batch_of_the_recipe(name: str, tmp_path: Path):
     spec = TrainingJobSpec.model_validate(manifest["spec"])
     assert spec.strategy
     (tmp_path / "text").write_text("the quick brown fox jumps over the lazy dog " * 455)
-    agent = FakeAgent(tmp_path, spec.workers, None, Epoch(1, 0, 1))
+    agent = FakeAgent(tmp_path, spec.workers, None, WorldId(1, 0, 1))
     options = ["--text", str(tmp_path / "text"), "--epochs", "1"]
     ended = RankGroup(tmp_path / "group", spec.workers).run(
         char_gpt.__file__, *options, agent=agent, strategy=of_contract(spec.strategy)

@@ -47,7 +47,7 @@ def pod_of(cluster: Cluster, name: str, slot: int) -> dict[str, Any]:
 
 
 def wait_again(folder: Path, rank: int, before: list[str]) -> str:
-    """The epoch that this rank makes steps in, once it is not one of `before`."""
+    """The world that this rank makes steps in, once it is not one of `before`."""
     return wait_until(f"rank {rank} is back", lambda: [e for e in worlds(folder, rank) if e not in before])[
         -1
     ]

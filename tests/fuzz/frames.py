@@ -22,7 +22,7 @@ from typing import Any
 
 from lab.coordinator.link import TOKEN
 from lab.coordinator.reports import agent, config, raised
-from tests.agent.life import Life, epoch
+from tests.agent.life import Life, world_id
 from tests.fuzz import mutations
 from tests.fuzz.campaign import Attempt, Campaign
 
@@ -41,7 +41,7 @@ from ropeteam_trainer.contract.messages import (
     Shard,
     StoreOffer,
 )
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch, FailReason, Member, Plan, ShardFile
+from ropeteam_trainer.contract.world import CheckpointRef, FailReason, Member, Plan, ShardFile, WorldId
 from ropeteam_trainer.coordinator.log import Log
 from ropeteam_trainer.coordinator.metrics import render
 from ropeteam_trainer.coordinator.server import AgentConnection, Coordinator, listen
@@ -50,34 +50,34 @@ _BETWEEN = b"\0|\0"
 _WITH_TOKEN, _OLDER, _OTHER_TOKEN, _ALTERED, _UNAUTHENTICATED = b"T", b"O", b"W", b"A", b"S"
 _WAYS = (*(_WITH_TOKEN,) * 6, _OLDER, _OTHER_TOKEN, _ALTERED, _UNAUTHENTICATED)
 DESIRED = Desired(1, 1, 1, {str(slot): SlotDesired(1, f"pod-{slot}-1") for slot in (0, 1)}, allowance=5)
-REF, FILE = CheckpointRef(3, Epoch(1, 0, 1), "d" * 64, "run"), ShardFile("__0_0.distcp", 9, "f" * 64)
+REF, FILE = CheckpointRef(3, WorldId(1, 0, 1), "d" * 64, "run"), ShardFile("__0_0.distcp", 9, "f" * 64)
 
 
 @cache
 def reports() -> tuple[Any, ...]:
     """Of an agent that registers, trains, has saved, and lost a rank."""
     members = tuple(Member(slot, 1, f"pod-{slot}-1", f"10.0.0.{slot + 1}", 1) for slot in (0, 1))
-    plan = Plan(Epoch(1, 0, 1), 1, members, "10.0.0.1", 29500, (REF,))
+    plan = Plan(WorldId(1, 0, 1), 1, members, "10.0.0.1", 29500, (REF,))
     first = agent(0, contract=LEASES, number=1)
     trains = replace(
         first,
         plan=plan,
         stopped=False,
         ranks=(RankReport(0, RankPhase.RUNNING, 7, 4),),
-        store=StoreOffer(plan.epoch, "10.0.0.1", 29500),
+        store=StoreOffer(plan.world_id, "10.0.0.1", 29500),
         feature_level=2,
         restored=REF,
         ancestors=(REF,),
     )
-    saved = replace(trains, shards=(Shard(0, plan.epoch, 10, (FILE,)),), granted=REF, committed=REF)
+    saved = replace(trains, shards=(Shard(0, plan.world_id, 10, (FILE,)),), granted=REF, committed=REF)
     lost = replace(
         trains,
         stopped=True,
         ranks=(RankReport(0, RankPhase.EXITED, 7, 4, raised()),),
         problem=Problem(FailReason.CHECKPOINT_NOT_WRITABLE, "no space", transient=True),
         terminating=True,
-        superseded=Epoch(2, 0, 1),
-        completed=plan.epoch,
+        superseded=WorldId(2, 0, 1),
+        completed=plan.world_id,
     )
     return tuple(
         codec.to_plain(each) for each in (first, trains, saved, lost, replace(trains, plan=plan.part(0)))
@@ -288,7 +288,7 @@ async def _ranks() -> AsyncIterator[Attempt]:
                     ended.append("taken" if rank_socket._buffers else "refused")
                 rank_socket.drain()
         for each in received:
-            life.receives(RankMessage(epoch(1), 0, each))
+            life.receives(RankMessage(world_id(1), 0, each))
         life.wait(1)
         codec.encode(life.died(0, 1).report)
         agent_metrics.render(life.state, agent_metrics.count({}, life.state), 0.0)

@@ -35,7 +35,7 @@ from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST, METADATA, M
 from ropeteam_trainer.checkpoint.decisions.restore import choose
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+from ropeteam_trainer.contract.world import CheckpointRef, ShardFile, WorldId
 
 _BETWEEN = b"\n\n"
 _HEAD = {"apiVersion": "ropeteam.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "good"}}
@@ -155,8 +155,8 @@ def saved() -> dict[str, Any]:
     files = tuple(
         ShardFile(name, 1, "f" * 64) for name in (METADATA, "__0_0.distcp", "state.pt", "rank-0.pt")
     )
-    parent = CheckpointRef(3, Epoch(1, 0, 1), "d" * 64, "run")
-    plain: dict[str, Any] = codec.to_plain(Manifest(5, Epoch(1, 0, 2), 1, "job", "", files, parent))
+    parent = CheckpointRef(3, WorldId(1, 0, 1), "d" * 64, "run")
+    plain: dict[str, Any] = codec.to_plain(Manifest(5, WorldId(1, 0, 2), 1, "job", "", files, parent))
     return plain
 
 
@@ -193,7 +193,7 @@ async def _checkpoints() -> AsyncIterator[Attempt]:
         yield attempt
 
 
-PLACES = tuple(CheckpointKey(Epoch(1, 0, n), 10 * n) for n in range(1, 7))
+PLACES = tuple(CheckpointKey(WorldId(1, 0, n), 10 * n) for n in range(1, 7))
 
 
 def draw_journal(chance: Random) -> bytes:
@@ -218,7 +218,7 @@ def draw_journal(chance: Random) -> bytes:
 
 @asynccontextmanager
 async def _journals() -> AsyncIterator[Attempt]:
-    held = Held(journal.Claim(Epoch(1, 0, 9), "pod"), frozenset(PLACES))
+    held = Held(journal.Claim(WorldId(1, 0, 9), "pod"), frozenset(PLACES))
     refs = tuple(CheckpointRef(place.step, place.world_id, f"d{place.step}") for place in PLACES)
 
     async def attempt(case: bytes) -> list[str]:

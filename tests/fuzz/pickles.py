@@ -40,14 +40,14 @@ from torch.distributed.checkpoint.metadata import (
 
 from ropeteam_trainer.checkpoint import reader
 from ropeteam_trainer.checkpoint.decisions.manifest import METADATA
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+from ropeteam_trainer.contract.world import CheckpointRef, ShardFile, WorldId
 
 _PERMITTED = frozenset(
     {"pickle.find_class", "object.__getattr__", "object.__setattr__", "open", "sys.excepthook"}
 )
 """The last: Python prints a SystemError of its own where it finds no room for a bytearray."""
 _MOST = 2 << 30
-REF, FOLDER = CheckpointRef(5, Epoch(1, 0, 2)), "step-5/1.0.2"
+REF, FOLDER = CheckpointRef(5, WorldId(1, 0, 2)), "step-5/1.0.2"
 _DCP = "torch.distributed.checkpoint"
 NAMES = (
     *(

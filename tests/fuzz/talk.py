@@ -36,7 +36,7 @@ from ropeteam_trainer.contract.desired import (
     SlotReport,
 )
 from ropeteam_trainer.contract.messages import Problem, Progress
-from ropeteam_trainer.contract.world import Cause, CheckpointRef, Epoch, FailReason, ProcessExit
+from ropeteam_trainer.contract.world import Cause, CheckpointRef, FailReason, ProcessExit, WorldId
 from ropeteam_trainer.coordinator.http import MOST_HEAD, Http
 from ropeteam_trainer.coordinator.log import Log
 from ropeteam_trainer.coordinator.server import Coordinator
@@ -66,7 +66,7 @@ _HEADERS = (
     *(("Content-Encoding", "gzip"), ("X-Ropeteam-Bearer", "é"), ("Cookie", "=;=,"), ("X", "x" * 9000)),
     *((signing.HEADER, "f" * 32), (signing.HEADER, f"{'0' * 32} {'0' * 32} {'0' * 64} {'0' * 64}")),
 )
-REFS = (CheckpointRef(9, Epoch(1, 0, 2), "d" * 64), CheckpointRef(3, Epoch(1, 0, 1)))
+REFS = (CheckpointRef(9, WorldId(1, 0, 2), "d" * 64), CheckpointRef(3, WorldId(1, 0, 1)))
 DESIRED = Desired(
     generation=1,
     attempt=1,

@@ -15,7 +15,7 @@ from ropeteam_trainer.agent.machine import metrics as agent
 from ropeteam_trainer.contract.desired import JobReport, WorldPhase
 from ropeteam_trainer.contract.local import Served
 from ropeteam_trainer.contract.messages import ProcessGroup, Progress
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch
+from ropeteam_trainer.contract.world import CheckpointRef, WorldId
 from ropeteam_trainer.coordinator.metrics import render
 
 
@@ -40,7 +40,7 @@ def texts() -> dict[str, str]:
     )
     operator.count_request("GET", 200)
     report = JobReport(
-        "u", 1, 0, WorldPhase.RUNNING, "why", feature_level=2, lineage=(CheckpointRef(1, Epoch(1, 0, 1)),),
+        "u", 1, 0, WorldPhase.RUNNING, "why", feature_level=2, lineage=(CheckpointRef(1, WorldId(1, 0, 1)),),
         checkpoint_unix_ms=1, progress=Progress(loss="1", total_steps=9),
         process_groups=(ProcessGroup(2, 2, (0, 1), "train.py"),),
     )  # fmt: skip

@@ -24,7 +24,7 @@ from ropeteam.core.status.progress import DETAILS_SECONDS
 from ropeteam_trainer.agent.main import Agent
 from ropeteam_trainer.checkpoint.decisions.journal import CheckpointKey, key_of
 from ropeteam_trainer.contract.messages import Grant
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan
+from ropeteam_trainer.contract.world import CheckpointRef, Plan, WorldId
 from ropeteam_trainer.coordinator.membership.commits import AWAITED_COMMIT_SECONDS
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ __all__ = ["ShippedChecks", "require"]
 
 class Forgotten(Exception):
     """Status went back to before it knew the coordinator's pod, and nobody who could tell of it is heard: its
-    epochs are counted again (docs/architecture.md, 7). What follows is another job's history."""
+    worlds are numbered again (docs/architecture.md, 7). What follows is another job's history."""
 
 
 class Written(NamedTuple):
@@ -57,7 +57,7 @@ class Written(NamedTuple):
 
 def named_by(status: JobStatus) -> set[CheckpointKey]:
     lineage = status.checkpoint.lineage if status.checkpoint else ()
-    return {CheckpointKey(Epoch.parse(ref.world), ref.step) for ref in lineage}
+    return {CheckpointKey(WorldId.parse(ref.world), ref.step) for ref in lineage}
 
 
 class ShippedChecks(Checks):
@@ -118,12 +118,12 @@ class ShippedChecks(Checks):
     def newest_step(self) -> int:
         return max((rank.step for rank in self.newest.ranks.values()), default=0) if self.newest else 0
 
-    def worlds(self) -> frozenset[Epoch]:
+    def worlds(self) -> frozenset[WorldId]:
         return frozenset(self._gangs)
 
-    def base_after(self, formed: frozenset[Epoch]) -> int | None:
+    def base_after(self, formed: frozenset[WorldId]) -> int | None:
         """Where the first world continued that is not one of these. None: there is none."""
-        later = [gang for epoch, gang in sorted(self._gangs.items()) if epoch not in formed]
+        later = [gang for world_id, gang in sorted(self._gangs.items()) if world_id not in formed]
         return (later[0].restored.step if later[0].restored else 0) if later else None
 
     # ---- two worlds
@@ -135,7 +135,7 @@ class ShippedChecks(Checks):
             if (one.whole is None) == (other.whole is None):
                 super().plan_is_one(gang, rank)
             else:  # one of the agents is of the release before
-                require(_sketch(one) == _sketch(other), "an epoch has one plan", one, other)
+                require(_sketch(one) == _sketch(other), "a world has one plan", one, other)
         except Broken:
             pods = [cast(Any, each.parent).process for each in gang.ranks.values()]
             received = [pod.alive and self._site.network.reaches(pod.node, CONTROL) for pod in pods]
@@ -145,7 +145,7 @@ class ShippedChecks(Checks):
 
     def _older_steps(self, gang: Gang, newer: Gang, step: int) -> None:
         """Never at feature levels 0 and 1. Above, an island may live; what it writes must not count."""
-        text = (gang.plan.epoch, "made step", step, "after", newer.plan.epoch, "had stepped")
+        text = (gang.plan.world_id, "made step", step, "after", newer.plan.world_id, "had stepped")
         require(self._site.setup.feature_level >= 2, "one world advances", *text)
         require(not self.pods(gang.plan) & self.pods(newer.plan), "one world advances", *text)
         self.counts["steps of an island"] += 1
@@ -244,8 +244,8 @@ class ShippedChecks(Checks):
 
     def _completes(self) -> None:
         """By the newest world that has stepped: what an island ends is not the job's end."""
-        over = [epoch for epoch, ends in self._ends.items() if ends and all(ends.values())]
-        newest = self.newest.plan.epoch if self.newest else None
+        over = [world_id for world_id, ends in self._ends.items() if ends and all(ends.values())]
+        newest = self.newest.plan.world_id if self.newest else None
         require(newest is None or newest in over, "the newest world completes", newest, over)
         if self._was_over:
             self.last_is_known = False  # status went back, and all that knew has ended: only the disk knows
@@ -259,7 +259,7 @@ class ShippedChecks(Checks):
             return
         writer = self._site.pods[newest.plan.members[0].pod_uid]
         was_killed = not writer.process.alive and writer.site not in self.left
-        saved = self._site.disk.saved_by_all(newest.plan.epoch, newest.plan.world_size)
+        saved = self._site.disk.saved_by_all(newest.plan.world_id, newest.plan.world_size)
         known = status.checkpoint.lineage[0].step if status.checkpoint and status.checkpoint.lineage else 0
         require(
             saved <= known or was_killed or not self.last_is_known,
@@ -283,15 +283,15 @@ class ShippedChecks(Checks):
     def _of_line(self, ref: CheckpointRef, lineage: Any) -> bool:
         if not lineage:
             return True
-        saved = {(each.step, Epoch.parse(each.epoch)) for each in lineage}
-        return bool(saved & set(self._past((ref.step, ref.epoch)))) or (ref.step, ref.epoch) in saved
+        saved = {(each.step, WorldId.parse(each.world_id)) for each in lineage}
+        return bool(saved & set(self._past((ref.step, ref.world_id)))) or (ref.step, ref.world_id) in saved
 
 
 def _sketch(plan: Plan) -> tuple[object, ...]:
     """What every agent knows of it, whether it was given all of the plan or its part."""
     whole = plan.whole or plan.part(plan.members[0].slot).whole
     assert whole is not None
-    text = plan.epoch, plan.attempt, plan.store_host, plan.store_port, plan.restart_count, plan.origin
+    text = plan.world_id, plan.attempt, plan.store_host, plan.store_port, plan.restart_count, plan.origin
     return (*text, plan.members[0], whole.slots, whole.ranks, whole.incarnations)
 
 

@@ -25,7 +25,7 @@ from ropeteam_trainer.checkpoint.decisions.journal import Superseded
 from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST, Manifest, folder
 from ropeteam_trainer.checkpoint.decisions.restore import Inspection
 from ropeteam_trainer.contract import codec, seals
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+from ropeteam_trainer.contract.world import CheckpointRef, ShardFile, WorldId
 from ropeteam_trainer.data.decisions.plan import Position
 
 ERRORS = (errno.EIO, errno.ESTALE, errno.ENOSPC)
@@ -47,12 +47,12 @@ class Disk:
         self.stale: dict[str, int] = {}
         """By node: errno of everything there."""
         self.hung = False
-        self.saved_positions: dict[tuple[int, Epoch], Position] = {}
+        self.saved_positions: dict[tuple[int, WorldId], Position] = {}
         self.wrote: Callable[[Process, Any], None] = lambda *_: None
         self.pruned: Callable[[Any], None] = lambda _: None
         self.counts: Counter[str] = Counter()
-        self._spoilt: set[tuple[int, Epoch]] = set()
-        self._savers: dict[tuple[int, Epoch], set[int]] = {}
+        self._spoilt: set[tuple[int, WorldId]] = set()
+        self._savers: dict[tuple[int, WorldId], set[int]] = {}
         self._busy: dict[int, float] = {}
         loop.work = self._work
 
@@ -108,16 +108,18 @@ class Disk:
 
     # ---- ranks' work, as tests/sim/disk.py
 
-    def write_shard(self, step: int, epoch: Epoch, rank: int, position: Position) -> tuple[ShardFile, ...]:
-        self.saved_positions[step, epoch] = position
+    def write_shard(
+        self, step: int, world_id: WorldId, rank: int, position: Position
+    ) -> tuple[ShardFile, ...]:
+        self.saved_positions[step, world_id] = position
         names = ["state.pt"] if rank == self._lead_rank else []
         names.append(f"rank-{rank}.pt")
-        place = self.root / folder(CheckpointRef(step, epoch, run=self.run))
+        place = self.root / folder(CheckpointRef(step, world_id, run=self.run))
         place.mkdir(parents=True, exist_ok=True)
-        content = json.dumps([position.epoch, position.offset, step, str(epoch)]).encode()
+        content = json.dumps([position.epoch, position.offset, step, str(world_id)]).encode()
         for name in names:
             (place / name).write_bytes(content)
-        self._savers.setdefault((step, epoch), set()).add(rank)
+        self._savers.setdefault((step, world_id), set()).add(rank)
         digest = hashlib.sha256(content).hexdigest()
         return tuple(ShardFile(name, len(content), digest) for name in names)
 
@@ -145,7 +147,7 @@ class Disk:
         """Of all runs, as the reader lists them."""
         places = [path.parts[-4:-1] for path in sorted(self.root.glob(f"run-*/step-*/*/{MANIFEST}"))]
         return tuple(
-            CheckpointRef(int(step.removeprefix("step-")), Epoch.parse(e), run=run.removeprefix("run-"))
+            CheckpointRef(int(step.removeprefix("step-")), WorldId.parse(e), run=run.removeprefix("run-"))
             for run, step, e in places
         )
 
@@ -156,23 +158,23 @@ class Disk:
         self.error = error
         return tuple(look.ref for look in looks if look.ref and not look.fault)
 
-    def saved_by_all(self, epoch: Epoch, ranks: int) -> int:
-        """The newest step of which every rank of `epoch` has saved its part."""
-        steps = [step for (step, of), who in self._savers.items() if of == epoch and len(who) == ranks]
+    def saved_by_all(self, world_id: WorldId, ranks: int) -> int:
+        """The newest step of which every rank of `world_id` has saved its part."""
+        steps = [step for (step, of), who in self._savers.items() if of == world_id and len(who) == ranks]
         return max(steps, default=0)
 
     def position(self, ref: CheckpointRef) -> Position:
-        return self.saved_positions[ref.step, ref.epoch]
+        return self.saved_positions[ref.step, ref.world_id]
 
     def damage_newest(self) -> bool:
         """Alter a file of the newest checkpoint, if there is an older one to fall back to."""
-        whole = sorted((ref.epoch, ref.step) for ref in self.whole())
+        whole = sorted((ref.world_id, ref.step) for ref in self.whole())
         if len(whole) < 2:
             return False
-        epoch, step = whole[-1]
-        (self.root / folder(CheckpointRef(step, epoch, run=self.run)) / "state.pt").write_bytes(b"damaged")
-        self._spoilt.add((step, epoch))
+        world_id, step = whole[-1]
+        (self.root / folder(CheckpointRef(step, world_id, run=self.run)) / "state.pt").write_bytes(b"damaged")
+        self._spoilt.add((step, world_id))
         return True
 
-    def spoilt(self, step: int, epoch: Epoch) -> bool:
-        return (step, epoch) in self._spoilt
+    def spoilt(self, step: int, world_id: WorldId) -> bool:
+        return (step, world_id) in self._spoilt

@@ -1,4 +1,4 @@
-"""The ranks of one epoch, on their nodes: see tests/sim/ranks.py for what they do."""
+"""The ranks of one world, on their nodes: see tests/sim/ranks.py for what they do."""
 
 from __future__ import annotations
 

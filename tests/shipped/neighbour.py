@@ -1,6 +1,6 @@
 """A run beside ours in the checkpoint folder: what the job left that had this name before, and still has.
 
-It has claims and checkpoints of our epochs and of far newer ones, written by the shipped code. Whatever
+It has claims and checkpoints of our worlds and of far newer ones, written by the shipped code. Whatever
 happens to our job, nothing of it is changed, pruned, restored from or named by us (spec.resume.policy Never).
 """
 
@@ -16,21 +16,21 @@ from ropeteam_trainer.checkpoint.decisions import journal
 from ropeteam_trainer.checkpoint.decisions.manifest import folder, run_folder
 from ropeteam_trainer.contract.config import CheckpointConfig
 from ropeteam_trainer.contract.messages import Grant
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+from ropeteam_trainer.contract.world import CheckpointRef, ShardFile, WorldId
 
 UID = "trainingjob-0"
 _CONTENT = b"of another job"
-_SAVED = {Epoch(1, 0, 1): (4, 8), Epoch(9, 0, 1): (400, 404)}
+_SAVED = {WorldId(1, 0, 1): (4, 8), WorldId(9, 0, 1): (400, 404)}
 
 
 def move_in(root: Path) -> None:
     settings = SimpleNamespace(checkpoint=CheckpointConfig(str(root)), job_uid=UID, job="climb")
     disk = checkpoints.Disk(cast(Any, settings))
     disk.enter()
-    for epoch, steps in _SAVED.items():
-        held = disk.carry_out(journal.claim(journal.Claim(epoch, "pod-0")))
+    for world_id, steps in _SAVED.items():
+        held = disk.carry_out(journal.claim(journal.Claim(world_id, "pod-0")))
         for step in steps:
-            ref = CheckpointRef(step, epoch, run=UID)
+            ref = CheckpointRef(step, world_id, run=UID)
             place = root / folder(ref)
             place.mkdir(parents=True)
             (place / "state.pt").write_bytes(_CONTENT)

@@ -29,7 +29,7 @@ from ropeteam_trainer.agent.machine.state import (
 from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.local import FromRank, ToRank
 from ropeteam_trainer.contract.messages import Hang, StoreOffer
-from ropeteam_trainer.contract.world import Epoch, Plan, ProcessExit
+from ropeteam_trainer.contract.world import Plan, ProcessExit, WorldId
 from ropeteam_trainer.data.decisions.plan import Position
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class SimPod:
         self.disk = cast(concurrent.futures.Executor, self)
         self.alive: dict[int, Rank] = {}
         self.every_rank: list[Rank] = []
-        self.open: dict[Epoch, int] = {}
+        self.open: dict[WorldId, int] = {}
         self.stopped = False
         """The whole container is (a paused machine), ranks too."""
         self._number = 30000
@@ -99,23 +99,23 @@ class SimPod:
             self._site.loop.after(0.1 + 0.5 * random.random(), rank.when_awake, rank.boot)
         self.every_rank = [*(rank for rank in self.every_rank if rank.alive), *self.alive.values()]
         self._site.checks.ranks_live(cast(Any, self))
-        self._post(RanksStarted(plan.epoch))
+        self._post(RanksStarted(plan.world_id))
 
-    def kill(self, epoch: Epoch, numbers: Iterable[int]) -> None:
+    def kill(self, world_id: WorldId, numbers: Iterable[int]) -> None:
         for number in numbers:
-            self._site.loop.after(0.01 + 0.2 * self._site.random.random(), self._signal, epoch, number, 9)
+            self._site.loop.after(0.01 + 0.2 * self._site.random.random(), self._signal, world_id, number, 9)
 
-    def terminate(self, epoch: Epoch, numbers: Iterable[int]) -> None:
+    def terminate(self, world_id: WorldId, numbers: Iterable[int]) -> None:
         for number in numbers:
-            self._signal(epoch, number, 15)
+            self._signal(world_id, number, 15)
 
-    def show_stacks(self, epoch: Epoch, numbers: Iterable[int]) -> None:
+    def show_stacks(self, world_id: WorldId, numbers: Iterable[int]) -> None:
         for number in numbers:
-            self._post(StackShown(epoch, number, Hang()))
+            self._post(StackShown(world_id, number, Hang()))
 
-    def send(self, epoch: Epoch, number: int, message: ToRank) -> None:
+    def send(self, world_id: WorldId, number: int, message: ToRank) -> None:
         rank = self.alive.get(number)
-        if rank and rank.plan.epoch == epoch:
+        if rank and rank.plan.world_id == world_id:
             self._site.loop.after(0.001, rank.receive, message)
 
     def read_heartbeats(self) -> HeartbeatsRead | None:
@@ -124,30 +124,30 @@ class SimPod:
             for number, rank in self.alive.items()
             if rank.alive and (heartbeat := rank.send_heartbeat())
         }
-        epoch = next((rank.plan.epoch for rank in self.alive.values()), None)
-        return HeartbeatsRead(epoch, heartbeats) if epoch and heartbeats else None
+        world_id = next((rank.plan.world_id for rank in self.alive.values()), None)
+        return HeartbeatsRead(world_id, heartbeats) if world_id and heartbeats else None
 
     @property
     def pod_slot(self) -> int:
         return self.identity.slot
 
-    def _signal(self, epoch: Epoch, number: int, signal: int) -> None:
+    def _signal(self, world_id: WorldId, number: int, signal: int) -> None:
         rank = self.alive.get(number)
-        if rank is not None and rank.plan.epoch == epoch and self.process.alive:
+        if rank is not None and rank.plan.world_id == world_id and self.process.alive:
             rank.signalled(signal)
 
     # ---- the parent of ranks (tests/sim/ranks.py)
 
     def on_message(self, rank: Rank, text: FromRank) -> None:
-        self.process.call(self._post, RankMessage(rank.plan.epoch, rank.number, text))
+        self.process.call(self._post, RankMessage(rank.plan.world_id, rank.number, text))
 
     def reaped(self, rank: Rank, exit: ProcessExit) -> None:
-        epoch, heartbeat, random = rank.plan.epoch, rank.send_heartbeat(), self._site.random
+        world_id, heartbeat, random = rank.plan.world_id, rank.send_heartbeat(), self._site.random
         if heartbeat:
-            self.process.call(self._post, HeartbeatsRead(epoch, {rank.number: heartbeat}))
+            self.process.call(self._post, HeartbeatsRead(world_id, {rank.number: heartbeat}))
         if exit.signal is not None and not rank.finished and random.random() < 0.7:
-            self.process.call(self._post, RankDying(epoch, rank.number, exit))
-        event = RankExited(epoch, rank.number, replace(exit, reached_end=rank.finished))
+            self.process.call(self._post, RankDying(world_id, rank.number, exit))
+        event = RankExited(world_id, rank.number, replace(exit, reached_end=rank.finished))
         self._site.loop.after(0.01 + 0.1 * random.random(), self.process.call, self._post, event)
 
     def _agent_died(self, silent: bool) -> None:
@@ -159,24 +159,24 @@ class SimPod:
 
     # ---- keeper
 
-    def opened(self, epoch: Epoch) -> None:
+    def opened(self, world_id: WorldId) -> None:
         if not self.process.alive:
             return
         chance = self._site.random.random()
         if chance < 0.03:
-            self._post(StoreDown(epoch))
+            self._post(StoreDown(world_id))
             return
         if chance < 0.06 and not self.config.servers:  # theirs would end slot 0 alone
-            self._site.loop.after(100 * (chance - 0.03), self.process.call, self._store_dies, epoch)
+            self._site.loop.after(100 * (chance - 0.03), self.process.call, self._store_dies, world_id)
         self._number += 1
-        self.open[epoch] = self._number
-        self._post(StoreUp(StoreOffer(epoch, self.identity.pod_ip, self._number)))
+        self.open[world_id] = self._number
+        self._post(StoreUp(StoreOffer(world_id, self.identity.pod_ip, self._number)))
 
-    def _store_dies(self, epoch: Epoch) -> None:
+    def _store_dies(self, world_id: WorldId) -> None:
         """Maybe before its plan comes, maybe while ranks wait in it, maybe after."""
-        if epoch in self.open:
-            del self.open[epoch]
-            self._post(StoreDown(epoch))
+        if world_id in self.open:
+            del self.open[world_id]
+            self._post(StoreDown(world_id))
 
 
 class SiteRank(Rank):
@@ -190,7 +190,7 @@ class SiteRank(Rank):
             self.writing = False
             try:
                 cast(Any, disk).check(cast(SimPod, self.parent).process.node)
-                files = disk.write_shard(step, self.plan.epoch, self.number, position)
+                files = disk.write_shard(step, self.plan.world_id, self.number, position)
             except OSError as error:
                 self.raises("OSError writer.py", f"OSError: {error}")
                 return
@@ -205,9 +205,9 @@ class Stores:
     def __init__(self, pod: SimPod) -> None:
         self._pod = pod
 
-    def host(self, epoch: Epoch) -> None:
+    def host(self, world_id: WorldId) -> None:
         loop = self._pod.process.loop
-        loop.after(0.05 + 0.2 * loop.random.random(), self._pod.process.call, self._pod.opened, epoch)
+        loop.after(0.05 + 0.2 * loop.random.random(), self._pod.process.call, self._pod.opened, world_id)
 
-    def close(self, epoch: Epoch) -> None:
-        self._pod.open.pop(epoch, None)
+    def close(self, world_id: WorldId) -> None:
+        self._pod.open.pop(world_id, None)

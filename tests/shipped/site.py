@@ -44,7 +44,7 @@ from tests.sim.ranks import Gang, Rank, Script
 
 from ropeteam.api.conditions import ConditionType
 from ropeteam.api.status import JobStatus
-from ropeteam_trainer.contract.world import Epoch, Plan
+from ropeteam_trainer.contract.world import Plan, WorldId
 from ropeteam_trainer.data.decisions.plan import DataPlan
 
 JOB, SERVICE_IP = "climb", "10.96.0.7"
@@ -155,7 +155,7 @@ class Site:
         self.gone = set[str]()
         """Nodes that are cut off for good; a person ends them when all else is well."""
         self._unread: set[str] = set()
-        self._gangs: dict[Epoch, Gang] = {}
+        self._gangs: dict[WorldId, Gang] = {}
         self._ips = 0
         self._pointed: tuple[str, str, float] = ("", "", 0.0)
         names = [f"node-{number}" for number in range(setup.workers + 2)]
@@ -287,15 +287,16 @@ class Site:
     def store_answers(self, plan: Plan) -> bool:
         live = (pod for pod in self.pods.values() if pod.process.alive)
         return any(
-            p.identity.pod_ip == plan.store_host and p.open.get(plan.epoch) == plan.store_port for p in live
+            p.identity.pod_ip == plan.store_host and p.open.get(plan.world_id) == plan.store_port
+            for p in live
         )
 
     def gang(self, rank: Rank) -> Gang:
-        epoch = rank.plan.epoch
-        if epoch not in self._gangs:
-            self._gangs[epoch] = SiteGang(cast(Any, self), rank.plan)
-        self.checks.plan_is_one(self._gangs[epoch], rank)
-        return self._gangs[epoch]
+        world_id = rank.plan.world_id
+        if world_id not in self._gangs:
+            self._gangs[world_id] = SiteGang(cast(Any, self), rank.plan)
+        self.checks.plan_is_one(self._gangs[world_id], rank)
+        return self._gangs[world_id]
 
     def live_pods(self) -> list[SimPod]:
         return [pod for pod in self.pods.values() if pod.process.alive]

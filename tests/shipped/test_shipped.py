@@ -92,11 +92,11 @@ def test_an_island_that_fences_itself_ends_and_the_job_goes_on_without_a_person(
     )
     with world(setup) as site:
         site.run(20.0)
-        assert {rank.plan.epoch.term for rank in site.live_ranks()} == {1}
+        assert {rank.plan.world_id.term for rank in site.live_ranks()} == {1}
         play(site, Move("island", 0, 1))
         site.run(150.0)  # the checks demand that one world advances
         term = site.status.coordinator.term
-        assert {rank.plan.epoch.term for rank in site.live_ranks()} == {term} != {1}
+        assert {rank.plan.world_id.term for rank in site.live_ranks()} == {term} != {1}
 
 
 def test_a_world_that_fenced_itself_while_the_operator_was_away_goes_on_when_it_is_back() -> None:
@@ -107,7 +107,7 @@ def test_a_world_that_fenced_itself_while_the_operator_was_away_goes_on_when_it_
 
 
 def test_another_run_in_the_folder_is_left_alone() -> None:
-    """It has our epochs and newer ones, our steps and later ones, and claims of both (the checks look)."""
+    """It has our worlds and newer ones, our steps and later ones, and claims of both (the checks look)."""
     moves = "long_wait(2,5) kill_rank(1,0) long_wait(2,2) kill_coordinator(0,0) force_delete_pod(0,0)"
     played = play_history(history(moves, seed=3, total_steps=80, keep=1, neighbour=1))
     assert played.state == "Complete"

@@ -26,7 +26,7 @@ from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.fence import renew_seconds
 from ropeteam_trainer.contract.local import FromRank
 from ropeteam_trainer.contract.messages import AgentReport, Grant, Hang, Orders, StoreOffer
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan, ProcessExit
+from ropeteam_trainer.contract.world import CheckpointRef, Plan, ProcessExit, WorldId
 from ropeteam_trainer.launchers import Launch, Run
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Agent:
         self.alive, self.frozen = True, False
         self.ranks: dict[int, Rank] = {}
         self.every_rank: list[Rank] = []
-        self.stores: dict[Epoch, int] = {}
+        self.stores: dict[WorldId, int] = {}
         """Their ports."""
         self._polls_without_answer = 0
         self.restore: tuple[CheckpointRef, ...] = ()
@@ -144,7 +144,7 @@ class Agent:
             number: heartbeat for number, rank in self.ranks.items() if (heartbeat := rank.send_heartbeat())
         }
         if heartbeats:
-            self.see(state.HeartbeatsRead(next(iter(self.ranks.values())).plan.epoch, heartbeats))
+            self.see(state.HeartbeatsRead(next(iter(self.ranks.values())).plan.world_id, heartbeats))
         self.see(state.Tick())
         if self.is_awake:
             self._world.checks.alone(self, self._world.clock.now - self._answered_at)
@@ -160,23 +160,23 @@ class Agent:
                 self.restore = restore
                 world.checks.ranks_start(self, plan)
                 clock.after(0.05 if fork else 0.3 + random.random(), self._start_ranks, plan)
-            case effects.KillRanks(epoch, ranks):
-                self._world.film.write(self.pod.name, f"kills ranks {ranks} of {epoch}")
+            case effects.KillRanks(world_id, ranks):
+                self._world.film.write(self.pod.name, f"kills ranks {ranks} of {world_id}")
                 for number in ranks:
-                    clock.after(0.01 + 0.2 * random.random(), self._signal, epoch, number, 9)
-            case effects.TerminateRanks(epoch, ranks):
+                    clock.after(0.01 + 0.2 * random.random(), self._signal, world_id, number, 9)
+            case effects.TerminateRanks(world_id, ranks):
                 for number in ranks:
-                    self._signal(epoch, number, 15)
-            case effects.ShowStacks(epoch, ranks):
+                    self._signal(world_id, number, 15)
+            case effects.ShowStacks(world_id, ranks):
                 for number in ranks:
-                    self.see(state.StackShown(epoch, number, Hang()))
-            case effects.SendToRank(epoch, number, message):
-                if (rank := self.ranks.get(number)) and rank.plan.epoch == epoch:
+                    self.see(state.StackShown(world_id, number, Hang()))
+            case effects.SendToRank(world_id, number, message):
+                if (rank := self.ranks.get(number)) and rank.plan.world_id == world_id:
                     rank.receive(message)
-            case effects.HostStore(epoch):
-                clock.after(0.05 + 0.3 * random.random(), self._open_store, epoch)
-            case effects.CloseStore(epoch):
-                self.stores.pop(epoch, None)
+            case effects.HostStore(world_id):
+                clock.after(0.05 + 0.3 * random.random(), self._open_store, world_id)
+            case effects.CloseStore(world_id):
+                self.stores.pop(world_id, None)
             case effects.WriteManifest(held, grant):
                 clock.after(world.disk.write_seconds(), self._write_manifest, held, grant)
             case effects.Prune(held, keep):
@@ -210,7 +210,7 @@ class Agent:
             self._world.clock.after(0.5, self._start_ranks, plan)
             return
         known = self.state.world
-        if known is None or known.plan.epoch != plan.epoch:
+        if known is None or known.plan.world_id != plan.world_id:
             return
         if plan.origin is None:
             self.memory = None
@@ -220,56 +220,56 @@ class Agent:
             self._world.clock.after(0.1 + 0.5 * self._world.random.random(), rank.when_awake, rank.boot)
         self.every_rank = [*(rank for rank in self.every_rank if rank.alive), *self.ranks.values()]
         self._world.checks.ranks_live(self)
-        self.see(state.RanksStarted(plan.epoch))
+        self.see(state.RanksStarted(plan.world_id))
 
-    def _signal(self, epoch: Epoch, number: int, signal: int) -> None:
+    def _signal(self, world_id: WorldId, number: int, signal: int) -> None:
         """A rank that was never started is gone as well: its kill is answered all the same."""
         rank = self.ranks.get(number)
-        if rank is not None and rank.plan.epoch == epoch:
+        if rank is not None and rank.plan.world_id == world_id:
             rank.signalled(signal)
         elif signal == 9:
-            self.see(state.RankExited(epoch, number, ProcessExit(None, 9)))
+            self.see(state.RankExited(world_id, number, ProcessExit(None, 9)))
 
     def on_message(self, rank: Rank, message: FromRank) -> None:
-        self.see(state.RankMessage(rank.plan.epoch, rank.number, message))
+        self.see(state.RankMessage(rank.plan.world_id, rank.number, message))
 
     def reaped(self, rank: Rank, exit: ProcessExit) -> None:
         """Its page is read once more, all descendants are killed, then the machine is told. That a signal
         takes it apart may be seen before."""
-        epoch, heartbeat = rank.plan.epoch, rank.send_heartbeat()
+        world_id, heartbeat = rank.plan.world_id, rank.send_heartbeat()
         if heartbeat:
-            self.see(state.HeartbeatsRead(epoch, {rank.number: heartbeat}))
+            self.see(state.HeartbeatsRead(world_id, {rank.number: heartbeat}))
         if exit.signal is not None and not rank.finished and self._world.random.random() < 0.7:
-            self.see(state.RankDying(epoch, rank.number, exit))
-        event = state.RankExited(epoch, rank.number, replace(exit, reached_end=rank.finished))
+            self.see(state.RankDying(world_id, rank.number, exit))
+        event = state.RankExited(world_id, rank.number, replace(exit, reached_end=rank.finished))
         self._world.clock.after(0.01 + 0.1 * self._world.random.random(), self.see, event)
 
-    def _open_store(self, epoch: Epoch) -> None:
+    def _open_store(self, world_id: WorldId) -> None:
         if not self.alive:
             return
         chance = self._world.random.random()
         if chance < 0.05:
-            self.see(state.StoreDown(epoch))
+            self.see(state.StoreDown(world_id))
             return
         if chance < 0.08 and not self.config.servers:  # theirs would end slot 0 alone
-            self._world.clock.after(100 * (chance - 0.05), self._store_dies, epoch)
-        port = self.stores[epoch] = 30000 + self._world.next_number()
-        self.see(state.StoreUp(StoreOffer(epoch, self.state.identity.pod_ip, port)))
+            self._world.clock.after(100 * (chance - 0.05), self._store_dies, world_id)
+        port = self.stores[world_id] = 30000 + self._world.next_number()
+        self.see(state.StoreUp(StoreOffer(world_id, self.state.identity.pod_ip, port)))
 
-    def _store_dies(self, epoch: Epoch) -> None:
+    def _store_dies(self, world_id: WorldId) -> None:
         """Maybe before its plan comes, maybe while ranks wait in it, maybe after."""
-        if self.alive and epoch in self.stores:
-            self._world.film.write(self.pod.name, f"loses the store of {epoch}")
-            del self.stores[epoch]
-            self.see(state.StoreDown(epoch))
+        if self.alive and world_id in self.stores:
+            self._world.film.write(self.pod.name, f"loses the store of {world_id}")
+            del self.stores[world_id]
+            self.see(state.StoreDown(world_id))
 
     def _waits_without_answer(self) -> bool:
         """Ranks live here, and nobody has asked for their end, although the store that we held is gone."""
         world, orders = self.state.world, self.state.orders
-        if world is None or world.killing or (orders and orders.pause == world.plan.epoch):
+        if world is None or world.killing or (orders and orders.pause == world.plan.world_id):
             return False
         plan = world.plan
-        if plan.store_host != self.state.identity.pod_ip or self.stores.get(plan.epoch) == plan.store_port:
+        if plan.store_host != self.state.identity.pod_ip or self.stores.get(plan.world_id) == plan.store_port:
             return False
         return any(rank.started_at and not rank.exit and not rank.killed_for for rank in world.ranks)
 
@@ -281,13 +281,13 @@ class Agent:
             return
         disk = self._world.disk
         try:
-            held = disk.carry_out(journal.claim(Claim(plan.epoch, self.pod.uid)))
+            held = disk.carry_out(journal.claim(Claim(plan.world_id, self.pod.uid)))
         except Superseded as found:
             self.see(state.RunSuperseded(found.by))
             return
         restore = disk.carry_out(journal.lineage(held, plan.restore))
         ancestors = disk.carry_out(journal.ancestors(restore))
-        self.see(state.RunClaimed(plan.epoch, held, restore, ancestors))
+        self.see(state.RunClaimed(plan.world_id, held, restore, ancestors))
 
     def _write_manifest(self, held: Held, grant: Grant) -> None:
         if not self.alive:
@@ -305,7 +305,7 @@ class Agent:
             return
         self._world.moments["manifest"] += 1
         self._world.checks.manifest_written(self, grant)
-        self._world.film.write(self.pod.name, f"writes the manifest of step {ref.step}, epoch {ref.epoch}")
+        self._world.film.write(self.pod.name, f"writes the manifest of step {ref.step}, world {ref.world_id}")
         lost = self._world.confirmations_lost and self._world.random.random() < 0.5
         self.see(state.ManifestFailed(grant.ref) if lost else state.ManifestWritten(ref))
 

@@ -26,7 +26,7 @@ from ropeteam.core.decision import Decision
 from ropeteam.core.objects.actions import Action, CreatePod, DeleteJob, DeletePod, DeleteService
 from ropeteam.core.seen.observation import Observation
 from ropeteam_trainer.contract.messages import Grant
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan, ProcessExit
+from ropeteam_trainer.contract.world import CheckpointRef, Plan, ProcessExit, WorldId
 from ropeteam_trainer.data.decisions.plan import Position
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from tests.sim.ranks import Rank
     from tests.sim.world import World
 
-CheckpointKey = tuple[int, Epoch]
-"""A checkpoint's step and epoch."""
+CheckpointKey = tuple[int, WorldId]
+"""A checkpoint's step and world."""
 _SAMPLE = 7
 _LOOKS = 5
 _FENCE_MARGIN = 1.5
@@ -45,23 +45,23 @@ _MANY_WRITES, _HOT_SECONDS = 40, 4.0
 
 
 def place(ref: CheckpointRef | None) -> CheckpointKey | None:
-    return (ref.step, ref.epoch) if ref else None
+    return (ref.step, ref.world_id) if ref else None
 
 
 class Checks:
     def __init__(self, world: World) -> None:
         self._world = world
         self.newest: Gang | None = None
-        self._gangs: dict[Epoch, Gang] = {}
+        self._gangs: dict[WorldId, Gang] = {}
         self._parents: dict[CheckpointKey, CheckpointKey | None] = {}
         """Of every manifest ever written: what it truly descends from."""
-        self._newest: dict[Epoch, CheckpointKey] = {}
+        self._newest: dict[WorldId, CheckpointKey] = {}
         self._pods: dict[str, frozenset[str]] = {}
         """By the hash of a plan."""
-        self._ends: dict[Epoch, dict[int, bool]] = {}
-        """Ranks that ended, and whether their script was over; by the first epoch of their line."""
-        self._sizes: dict[Epoch, int] = {}
-        self._ended: dict[tuple[Epoch, int], Epoch] = {}
+        self._ends: dict[WorldId, dict[int, bool]] = {}
+        """Ranks that ended, and whether their script was over; by the first world of their line."""
+        self._sizes: dict[WorldId, int] = {}
+        self._ended: dict[tuple[WorldId, int], WorldId] = {}
         """When in the line that process was started. One that was cut off may end after its successor."""
         self.lines = LineChecks(world)
         self.status = StatusChecks(world)
@@ -72,32 +72,32 @@ class Checks:
     # ---- one world advances
 
     def began(self, gang: Gang, step: int) -> None:
-        epoch = gang.plan.epoch
-        require(epoch not in self._gangs, "an epoch forms once", epoch)
-        self._gangs[epoch] = gang
+        world_id = gang.plan.world_id
+        require(world_id not in self._gangs, "a world forms once", world_id)
+        self._gangs[world_id] = gang
         self.counts["worlds"] += 1
         if gang.restored is None and self._world.script.feature_level >= 2:
-            require(step == 0, "without a restore a world begins at step 0", epoch, step)
+            require(step == 0, "without a restore a world begins at step 0", world_id, step)
         if gang.restored is not None:
-            spoilt = self._world.disk.spoilt(gang.restored.step, gang.restored.epoch)
+            spoilt = self._world.disk.spoilt(gang.restored.step, gang.restored.world_id)
             require(not spoilt, "a world goes on from a checkpoint that verifies", gang.restored)
 
     def stepped(self, gang: Gang, step: int) -> None:
         highest = self.newest
-        if highest is None or gang.plan.epoch > highest.plan.epoch:
+        if highest is None or gang.plan.world_id > highest.plan.world_id:
             self.newest = gang
             if self._world.script.feature_level < 2:
                 self._fenced(gang)
         elif gang is not highest:
             self._older_steps(gang, highest, step)
-        self.status.stepped(gang.plan.epoch, step)
+        self.status.stepped(gang.plan.world_id, step)
         self.counts["steps"] += 1
 
     def _fenced(self, gang: Gang) -> None:
         """Nobody judges what a script writes by itself: when a world steps, no older one may run."""
         for rank in self._world.live_ranks():
-            text = f"rank {rank.number} of {rank.plan.epoch} beside {gang.plan.epoch}"
-            ended = rank.plan.epoch >= gang.plan.epoch or not self._is_awake(rank)
+            text = f"rank {rank.number} of {rank.plan.world_id} beside {gang.plan.world_id}"
+            ended = rank.plan.world_id >= gang.plan.world_id or not self._is_awake(rank)
             require(ended, "ranks of an older world have ended", text)
 
     def _is_awake(self, rank: Rank) -> bool:
@@ -108,7 +108,7 @@ class Checks:
         """Allowed only where checkpoints are commits, and where the two share no process: one cut off as a
         whole.
         """
-        text = (gang.plan.epoch, "made step", step, "after", newer.plan.epoch, "had stepped")
+        text = (gang.plan.world_id, "made step", step, "after", newer.plan.world_id, "had stepped")
         require(self._world.script.feature_level >= 2, "one world advances", *text)
         require(not self.pods(gang.plan) & self.pods(newer.plan), "one world advances", *text)
 
@@ -117,8 +117,8 @@ class Checks:
         completed.
         """
         orders = agent.state.orders
-        mine = orders is not None and (orders.term, orders.boot) == (plan.epoch.term, plan.epoch.boot)
-        require(mine, "a plan is started by its own coordinator's orders", plan.epoch, orders)
+        mine = orders is not None and (orders.term, orders.boot) == (plan.world_id.term, plan.world_id.boot)
+        require(mine, "a plan is started by its own coordinator's orders", plan.world_id, orders)
         steps = [ref.step for ref in plan.restore]
         ordered = steps == sorted(steps, reverse=True)
         require(ordered, "a plan names the newest checkpoint first", plan.restore)
@@ -129,9 +129,14 @@ class Checks:
         return self._pods.get(plan.hash, frozenset()) | {member.pod_uid for member in plan.members}
 
     def ranks_live(self, agent: Agent) -> None:
-        """Called when ranks start: nothing of a former epoch may live in the pod."""
-        epochs = {rank.plan.epoch for rank in agent.every_rank if rank.alive}
-        require(len(epochs) <= 1, "ranks that two epochs started never live together", agent.pod.name, epochs)
+        """Called when ranks start: nothing of a former world may live in the pod."""
+        world_ids = {rank.plan.world_id for rank in agent.every_rank if rank.alive}
+        require(
+            len(world_ids) <= 1,
+            "ranks that two worlds started never live together",
+            agent.pod.name,
+            world_ids,
+        )
 
     def alone(self, agent: Agent, seconds: float) -> None:
         """Nobody has answered it for so long, and it was awake all the time."""
@@ -146,7 +151,7 @@ class Checks:
 
     def plan_is_one(self, gang: Gang, rank: Rank) -> None:
         one, other = (replace(plan, restore=()).hash for plan in (gang.plan, rank.plan))
-        require(one == other, "an epoch has one plan", gang.plan, rank.plan)
+        require(one == other, "a world has one plan", gang.plan, rank.plan)
 
     # ---- one lineage commits
 
@@ -158,26 +163,26 @@ class Checks:
         return found
 
     def manifest_written(self, agent: Agent, grant: Grant) -> None:
-        """The grant names what the state truly descends from: the epoch's last commit, or what it continued
+        """The grant names what the state truly descends from: the world's last commit, or what it continued
         from.
         """
-        epoch, setup = grant.ref.epoch, self._world.setup
-        began = self.lines.of.get(epoch) if setup.servers else self._gangs.get(epoch)
-        require(began is not None, "only a formed world commits", epoch)
+        world_id, setup = grant.ref.world_id, self._world.setup
+        began = self.lines.of.get(world_id) if setup.servers else self._gangs.get(world_id)
+        require(began is not None, "only a formed world commits", world_id)
         assert began is not None
         require(agent.pod.slot == agent.config.lead_slot, "the leading rank's agent commits", agent.pod.name)
         if isinstance(began, Gang):
-            require(began.plan.members[0].pod_uid == agent.pod.uid, "rank 0's agent commits", epoch)
+            require(began.plan.members[0].pod_uid == agent.pod.uid, "rank 0's agent commits", world_id)
         size = began.plan.world_size if isinstance(began, Gang) else setup.world_size
-        require(grant.world_size == size, "a commit is of all ranks", epoch, grant.world_size)
+        require(grant.world_size == size, "a commit is of all ranks", world_id, grant.world_size)
         names, ranks = {file.name for file in grant.files}, range(grant.world_size)
         savers = [setup.lead_rank] if setup.servers else ranks
         wanted = {"state.pt"} | {f"rank-{rank}.pt" for rank in savers}
-        require(names == wanted, "a commit has the files of all who save", epoch, names ^ wanted)
-        mine = (grant.ref.step, epoch)
+        require(names == wanted, "a commit has the files of all who save", world_id, names ^ wanted)
+        mine = (grant.ref.step, world_id)
         if mine in self._parents:
             return
-        line = began.epoch if isinstance(began, ServerConnection) else epoch
+        line = began.world_id if isinstance(began, ServerConnection) else world_id
         expected = self._newest.get(line) or place(began.restored)
         # A line continues from memory: the leading rank may die while its last manifest is still being
         # written, and the next one is granted without it. Of several worlds, only the newest may be the
@@ -213,8 +218,8 @@ class Checks:
         gang = self.newest
         assert gang is not None
         made = max(rank.step for rank in gang.ranks.values())
-        saved, _ = self._newest.get(gang.plan.epoch, (0, None))
-        require(made == saved, "who leaves in peace loses no step", gang.plan.epoch, made, saved)
+        saved, _ = self._newest.get(gang.plan.world_id, (0, None))
+        require(made == saved, "who leaves in peace loses no step", gang.plan.world_id, made, saved)
         self.counts["left in peace"] += 1
 
     # ---- the end
@@ -223,8 +228,8 @@ class Checks:
         self.status.ended(rank, exit)
         done = exit.clean or (exit.signal is not None and rank.finished)
         key = (rank.plan.server_generation, rank.number)
-        if rank.plan.epoch >= self._ended.get(key, rank.plan.epoch):
-            self._ended[key] = rank.plan.epoch
+        if rank.plan.world_id >= self._ended.get(key, rank.plan.world_id):
+            self._ended[key] = rank.plan.world_id
             self._ends.setdefault(rank.plan.server_generation, {})[rank.number] = done
             self._sizes[rank.plan.server_generation] = rank.plan.world_size
 
@@ -235,8 +240,8 @@ class Checks:
             require(not unaware, "who is released leaves nobody behind who does not know", unaware)
 
     def _is_over(self, what: str) -> None:
-        of_all = [epoch for epoch, ends in self._ends.items() if len(ends) == self._sizes[epoch]]
-        over = [epoch for epoch in of_all if all(self._ends[epoch].values())]
+        of_all = [world_id for world_id, ends in self._ends.items() if len(ends) == self._sizes[world_id]]
+        over = [world_id for world_id in of_all if all(self._ends[world_id].values())]
         require(bool(over), f"{what} only if all ranks reached the end", self._ends)
 
     # ---- the operator
@@ -335,7 +340,7 @@ class Checks:
     # ---- after the quiet end
 
     def _position(self, ref: CheckpointRef | None) -> Position:
-        return self._world.disk.saved_positions[ref.step, ref.epoch] if ref else Position()
+        return self._world.disk.saved_positions[ref.step, ref.world_id] if ref else Position()
 
     def final(self) -> None:
         """The budget was not overdrawn, and every sample was used once in the surviving lineage."""
@@ -344,9 +349,9 @@ class Checks:
         require(not spent or status.finished, "an overdrawn budget ends the job", status.failures)
         if script.feature_level < 3 or not status.holds(ConditionType.COMPLETE):
             return
-        over = [epoch for epoch, ends in self._ends.items() if ends and all(ends.values())]
+        over = [world_id for world_id, ends in self._ends.items() if ends and all(ends.values())]
         if self._world.setup.servers:
-            steps = {line.epoch: line for line in self.lines.of.values()}[max(over)].steps
+            steps = {line.world_id: line for line in self.lines.of.values()}[max(over)].steps
             require(set(steps.values()) == {script.total_steps}, "every step is acknowledged", steps)
             return
         gang: Gang | None = self._gangs[max(over)]
@@ -361,7 +366,7 @@ class Checks:
                     )
                 at = script.data.after(at)
             upper = base
-            gang = self._gangs[gang.restored.epoch] if gang.restored else None
+            gang = self._gangs[gang.restored.world_id] if gang.restored else None
         per_epoch = script.data.steps(1)
         full = {
             (epoch, n) for epoch in range(script.total_steps // per_epoch) for n in range(script.data.samples)
@@ -372,7 +377,7 @@ class Checks:
 
 def _places(status: JobStatus) -> tuple[CheckpointKey, ...]:
     lineage = status.checkpoint.lineage if status.checkpoint else ()
-    return tuple((ref.step, Epoch.parse(ref.world)) for ref in lineage)
+    return tuple((ref.step, WorldId.parse(ref.world)) for ref in lineage)
 
 
 def _growing(old: JobStatus, new: JobStatus) -> list[tuple[int, int, str]]:

@@ -26,7 +26,7 @@ from ropeteam_trainer.coordinator.membership import step as membership
 if TYPE_CHECKING:
     from tests.sim.world import World
 
-EPOCH_MS = 1_767_225_600_000
+START_UNIX_MS = 1_767_225_600_000
 RESEND_SECONDS = 1.0
 
 
@@ -134,7 +134,7 @@ class Coordinator:
 
     def _step(self, event: membership.Event) -> None:
         now, before = self._world.clock.now, self.state
-        self.state = membership.step(before, event, now, EPOCH_MS + int(now * 1000))
+        self.state = membership.step(before, event, now, START_UNIX_MS + int(now * 1000))
         self._note_moments(before)
         self._film()
         for connection, line in list(self._lines.items()):
@@ -168,4 +168,4 @@ class Coordinator:
         film = self._world.film
         if film.on:
             report = membership.job_report(self.state, self._world.clock.now)
-            film.line(self.pod.name, f"[{report.phase.value} {report.epoch or ''}] {report.why}")
+            film.line(self.pod.name, f"[{report.phase.value} {report.world_id or ''}] {report.why}")

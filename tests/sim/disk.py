@@ -16,7 +16,7 @@ from ropeteam_trainer.checkpoint.decisions.journal import CheckpointKey, Steps
 from ropeteam_trainer.checkpoint.decisions.manifest import Manifest, folder
 from ropeteam_trainer.checkpoint.decisions.restore import Inspection
 from ropeteam_trainer.contract.messages import Grant
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+from ropeteam_trainer.contract.world import CheckpointRef, ShardFile, WorldId
 from ropeteam_trainer.data.decisions.plan import Position
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ T = TypeVar("T")
 @dataclass
 class Folder:
     step: int
-    epoch: Epoch
+    world_id: WorldId
     files: dict[str, Position] = field(default_factory=dict)
     manifest: Manifest | None = None
     damaged: bool = False
@@ -41,22 +41,24 @@ class Disk:
         """Nothing of it can be read."""
         self.missed = 0
         """Looks while it was away."""
-        self.saved_positions: dict[tuple[int, Epoch], Position] = {}
+        self.saved_positions: dict[tuple[int, WorldId], Position] = {}
         """Of every shard ever written, pruned or not."""
-        self._spoilt: set[tuple[int, Epoch]] = set()
+        self._spoilt: set[tuple[int, WorldId]] = set()
 
     def write_seconds(self) -> float:
         return (0.05 + 0.3 * self._random.random()) * self.slowness
 
-    def write_shard(self, step: int, epoch: Epoch, rank: int, position: Position) -> tuple[ShardFile, ...]:
-        self.saved_positions[step, epoch] = position
+    def write_shard(
+        self, step: int, world_id: WorldId, rank: int, position: Position
+    ) -> tuple[ShardFile, ...]:
+        self.saved_positions[step, world_id] = position
         names = ["state.pt"] if rank == self._lead_rank else []
         names.append(f"rank-{rank}.pt")
-        name = folder(CheckpointRef(step, epoch, run=self._job_uid))
-        place = self.folders.setdefault(name, Folder(step, epoch))
+        name = folder(CheckpointRef(step, world_id, run=self._job_uid))
+        place = self.folders.setdefault(name, Folder(step, world_id))
         for name in names:
             place.files[name] = position
-        return tuple(ShardFile(name, 100, f"{step}/{epoch}/{name}") for name in names)
+        return tuple(ShardFile(name, 100, f"{step}/{world_id}/{name}") for name in names)
 
     def write_manifest(self, grant: Grant) -> CheckpointRef:
         """Raises OSError: a file that the grant names is not there."""
@@ -66,7 +68,7 @@ class Disk:
             raise FileNotFoundError(folder(grant.ref))
         manifest = Manifest(
             grant.ref.step,
-            grant.ref.epoch,
+            grant.ref.world_id,
             grant.world_size,
             self._job,
             self._job_uid,
@@ -129,7 +131,7 @@ class Disk:
             case journal.Remove(name):
                 del self.journal[name]
             case journal.Folders():
-                return tuple(CheckpointKey(each.epoch, each.step) for each in self.folders.values())
+                return tuple(CheckpointKey(each.world_id, each.step) for each in self.folders.values())
             case journal.Delete(place):
                 del self.folders[folder(CheckpointRef(place.step, place.world_id, run=self._job_uid))]
             case journal.WriteManifest(grant):
@@ -138,13 +140,13 @@ class Disk:
 
     def damage_newest(self) -> bool:
         """Alter a file of the newest checkpoint, if there is an older one to fall back to."""
-        whole = sorted((place.epoch, place.step) for place in self.folders.values() if place.manifest)
+        whole = sorted((place.world_id, place.step) for place in self.folders.values() if place.manifest)
         if len(whole) < 2:
             return False
-        epoch, step = whole[-1]
-        self.folders[folder(CheckpointRef(step, epoch, run=self._job_uid))].damaged = True
-        self._spoilt.add((step, epoch))
+        world_id, step = whole[-1]
+        self.folders[folder(CheckpointRef(step, world_id, run=self._job_uid))].damaged = True
+        self._spoilt.add((step, world_id))
         return True
 
-    def spoilt(self, step: int, epoch: Epoch) -> bool:
-        return (step, epoch) in self._spoilt
+    def spoilt(self, step: int, world_id: WorldId) -> bool:
+        return (step, world_id) in self._spoilt

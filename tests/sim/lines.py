@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tests.sim.promise import require
 
-from ropeteam_trainer.contract.world import Epoch
+from ropeteam_trainer.contract.world import WorldId
 
 if TYPE_CHECKING:
     from tests.sim.servers import Server, ServerConnection, Worker
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 class LineChecks:
     def __init__(self, world: World) -> None:
         self._world = world
-        self.of: dict[Epoch, ServerConnection] = {}
-        """By each epoch that started ranks of it."""
-        self._newest: tuple[Epoch, frozenset[str]] | None = None
+        self.of: dict[WorldId, ServerConnection] = {}
+        """By each world that started ranks of it."""
+        self._newest: tuple[WorldId, frozenset[str]] | None = None
 
     def began(self, chief: Server) -> None:
         line = chief.line
         self._world.checks.counts["worlds"] += 1
         if line.restored is not None:
-            spoilt = self._world.disk.spoilt(line.restored.step, line.restored.epoch)
+            spoilt = self._world.disk.spoilt(line.restored.step, line.restored.world_id)
             require(not spoilt, "a world goes on from a checkpoint that verifies", line.restored)
 
     def remembers(self, server: Server) -> None:
         """It is back, or has just begun."""
-        self.of[server.plan.epoch] = server.line
+        self.of[server.plan.world_id] = server.line
         memory = server.memory
         require(
             memory.line == server.plan.server_generation,
@@ -46,9 +46,9 @@ class LineChecks:
 
     def acknowledged(self, worker: Worker) -> None:
         line, pods = worker.line, self._world.checks.pods(worker.plan)
-        if self._newest is None or line.epoch >= self._newest[0]:
-            self._newest = line.epoch, pods
+        if self._newest is None or line.world_id >= self._newest[0]:
+            self._newest = line.world_id, pods
         else:  # only one that is cut off as a whole
-            require(not pods & self._newest[1], "one line advances", line.epoch, "after", self._newest[0])
+            require(not pods & self._newest[1], "one line advances", line.world_id, "after", self._newest[0])
         line.steps[worker.number] = max(line.steps[worker.number], worker.step)
         self._world.checks.counts["steps"] += 1

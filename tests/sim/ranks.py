@@ -1,6 +1,6 @@
 """The user's processes: ranks that compute in lockstep, as a synchronous all-reduce makes them.
 
-A Gang is all ranks of one epoch. It makes a step only while every one of them lives, is not stuck, and
+A Gang is all ranks of one world. It makes a step only while every one of them lives, is not stuck, and
 reaches the others. When one dies, the others fail with a reset connection, or hang in the all-reduce until
 somebody kills them. A rank restores (rank 0 chooses), writes its shard, pauses, drains and ends as the
 trainer library does. Scripts below feature level 2 keep their own checkpoint, one for all, without a request.
@@ -166,7 +166,7 @@ class Rank:
 
         def written() -> None:
             self.writing = False
-            files = self._world.disk.write_shard(step, self.plan.epoch, self.number, position)
+            files = self._world.disk.write_shard(step, self.plan.world_id, self.number, position)
             self.send(FromRank(shard_step=step, shard_files=files))
             then()
 
@@ -216,7 +216,7 @@ class Rank:
 
 
 class Gang:
-    """All ranks of one epoch that found each other."""
+    """All ranks of one world that found each other."""
 
     def __init__(self, world: World, plan: Plan) -> None:
         self._world, self.plan = world, plan
@@ -259,7 +259,9 @@ class Gang:
                 self.ranks[0].raises("CheckpointNotFound", f"CheckpointNotFound: {error}")
                 return
         self.begun = True
-        self._world.film.write(f"epoch {self.plan.epoch}", f"{len(self.ranks)} ranks go on from step {step}")
+        self._world.film.write(
+            f"world {self.plan.world_id}", f"{len(self.ranks)} ranks go on from step {step}"
+        )
         self._world.checks.began(self, step)
         for rank in self.ranks.values():
             rank.go_on_from(step)

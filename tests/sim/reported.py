@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ropeteam.api.conditions import ConditionType
 from ropeteam.api.status import IncidentStatus, JobStatus
 from ropeteam.core.decision import Decision
-from ropeteam_trainer.contract.world import Cause, Epoch, ProcessExit
+from ropeteam_trainer.contract.world import Cause, ProcessExit, WorldId
 
 if TYPE_CHECKING:
     from tests.sim.ranks import Rank
@@ -30,21 +30,21 @@ class StatusChecks:
     def __init__(self, world: World) -> None:
         self._world = world
         self._exits: dict[tuple[str, int], ProcessExit] = {}
-        """By epoch and rank."""
+        """By world and rank."""
         self._raised: dict[tuple[str, int], str] = {}
         self._tops: dict[str, int] = {}
-        """The newest step of each epoch."""
+        """The newest step of each world."""
 
     # ---- the truth
 
     def ended(self, rank: Rank, exit: ProcessExit) -> None:
-        self._exits[str(rank.plan.epoch), rank.number] = exit
+        self._exits[str(rank.plan.world_id), rank.number] = exit
 
     def raised(self, rank: Rank, message: str) -> None:
-        self._raised[str(rank.plan.epoch), rank.number] = message
+        self._raised[str(rank.plan.world_id), rank.number] = message
 
-    def stepped(self, epoch: Epoch, step: int) -> None:
-        self._tops[str(epoch)] = step
+    def stepped(self, world_id: WorldId, step: int) -> None:
+        self._tops[str(world_id)] = step
 
     # ---- what is wrong with what was told, or ""
 

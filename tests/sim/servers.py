@@ -17,7 +17,7 @@ from tests.sim.ranks import Parent, Rank
 from ropeteam_trainer.agent.machine.environment import rank_plan
 from ropeteam_trainer.checkpoint.decisions.restore import CheckpointNotFound, CheckpointUnavailable, choose
 from ropeteam_trainer.contract.local import Beat, FromRank, ToRank
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan
+from ropeteam_trainer.contract.world import CheckpointRef, Plan, WorldId
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -29,11 +29,11 @@ LOOK_SECONDS = 0.5
 class Memory:
     """A server's folder in /dev/shm."""
 
-    line: Epoch
+    line: WorldId
     steps: dict[int, int]
     """Acknowledged, by worker rank."""
-    sessions: dict[int, Epoch] = field(default_factory=dict)
-    """The newest epoch that a worker rank came with."""
+    sessions: dict[int, WorldId] = field(default_factory=dict)
+    """The newest world that a worker rank came with."""
     left: set[int] = field(default_factory=set)
     """Workers whose script is over."""
     stopped: set[int] = field(default_factory=set)
@@ -44,7 +44,7 @@ class Memory:
 class ServerConnection:
     """The truth about a line of worlds: what servers acknowledged while it lasted."""
 
-    epoch: Epoch
+    world_id: WorldId
     begun: bool = False
     restored: CheckpointRef | None = None
     steps: dict[int, int] = field(default_factory=dict)
@@ -104,14 +104,16 @@ class Worker(Served):
             self.later(LOOK_SECONDS, self.begin)
             return
         for memory in memories:
-            memory.sessions[self.number] = self.plan.epoch
+            memory.sessions[self.number] = self.plan.world_id
         self.go_on_from(min(memory.steps[self.number] for memory in memories))
         self._world.checks.lines.rejoined(self)
         self._next()
 
     def _refuses(self, memory: Memory) -> bool:
         newest = memory.sessions.get(self.number)
-        return memory.line != self.plan.server_generation or (newest is not None and newest > self.plan.epoch)
+        return memory.line != self.plan.server_generation or (
+            newest is not None and newest > self.plan.world_id
+        )
 
     def _servers(self) -> list[Memory] | None:
         """Of all servers; None if one of them does not answer."""
@@ -245,7 +247,7 @@ class Server(Served):
             return False
         steps = dict.fromkeys(workers, 0)
         if chosen is not None:
-            steps = dict(self._world.saved_steps[chosen.ref.step, chosen.ref.epoch])
+            steps = dict(self._world.saved_steps[chosen.ref.step, chosen.ref.world_id])
             self.send(FromRank(restored=chosen.ref))
         self.line.begun, self.line.restored = True, chosen.ref if chosen else None
         self.line.base, self.line.steps = dict(steps), dict(steps)
@@ -281,7 +283,7 @@ class Server(Served):
 
     def save(self, then: Callable[[], None] = lambda: None) -> None:
         self.saved = self.step
-        self._world.saved_steps[self.step, self.plan.epoch] = dict(self.memory.steps)
+        self._world.saved_steps[self.step, self.plan.world_id] = dict(self.memory.steps)
         super().save(then)
 
     def receive(self, message: ToRank) -> None:

@@ -73,7 +73,7 @@ def test_an_island_of_a_coordinator_and_its_agents_is_the_only_world(
         before = world.checks.counts["steps"]
         world.run(150.0)  # the checks demand that one world advances
         assert world.checks.counts["steps"] > before + 100, "it trains on"
-        assert {rank.plan.epoch.term for rank in world.live_ranks()} == {1}
+        assert {rank.plan.world_id.term for rank in world.live_ranks()} == {1}
         status = world.kubernetes.job.status
         stalled = status.condition(ConditionType.STALLED)
         assert stalled
@@ -110,7 +110,7 @@ def test_an_island_that_fences_itself_ends_before_its_successor_begins(
             world.operator.start()
         world.run(3.0 * fence + 120.0)  # the checks demand that one world advances
         assert (
-            {rank.plan.epoch.term for rank in world.live_ranks()}
+            {rank.plan.world_id.term for rank in world.live_ranks()}
             == {world.kubernetes.job.status.coordinator.term}
             != {1}
         )
@@ -127,6 +127,6 @@ def test_a_person_confirms_that_the_island_has_ended_and_the_job_continues(featu
     assert not world.live_ranks(), "nobody knows that it lost power"
     world.vouch()
     world.run(60.0)
-    assert {rank.plan.epoch.term for rank in world.live_ranks()} == {
+    assert {rank.plan.world_id.term for rank in world.live_ranks()} == {
         world.kubernetes.job.status.coordinator.term
     }

@@ -37,7 +37,7 @@ def test_no_checkpoint_that_status_names_is_pruned_while_the_operator_is_away(
     world = away(seed, workers, feature_level, seconds)
     before = world.kubernetes.job.status.checkpoint
     assert before is not None
-    on_disk = {(ref.step, str(ref.epoch)) for ref in world.disk.found()}
+    on_disk = {(ref.step, str(ref.world_id)) for ref in world.disk.found()}
     assert {(ref.step, ref.world) for ref in before.lineage} <= on_disk
     world.settle()
     assert world.kubernetes.job.status.holds(ConditionType.COMPLETE)

@@ -29,7 +29,7 @@ from tests.sim.servers import Server, ServerConnection, Worker
 
 from ropeteam.api.conditions import ConditionType
 from ropeteam.core.seen.observation import Role
-from ropeteam_trainer.contract.world import Epoch, Plan
+from ropeteam_trainer.contract.world import Plan, WorldId
 from ropeteam_trainer.data.decisions.plan import DataPlan
 
 STALE_SECONDS = 10.0
@@ -115,10 +115,10 @@ class World:
         self.api_slowness = 1.0
         self.moments: Counter[str] = Counter()
         """How often a moment came that is worth an ambush: plan, grant, stop, complete, manifest, write."""
-        self.saved_steps: dict[tuple[int, Epoch], dict[int, int]] = {}
+        self.saved_steps: dict[tuple[int, WorldId], dict[int, int]] = {}
         """What each checkpoint of parameter servers has of each worker."""
-        self._gangs: dict[Epoch, Gang] = {}
-        self._lines: dict[Epoch, ServerConnection] = {}
+        self._gangs: dict[WorldId, Gang] = {}
+        self._lines: dict[WorldId, ServerConnection] = {}
         self._number = 0
         self.kubernetes = Kubernetes(
             self.clock, self.random, setup.spec(), nodes=setup.workers + setup.servers + 1
@@ -152,19 +152,19 @@ class World:
         return None
 
     def store_answers(self, plan: Plan) -> bool:
-        """The keeper of this epoch's store lives."""
+        """The keeper of this world's store lives."""
         agents = (agent for agent in self.agents.values() if agent.alive)
         return any(
-            a.state.identity.pod_ip == plan.store_host and a.stores.get(plan.epoch) == plan.store_port
+            a.state.identity.pod_ip == plan.store_host and a.stores.get(plan.world_id) == plan.store_port
             for a in agents
         )
 
     def gang(self, rank: Rank) -> Gang:
-        epoch = rank.plan.epoch
-        if epoch not in self._gangs:
-            self._gangs[epoch] = Gang(self, rank.plan)
-        self.checks.plan_is_one(self._gangs[epoch], rank)
-        return self._gangs[epoch]
+        world_id = rank.plan.world_id
+        if world_id not in self._gangs:
+            self._gangs[world_id] = Gang(self, rank.plan)
+        self.checks.plan_is_one(self._gangs[world_id], rank)
+        return self._gangs[world_id]
 
     def rank(self, agent: Agent, plan: Plan, number: int) -> Rank:
         """The script, started."""

@@ -18,7 +18,7 @@ import torch
 from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST, Manifest
 from ropeteam_trainer.checkpoint.saving import Checkpoints
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
-from ropeteam_trainer.contract.world import Epoch, ShardFile
+from ropeteam_trainer.contract.world import ShardFile, WorldId
 from ropeteam_trainer.rank.agentlink import NoAgent
 from ropeteam_trainer.rank.world import World
 
@@ -58,7 +58,7 @@ def plant(directory: Path, case: Case) -> None:
         ShardFile(path.name, path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
         for path in sorted(place.iterdir())
     )
-    manifest = Manifest(1000, Epoch(9, 0, 1), 1, case.job, "", files, None)
+    manifest = Manifest(1000, WorldId(9, 0, 1), 1, case.job, "", files, None)
     (place / MANIFEST).write_bytes(manifest.to_bytes())
     if case.after:
         case.act(place)

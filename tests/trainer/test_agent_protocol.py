@@ -13,7 +13,7 @@ from lab.ranks.processes import FakeAgent, RankGroup
 from ropeteam_trainer.checkpoint import reader
 from ropeteam_trainer.contract.config import CheckpointConfig, Resume
 from ropeteam_trainer.contract.local import ToRank
-from ropeteam_trainer.contract.world import Epoch
+from ropeteam_trainer.contract.world import WorldId
 
 LONG = ("--epochs", "100000")
 
@@ -25,7 +25,7 @@ def checkpoint(tmp_path: Path) -> CheckpointConfig:
 
 @pytest.fixture
 def agent(tmp_path: Path, checkpoint: CheckpointConfig) -> Iterator[FakeAgent]:
-    agent = FakeAgent(tmp_path, 2, checkpoint, Epoch(1, 0, 1))
+    agent = FakeAgent(tmp_path, 2, checkpoint, WorldId(1, 0, 1))
     yield agent
     agent.close()
 
@@ -33,7 +33,7 @@ def agent(tmp_path: Path, checkpoint: CheckpointConfig) -> Iterator[FakeAgent]:
 def next_world(tmp_path: Path, before: FakeAgent, world: int) -> FakeAgent:
     path = tmp_path / "next"
     path.mkdir()
-    world_id = Epoch(before.world_id.term, before.world_id.boot, before.world_id.n + 1)
+    world_id = WorldId(before.world_id.term, before.world_id.boot, before.world_id.n + 1)
     return FakeAgent(path, world, before.checkpoint, world_id)
 
 
@@ -62,7 +62,7 @@ def test_a_rank_reports_itself_its_progress_and_its_end(tmp_path: Path, agent: F
 
 
 def test_without_a_checkpoint_folder_a_script_stays_on_feature_level_1(tmp_path: Path) -> None:
-    agent = FakeAgent(tmp_path, 1, None, Epoch(1, 0, 1))
+    agent = FakeAgent(tmp_path, 1, None, WorldId(1, 0, 1))
     assert RankGroup(tmp_path, 1).run("train.py", agent=agent).codes == [0]
     assert agent.received(0, "feature_level") == [1]
     assert agent.received(0, "shard_step") == []
@@ -140,7 +140,7 @@ def test_a_flipped_byte_makes_the_world_go_on_from_the_parent(tmp_path: Path, ag
     assert "step-9/1.0.1 is not used: state.pt was altered (wrong hash)" in ended.output[0]
     assert "step-6/1.0.1 is not used: rank-1.pt has 100 bytes instead of" in ended.output[0]
     assert "not used" not in ended.output[1]
-    assert [ref.step for ref in reader.find(tmp_path / "saved") if ref.epoch == after.world_id] == [], (
+    assert [ref.step for ref in reader.find(tmp_path / "saved") if ref.world_id == after.world_id] == [], (
         "nobody granted"
     )
     after.close()
@@ -156,7 +156,7 @@ def test_a_step_that_is_not_there_ends_all_ranks_with_the_fix(tmp_path: Path, ag
 
 def test_all_ranks_agree_when_seconds_decide(tmp_path: Path) -> None:
     config = CheckpointConfig(str(tmp_path / "saved"), every_seconds=1)
-    agent = FakeAgent(tmp_path, 2, config, Epoch(1, 0, 1))
+    agent = FakeAgent(tmp_path, 2, config, WorldId(1, 0, 1))
     with RankGroup(tmp_path, 2).start("train.py", *LONG, agent=agent):
         agent.wait(lambda: all(len(agent.received(rank, "shard_step")) >= 3 for rank in range(2)))
         steps = [agent.received(rank, "shard_step")[:3] for rank in range(2)]

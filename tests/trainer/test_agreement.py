@@ -21,7 +21,7 @@ from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST, METADATA, M
 from ropeteam_trainer.checkpoint.decisions.restore import CheckpointUnavailable, Inspection, shares
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+from ropeteam_trainer.contract.world import CheckpointRef, ShardFile, WorldId
 from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.system.folders import Folder, UnexpectedFile
 
@@ -31,7 +31,7 @@ FIRED = "FIRED"
 @pytest.fixture
 def saved(tmp_path: Path) -> Iterator[FakeAgent]:
     """Two ranks have made steps 3 and 6, and committed both."""
-    agent = FakeAgent(tmp_path, 2, CheckpointConfig(str(tmp_path / "saved"), every_steps=3), Epoch(1, 0, 1))
+    agent = FakeAgent(tmp_path, 2, CheckpointConfig(str(tmp_path / "saved"), every_steps=3), WorldId(1, 0, 1))
     with RankGroup(tmp_path, 2) as group:
         group.start("train.py", "--epochs", "100000", agent=agent)
         for step in (3, 6):
@@ -55,7 +55,7 @@ def again(
     """The next world, to its end."""
     path = agent.path / "next"
     path.mkdir()
-    other = FakeAgent(path, world, agent.checkpoint, Epoch(1, 0, 2))
+    other = FakeAgent(path, world, agent.checkpoint, WorldId(1, 0, 2))
     script = ("hiccup.py", *fault) if fault else ("train.py",)
     with RankGroup(path, world) as group:
         group.start(*script, "--epochs", "3", agent=other, restore=agent.lineage, **plan)
@@ -175,7 +175,7 @@ def test_a_folder_that_somebody_deleted_is_done_without(saved: FakeAgent) -> Non
 def test_a_directory_that_cannot_be_listed_is_not_an_empty_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ref = CheckpointRef(6, Epoch(1, 0, 1), "ab")
+    ref = CheckpointRef(6, WorldId(1, 0, 1), "ab")
     assert reader.find(tmp_path / "none") == ()
     assert reader.inspect(tmp_path / "none", ref).unsure, "its volume is not there"
     listed: list[str] = []
@@ -195,8 +195,8 @@ def test_a_directory_that_cannot_be_listed_is_not_an_empty_one(
 def test_a_folder_that_may_not_be_entered_hides_no_other(
     closed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours = Manifest(6, Epoch(1, 0, 1), 1, "j", "u", (), None)
-    theirs = CheckpointRef(7, Epoch(1, 0, 2), run="other")
+    ours = Manifest(6, WorldId(1, 0, 1), 1, "j", "u", (), None)
+    theirs = CheckpointRef(7, WorldId(1, 0, 2), run="other")
     for ref in (ours.ref, theirs):
         (tmp_path / folder(ref)).mkdir(parents=True)
         (tmp_path / folder(ref) / MANIFEST).write_bytes(ours.to_bytes())
@@ -215,7 +215,7 @@ def test_a_folder_that_may_not_be_entered_hides_no_other(
 
 def test_what_is_not_ours_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agreement, "RETRY_SECONDS", 0.0)
-    ref, file = CheckpointRef(3, Epoch(1, 0, 1)), ShardFile(METADATA, 3, "00")
+    ref, file = CheckpointRef(3, WorldId(1, 0, 1)), ShardFile(METADATA, 3, "00")
     (tmp_path / folder(ref)).mkdir(parents=True)
     (tmp_path / folder(ref) / METADATA).write_bytes(b"more")
     with pytest.raises(UnexpectedFile, match="larger than 3 bytes"):
@@ -224,7 +224,7 @@ def test_what_is_not_ours_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_file_that_is_gone_is_proof_only_beside_its_manifest(tmp_path: Path) -> None:
     file = ShardFile("state.pt", 3, "00")
-    ref = CheckpointRef(3, Epoch(1, 0, 1))
+    ref = CheckpointRef(3, WorldId(1, 0, 1))
     assert reader.check(tmp_path, ref, file, print).unsure
     (tmp_path / folder(ref)).mkdir(parents=True)
     assert reader.check(tmp_path, ref, file, print).unsure
@@ -242,7 +242,7 @@ def test_every_file_is_verified_by_one_rank_and_no_rank_has_much_more(
     sizes: dict[str, int], saved_by: int, ranks: int
 ) -> None:
     files = tuple(ShardFile(name, size, "") for name, size in sizes.items())
-    parts = shares(Manifest(1, Epoch(1, 0, 1), saved_by, "", "", files, None), ranks)
+    parts = shares(Manifest(1, WorldId(1, 0, 1), saved_by, "", "", files, None), ranks)
     assert sorted(file.name for part in parts for file in part) == sorted(sizes)
     if ranks == saved_by:
         own = [file.name for file in parts[ranks - 1]]
@@ -258,7 +258,7 @@ def test_an_error_that_had_passed_does_not_shorten_the_retries_of_the_next(
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(agreement, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=lambda _: None))
     shard = ShardFile("shard", 1, hashlib.sha256(b"x").hexdigest())
-    manifest = Manifest(3, Epoch(1, 0, 1), 1, "j", "u", (shard,), None)
+    manifest = Manifest(3, WorldId(1, 0, 1), 1, "j", "u", (shard,), None)
     ref = manifest.ref
     (tmp_path / folder(ref)).mkdir(parents=True)
     (tmp_path / folder(ref) / "shard").write_bytes(b"x")

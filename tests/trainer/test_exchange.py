@@ -13,7 +13,7 @@ from tests.trainer.planted import CANARY, Gadget
 
 from ropeteam_trainer.checkpoint.agreement import CHOSEN, VERIFICATION, Verification
 from ropeteam_trainer.contract import codec
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+from ropeteam_trainer.contract.world import CheckpointRef, ShardFile, WorldId
 from ropeteam_trainer.rank import exchange
 from ropeteam_trainer.rank.exchange import BadMessage
 
@@ -39,7 +39,7 @@ def test_plain_values_are_sent_as_they_are(value: Any) -> None:
 
 
 def test_an_instance_is_decoded_only_where_its_class_is_expected() -> None:
-    ref = CheckpointRef(3, Epoch(1, 0, 2), "ab", "run")
+    ref = CheckpointRef(3, WorldId(1, 0, 2), "ab", "run")
     content = exchange.pack(("the choice", ref), CHOSEN)
     assert exchange.unpack(content, CHOSEN) == ("the choice", ref)
     with pytest.raises(BadMessage, match=r"it names ropeteam_trainer\.contract\.world\.Epoch"):
@@ -49,7 +49,7 @@ def test_an_instance_is_decoded_only_where_its_class_is_expected() -> None:
 
 
 def test_what_has_no_name_is_not_sent() -> None:
-    for value in (Epoch(1, 0, 2), [Gadget(Path("made"))], print):
+    for value in (WorldId(1, 0, 2), [Gadget(Path("made"))], print):
         with pytest.raises(pickle.PicklingError, match="is not in the vocabulary of this exchange"):
             exchange.pack(value)
 

@@ -23,12 +23,12 @@ from ropeteam_trainer.checkpoint.objects.tensorshard import TensorShard
 from ropeteam_trainer.checkpoint.saving import Checkpoints
 from ropeteam_trainer.checkpoint.writer import ShardWriter
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+from ropeteam_trainer.contract.world import CheckpointRef, ShardFile, WorldId
 from ropeteam_trainer.rank.agentlink import HeartbeatWriter, NoAgent
 from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.system.folders import Folder
 
-WORLD_ID = Epoch(1, 0, 1)
+WORLD_ID = WorldId(1, 0, 1)
 ALONE = World(0, 1, torch.device("cpu"))
 WEIGHTS = torch.arange(2000.0)
 CONTENTS = {"state.pt": {"step": 7}, "rank-0.pt": {"rng": (1, [2], "x")}}
@@ -121,7 +121,7 @@ def test_a_torn_manifest_is_found_without_its_digest(tmp_path: Path) -> None:
     ref = commit(tmp_path)
     half(tmp_path / folder(ref) / MANIFEST)
     found = reader.find(tmp_path)
-    assert [(r.step, r.epoch, r.digest) for r in found] == [(7, WORLD_ID, "")]
+    assert [(r.step, r.world_id, r.digest) for r in found] == [(7, WORLD_ID, "")]
     assert "torn or altered" in seen(tmp_path, found[0]).fault
 
 

@@ -9,7 +9,7 @@ import pytest
 from lab.ranks.processes import FakeAgent, RankGroup
 
 from ropeteam_trainer.contract.config import CheckpointConfig
-from ropeteam_trainer.contract.world import Epoch
+from ropeteam_trainer.contract.world import WorldId
 
 Agents = Callable[..., FakeAgent]
 
@@ -22,7 +22,7 @@ def agents(tmp_path: Path) -> Iterator[Agents]:
         path = tmp_path / f"agent-{len(made)}"
         path.mkdir()
         checkpoint = CheckpointConfig(str(tmp_path / "saved"), every_steps=every)
-        made.append(FakeAgent(path, 2, checkpoint, Epoch(1, 0, 1 + len(made))))
+        made.append(FakeAgent(path, 2, checkpoint, WorldId(1, 0, 1 + len(made))))
         return made[-1]
 
     yield make

@@ -19,7 +19,7 @@ import ropeteam_trainer
 from ropeteam_trainer import joining
 from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
-from ropeteam_trainer.contract.world import Epoch
+from ropeteam_trainer.contract.world import WorldId
 from ropeteam_trainer.job import Job
 from ropeteam_trainer.joining import create_job
 from ropeteam_trainer.rank import agentlink
@@ -39,7 +39,7 @@ def alone(
 @contextmanager
 def linked(path: Path, folder: Path | None = None) -> Iterator[tuple[FakeAgent, Job]]:
     """`alone`, with an agent."""
-    agent = FakeAgent(path, 1, None, Epoch(1, 0, 1))
+    agent = FakeAgent(path, 1, None, WorldId(1, 0, 1))
     one = alone(folder, environ={config.RANK_SOCKET: str(path / "socket.0")})
     assert one._link.connected
     yield agent, one
@@ -137,7 +137,7 @@ def test_an_agent_that_is_not_there_costs_a_message(
 
 
 def test_the_link_sends_the_last_loss_when_it_closes(tmp_path: Path) -> None:
-    agent = FakeAgent(tmp_path, 1, None, Epoch(1, 0, 1))
+    agent = FakeAgent(tmp_path, 1, None, WorldId(1, 0, 1))
     link = agentlink.connect({config.RANK_SOCKET: str(tmp_path / "socket.0")}, 0)
     agent.wait(lambda: agent.messages[0])
     for step in range(100):

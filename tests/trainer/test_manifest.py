@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 
 from ropeteam_trainer.checkpoint.decisions.manifest import Manifest, folder, parse_ref, ref_at, ref_text
 from ropeteam_trainer.contract import codec
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+from ropeteam_trainer.contract.world import CheckpointRef, ShardFile, WorldId
 
 numbers = st.integers(0, 10_000)
-epochs = st.builds(Epoch, term=numbers, boot=numbers, n=numbers)
+world_ids = st.builds(WorldId, term=numbers, boot=numbers, n=numbers)
 digests = st.text("0123456789abcdef", min_size=64, max_size=64)
-refs = st.builds(CheckpointRef, step=numbers, epoch=epochs, digest=st.just("") | digests)
+refs = st.builds(CheckpointRef, step=numbers, world_id=world_ids, digest=st.just("") | digests)
 files = st.builds(ShardFile, name=st.text(), size=numbers, sha256=digests)
 manifests = st.builds(
     Manifest,
     step=numbers,
-    world_id=epochs,
+    world_id=world_ids,
     world_size=numbers,
     job=st.text(),
     job_uid=st.text(),
@@ -64,9 +64,9 @@ def test_the_digest_changes_with_the_content(manifest: Manifest) -> None:
 
 def test_names_in_json_are_those_of_every_release() -> None:
     """Manifests of earlier releases are read, and theirs read ours."""
-    parent = CheckpointRef(2, Epoch(1, 0, 1), "cd", "uid")
+    parent = CheckpointRef(2, WorldId(1, 0, 1), "cd", "uid")
     files = (ShardFile("state.pt", 7, "ab"),)
-    assert Manifest(3, Epoch(1, 0, 2), 2, "job", "uid", files, parent).to_bytes() == (
+    assert Manifest(3, WorldId(1, 0, 2), 2, "job", "uid", files, parent).to_bytes() == (
         b'{"step":3,"epoch":{"term":1,"boot":0,"n":2},"world_size":2,"job":"job","job_uid":"uid",'
         b'"files":[{"name":"state.pt","size":7,"sha256":"ab"}],'
         b'"parent":{"step":2,"epoch":{"term":1,"boot":0,"n":1},"digest":"cd","run":"uid"},"format":1}'

@@ -17,7 +17,7 @@ from lab.ranks.processes import Ended, FakeAgent, RankGroup
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import CheckpointConfig
 from ropeteam_trainer.contract.strategy import Strategy
-from ropeteam_trainer.contract.world import Epoch
+from ropeteam_trainer.contract.world import WorldId
 from ropeteam_trainer.recipes import char_gpt
 
 SECRET = "of this job"
@@ -69,7 +69,7 @@ class Served:
         self.program = program or ("served.py", json.dumps(asked), str(path))
         world = workers + servers
         saved = CheckpointConfig(str(path / "saved"), every_steps=4) if checkpoint else None
-        self.agent = FakeAgent(path, world, saved, Epoch(1, 0, 1))
+        self.agent = FakeAgent(path, world, saved, WorldId(1, 0, 1))
         self.crew = RankGroup(path, world)
         self.crew.environment[config.MEMORY] = str(path)
         self.places = [reserved() for _ in range(servers)]
@@ -248,7 +248,7 @@ def test_any_layout_goes_on_from_servers_and_servers_from_any(tmp_path: Path) ->
         path = tmp_path / str(number)
         path.mkdir()
         checkpoint = CheckpointConfig(str(tmp_path / "saved"), every_steps=4)
-        agent = FakeAgent(path, workers + servers, checkpoint, Epoch(1, 0, number))
+        agent = FakeAgent(path, workers + servers, checkpoint, WorldId(1, 0, number))
         with RankGroup(path, workers + servers) as crew:
             crew.trace = tmp_path / "trace"
             strategy = codec.from_plain(Strategy, asked)

@@ -13,7 +13,7 @@ from lab.ranks.processes import FakeAgent, RankGroup
 
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.strategy import Strategy
-from ropeteam_trainer.contract.world import Epoch
+from ropeteam_trainer.contract.world import WorldId
 from ropeteam_trainer.recipes import char_gpt, common
 
 RECIPES = Path(char_gpt.__file__).parent
@@ -48,7 +48,7 @@ def test_a_batch_of_sixteen_times_the_size_needs_a_rate_that_follows(
     """The rate fits a batch of 16: that reads 0.97 of the pictures (benchmarks/large_batch.py)."""
     strategy = codec.from_plain(Strategy, SIXTEEN_TIMES | settings)
     options = ["--optimizer", "SGD", "--learning-rate", "0.02", "--epochs", "26", "--seed", "1"]
-    agent = FakeAgent(tmp_path, 2, None, Epoch(1, 0, 1))
+    agent = FakeAgent(tmp_path, 2, None, WorldId(1, 0, 1))
     ended = RankGroup(tmp_path / "group", 2).run(
         str(RECIPES / "digits.py"), *options, agent=agent, strategy=strategy
     )

@@ -20,13 +20,13 @@ from ropeteam_trainer.checkpoint.decisions.restore import (
     shares,
 )
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume, Trust
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+from ropeteam_trainer.contract.world import CheckpointRef, ShardFile, WorldId
 
 STEPS = range(10, 60, 10)
 
 
 def manifest(step: int, parent: CheckpointRef | None = None) -> Manifest:
-    return Manifest(step, Epoch(1, 0, 1), 3, "job", "", (), parent)
+    return Manifest(step, WorldId(1, 0, 1), 3, "job", "", (), parent)
 
 
 def lineage(steps: range = STEPS) -> list[Manifest]:
@@ -77,13 +77,13 @@ def test_parents_come_after_all_candidates() -> None:
 
 
 def test_a_granted_checkpoint_that_was_never_written_is_passed_over() -> None:
-    granted = CheckpointRef(50, Epoch(1, 0, 1))
+    granted = CheckpointRef(50, WorldId(1, 0, 1))
     choice = choose(plan(granted, CHAIN[3].ref), (), Disk(bad=set(), unreadable={50}).inspect)
     assert choice.manifest == CHAIN[3]
 
 
 def test_only_a_granted_checkpoint_and_it_was_never_written_means_a_start_from_nothing() -> None:
-    granted = CheckpointRef(10, Epoch(1, 0, 1))
+    granted = CheckpointRef(10, WorldId(1, 0, 1))
     choice = choose(plan(granted), (), Disk(bad=set(), unreadable={10}).inspect)
     assert choice.manifest is None
     assert len(choice.skipped) == 1
@@ -117,8 +117,8 @@ def test_latest_takes_the_newest_in_the_folder_and_skips_what_is_torn() -> None:
 
 def test_a_malformed_checkpoint_is_passed_over_for_another_but_not_for_nothing() -> None:
     looks = {50: Inspection(CHAIN[4], f"state.pt {RIGHT_HASH}: it is a list"), 40: Inspection(CHAIN[3])}
-    newest = CheckpointRef(50, Epoch(1, 0, 1))
-    older = CheckpointRef(40, Epoch(1, 0, 1))
+    newest = CheckpointRef(50, WorldId(1, 0, 1))
+    older = CheckpointRef(40, WorldId(1, 0, 1))
 
     def inspect(ref: CheckpointRef) -> Inspection:
         return replace(looks[ref.step], manifest=replace(manifest(ref.step)))
@@ -131,12 +131,12 @@ def test_a_malformed_checkpoint_is_passed_over_for_another_but_not_for_nothing()
 
 
 def of_job(name: str, step: int) -> Inspection:
-    return Inspection(replace(manifest(step), job=name), ref=CheckpointRef(step, Epoch(1, 0, 1)))
+    return Inspection(replace(manifest(step), job=name), ref=CheckpointRef(step, WorldId(1, 0, 1)))
 
 
 def test_latest_takes_no_checkpoint_of_another_job_and_names_the_way_to_get_it() -> None:
     looks = {50: of_job("theirs", 50), 40: of_job("job", 40)}
-    found = tuple(CheckpointRef(step, Epoch(1, 0, 1)) for step in looks)
+    found = tuple(CheckpointRef(step, WorldId(1, 0, 1)) for step in looks)
     choice = choose(plan(known=False), found, lambda ref: looks[ref.step])
     assert choice.manifest == looks[40].manifest
     assert "is of job 'theirs', and this is job; spec.resume {policy: Step, step: 50}" in choice.skipped[0]
@@ -146,7 +146,7 @@ def test_latest_takes_no_checkpoint_of_another_job_and_names_the_way_to_get_it()
     ("wanted", "name"),
     [
         (plan(known=False, resume=Resume.STEP, step=50), "theirs"),
-        (plan(CheckpointRef(50, Epoch(1, 0, 1))), "theirs"),
+        (plan(CheckpointRef(50, WorldId(1, 0, 1))), "theirs"),
         (plan(known=False), ""),
         (replace(plan(known=False), job=""), "theirs"),
     ],
@@ -154,7 +154,7 @@ def test_latest_takes_no_checkpoint_of_another_job_and_names_the_way_to_get_it()
 )
 def test_another_jobs_checkpoint_is_used_on_explicit_request(wanted: RankPlan, name: str) -> None:
     found = of_job(name, 50)
-    assert choose(wanted, (CheckpointRef(50, Epoch(1, 0, 1)),), lambda _: found).manifest == found.manifest
+    assert choose(wanted, (CheckpointRef(50, WorldId(1, 0, 1)),), lambda _: found).manifest == found.manifest
 
 
 def test_latest_in_an_empty_folder_starts_from_nothing() -> None:
@@ -201,7 +201,7 @@ def test_the_message_names_the_folder_only_if_there_is_one() -> None:
 def test_what_nobody_vouches_for_leads_to_no_parent() -> None:
     """The writer of the unsigned one would vouch for that one, by its hash."""
     keys = replace(plan(known=False), keys="file")
-    found = (CheckpointRef(30, Epoch(1, 0, 1)),)
+    found = (CheckpointRef(30, WorldId(1, 0, 1)),)
     for bad in (set(), {30}):
         disk = Disk(bad=bad)
         with suppress(CheckpointNotFound):
@@ -227,9 +227,9 @@ def test_the_choice_verifies_and_nothing_is_looked_at_twice(bad: set[int], resto
 
 def test_latest_is_the_newest_run_not_the_highest_step() -> None:
     """A run was left at step 1000; the user began again, and is at step 500."""
-    left = tuple(CheckpointRef(step, Epoch(1, 0, 1), run="left") for step in (1000, 900))
-    newer = tuple(CheckpointRef(step, Epoch(1, 0, 1), run="newer") for step in (400, 500))
-    old_layout = CheckpointRef(2000, Epoch(1, 0, 1))
+    left = tuple(CheckpointRef(step, WorldId(1, 0, 1), run="left") for step in (1000, 900))
+    newer = tuple(CheckpointRef(step, WorldId(1, 0, 1), run="newer") for step in (400, 500))
+    old_layout = CheckpointRef(2000, WorldId(1, 0, 1))
     wanted = candidates(plan(known=False), (*newer, *left, old_layout))
     assert [(ref.run, ref.step) for ref in wanted[:3]] == [("newer", 500), ("newer", 400), ("left", 1000)]
     assert wanted[-1] == old_layout
@@ -237,13 +237,13 @@ def test_latest_is_the_newest_run_not_the_highest_step() -> None:
 
 def test_latest_within_a_run_is_the_newest_world() -> None:
     """An older world had come further, but its checkpoint did not verify then."""
-    found = (CheckpointRef(60, Epoch(1, 0, 1), run="r"), CheckpointRef(55, Epoch(1, 0, 2), run="r"))
+    found = (CheckpointRef(60, WorldId(1, 0, 1), run="r"), CheckpointRef(55, WorldId(1, 0, 2), run="r"))
     assert [ref.step for ref in candidates(plan(known=False), found)] == [55, 60]
 
 
 def test_a_world_takes_checkpoints_of_its_own_run_from_the_journal() -> None:
     """Without an operator there is no journal: all that is in the folder counts."""
-    found = (CheckpointRef(60, Epoch(1, 0, 1), run="uid"), CheckpointRef(50, Epoch(1, 0, 1), run="other"))
+    found = (CheckpointRef(60, WorldId(1, 0, 1), run="uid"), CheckpointRef(50, WorldId(1, 0, 1), run="other"))
     assert [ref.step for ref in candidates(plan(known=False), found)] == [50]
     alone = replace(plan(known=False), job_uid="")
     assert [ref.step for ref in candidates(alone, found)] == [60, 50]
@@ -252,7 +252,7 @@ def test_a_world_takes_checkpoints_of_its_own_run_from_the_journal() -> None:
 def test_every_file_is_verified_by_one_rank_its_own_if_as_many_have_saved():
     names = ("state.pt", "rank-1.pt", "__1_0.distcp", "__0_0.distcp")
     files = tuple(ShardFile(name, size, "") for size, name in enumerate(names, start=1))
-    saved = Manifest(1, Epoch(1, 0, 1), 2, "job", "uid", files, None)
+    saved = Manifest(1, WorldId(1, 0, 1), 2, "job", "uid", files, None)
     assert [[file.name for file in part] for part in shares(saved, 2)] == [
         ["state.pt", "__0_0.distcp"],
         ["rank-1.pt", "__1_0.distcp"],

@@ -10,7 +10,7 @@ import pytest
 from lab.ranks import traces
 from lab.ranks.processes import FakeAgent, RankGroup
 
-from ropeteam_trainer.contract.world import Epoch
+from ropeteam_trainer.contract.world import WorldId
 
 SAMPLES, EPOCHS = 37, 2
 REPLICATED = ("--strategy", '{"sync": {"type": "Replicate"}}')
@@ -117,7 +117,7 @@ def test_finished_worlds_exit_with_zero(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("how", "code"), [("--error", 1), ("--exit", 3)])
 def test_a_rank_that_fails_ends_soon_with_its_own_code(tmp_path: Path, how: str, code: int) -> None:
     """The others wait in a collective for it: it must not wait for them, nor disturb them on its way out."""
-    agent = FakeAgent(tmp_path, 2, None, Epoch(1, 0, 1))
+    agent = FakeAgent(tmp_path, 2, None, WorldId(1, 0, 1))
     ended = RankGroup(tmp_path, 2).run("train.py", how, "3:1", agent=agent)
     agent.close()
     assert ended.codes[1] == code, ended.output

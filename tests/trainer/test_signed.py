@@ -38,14 +38,14 @@ from ropeteam_trainer.contract import codec, seals
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume, Trust, WorkerConfig
 from ropeteam_trainer.contract.messages import Grant
 from ropeteam_trainer.contract.seals import Keys
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+from ropeteam_trainer.contract.world import CheckpointRef, ShardFile, WorldId
 from ropeteam_trainer.rank.world import World
 
 OURS: Keys = (seals.folder_key(b"operator", "ours"),)
 THEIRS: Keys = (seals.folder_key(b"operator", "theirs"),)
-AT = Epoch(1, 0, 1)
+AT = WorldId(1, 0, 1)
 LAST = (1 << 63) - 1
-"""Of all steps, and of all epochs."""
+"""Of all steps, and of all worlds."""
 
 
 def settings(directory: Path, run: str) -> WorkerConfig:
@@ -76,7 +76,7 @@ def saved(directory: Path, *steps: int, keys: Keys = OURS, run: str = "former") 
 
 
 def forged(
-    directory: Path, step: int, keys: Keys = (), run: str = "former", at: Epoch = AT, **changes: Any
+    directory: Path, step: int, keys: Keys = (), run: str = "former", at: WorldId = AT, **changes: Any
 ) -> CheckpointRef:
     """Right hashes, the job's name."""
     ref = CheckpointRef(step, at, run=run)
@@ -171,7 +171,7 @@ def test_no_signature_but_its_own_makes_one_the_newest(
     forge: Callable[[bytes, bytes], bytes], tmp_path: Path
 ):
     (signed_ref,) = saved(tmp_path, 10)
-    path = tmp_path / folder(forged(tmp_path, LAST, at=Epoch(LAST, LAST, LAST))) / MANIFEST
+    path = tmp_path / folder(forged(tmp_path, LAST, at=WorldId(LAST, LAST, LAST))) / MANIFEST
     path.write_bytes(forge(path.read_bytes(), (tmp_path / folder(signed_ref) / MANIFEST).read_bytes()))
     assert codec.decode(Manifest, path.read_bytes()).step == LAST
     choice = choose(tmp_path)

@@ -19,7 +19,7 @@ from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST
 from ropeteam_trainer.checkpoint.objects import rng
 from ropeteam_trainer.checkpoint.saving import next_world_id
 from ropeteam_trainer.contract.config import CheckpointConfig
-from ropeteam_trainer.contract.world import Epoch
+from ropeteam_trainer.contract.world import WorldId
 from ropeteam_trainer.data import batches
 from ropeteam_trainer.data.decisions.plan import DataPlan, Position
 
@@ -72,11 +72,11 @@ def test_seconds_are_rank_0s() -> None:
     assert len(broadcasts) < 20, "steps of microseconds are not asked about one by one"
 
 
-def test_epochs_without_an_operator_are_of_term_0(tmp_path: Path) -> None:
-    assert next_world_id(tmp_path) == Epoch(0, 0, 1)
+def test_world_ids_without_an_operator_are_of_term_0(tmp_path: Path) -> None:
+    assert next_world_id(tmp_path) == WorldId(0, 0, 1)
     (tmp_path / "step-4" / "0.0.7").mkdir(parents=True)
     (tmp_path / "step-4" / "0.0.7" / MANIFEST).write_text("{}")
-    assert next_world_id(tmp_path) == Epoch(0, 0, 8)
+    assert next_world_id(tmp_path) == WorldId(0, 0, 8)
 
 
 def test_nothing_configured_means_never() -> None:

@@ -12,7 +12,7 @@ from lab.ranks.processes import FakeAgent, RankGroup
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.config import CheckpointConfig
 from ropeteam_trainer.contract.strategy import Strategy
-from ropeteam_trainer.contract.world import Epoch
+from ropeteam_trainer.contract.world import WorldId
 from ropeteam_trainer.recipes import char_gpt
 
 RECIPE = Path(char_gpt.__file__)
@@ -52,7 +52,7 @@ def test_each_restart_may_bring_another_strategy_and_another_world(
     for number, (world, chosen) in enumerate(LEGS, start=1):
         path = tmp_path / str(number)
         path.mkdir()
-        agent = FakeAgent(path, world, checkpoint, Epoch(1, 0, number))
+        agent = FakeAgent(path, world, checkpoint, WorldId(1, 0, number))
         with RankGroup(path, world) as group:
             group.trace = tmp_path / "trace"
             group.start(str(RECIPE), *options, agent=agent, restore=restore, strategy=chosen)
@@ -75,7 +75,7 @@ def test_micro_batches_are_added_in_the_same_order_after_a_restart(
         path = tmp_path / str(number)
         path.mkdir()
         checkpoint = CheckpointConfig(str(tmp_path / f"saved-{name}"), every_steps=4)
-        agent = FakeAgent(path, 3, checkpoint, Epoch(1, 0, number))
+        agent = FakeAgent(path, 3, checkpoint, WorldId(1, 0, number))
         with RankGroup(path, 3) as group:
             group.trace = tmp_path / name
             group.start(str(RECIPE), *options, agent=agent, restore=restore, strategy=chosen)
@@ -87,7 +87,7 @@ def test_micro_batches_are_added_in_the_same_order_after_a_restart(
 
 
 def test_a_strategy_that_the_script_does_not_apply_is_an_error(tmp_path: Path) -> None:
-    agent = FakeAgent(tmp_path, 1, None, Epoch(1, 0, 1))
+    agent = FakeAgent(tmp_path, 1, None, WorldId(1, 0, 1))
     script = tmp_path / "plain.py"
     script.write_text("import ropeteam_trainer\njob = ropeteam_trainer.init(device='cpu')\njob.report()\n")
     ended = RankGroup(tmp_path, 1).run(str(script), agent=agent, strategy=Strategy())

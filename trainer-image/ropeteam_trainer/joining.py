@@ -17,7 +17,7 @@ from ropeteam_trainer.checkpoint.saving import Checkpoints, next_world_id
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
 from ropeteam_trainer.contract.strategy import Strategy
-from ropeteam_trainer.contract.world import Epoch
+from ropeteam_trainer.contract.world import WorldId
 from ropeteam_trainer.data.feed import Feed
 from ropeteam_trainer.job import Job
 from ropeteam_trainer.rank import agentlink
@@ -95,7 +95,7 @@ def create_job(
     checkpoints = Checkpoints(plan, world, link) if saves else DisabledCheckpoints()
     session = Session(world, plan, here, link, heart, checkpoints, Feed(world))
     path = environ.get(config.TRACE)
-    trace = Trace(path, here.rank, plan.epoch) if path else None
+    trace = Trace(path, here.rank, plan.world_id) if path else None
     return Job(session, _role(session, environ), trace)
 
 
@@ -129,11 +129,11 @@ def _read_agent_plan() -> RankPlan | None:
 def _plan_without_agent(
     world: World, checkpoint: CheckpointConfig | None, strategy: Strategy | None
 ) -> RankPlan:
-    number = Epoch(0, 0, 0)
+    number = WorldId(0, 0, 0)
     if checkpoint is not None:
         path = Path(checkpoint.directory).absolute()
         checkpoint = replace(checkpoint, directory=str(path))
         number = world.from_rank_0(
-            lambda: next_world_id(path), {"ropeteam_trainer.contract.world.Epoch": Epoch}
+            lambda: next_world_id(path), {"ropeteam_trainer.contract.world.Epoch": WorldId}
         )
     return RankPlan(str(number), (), False, checkpoint, Resume.LATEST, None, "", "", strategy)

@@ -22,10 +22,10 @@ from ropeteam_trainer.checkpoint.decisions.manifest import METADATA, folder
 from ropeteam_trainer.checkpoint.objects.stateful import SavedObjects
 from ropeteam_trainer.checkpoint.objects.tensorshard import shard_of
 from ropeteam_trainer.checkpoint.writer import ShardWriter
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+from ropeteam_trainer.contract.world import CheckpointRef, ShardFile, WorldId
 from ropeteam_trainer.rank.world import World
 
-WORLD_ID = Epoch(1, 0, 1)
+WORLD_ID = WorldId(1, 0, 1)
 world, root = World.join("cpu", 60), Path(sys.argv[1])
 torch.manual_seed(0)
 model = nn.Linear(501, 64)

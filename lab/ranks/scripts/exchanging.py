@@ -18,7 +18,7 @@ from ropeteam_trainer.checkpoint.agreement import CHOSEN, VERIFICATION, Verifica
 from ropeteam_trainer.checkpoint.decisions.manifest import Manifest
 from ropeteam_trainer.checkpoint.decisions.restore import CheckpointNotFound, Choice
 from ropeteam_trainer.contract import codec
-from ropeteam_trainer.contract.world import Epoch, ShardFile
+from ropeteam_trainer.contract.world import ShardFile, WorldId
 from ropeteam_trainer.rank.world import World
 
 
@@ -85,7 +85,7 @@ world = World.join("cpu", 60)
 if world.rank == int(sys.argv[1]):
     become_the_release_before()
     world = Before(world.rank, world.size, world.device)
-manifest = Manifest(3, Epoch(1, 0, 1), 2, "job", "uid", (ShardFile("state.pt", 7, "ab"),), None)
+manifest = Manifest(3, WorldId(1, 0, 1), 2, "job", "uid", (ShardFile("state.pt", 7, "ab"),), None)
 choice = Choice(manifest, manifest.ref, ("another is not used",)), ""
 states = [Verification(rank == 1, 5 + rank, "", "away") for rank in range(2)]
 fits = [({f"without {rank}"}, {"what nobody takes"}, ["a shape"]) for rank in range(2)]

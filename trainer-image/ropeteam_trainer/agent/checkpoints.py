@@ -40,7 +40,7 @@ def claim(settings: WorkerConfig, pod_uid: str, plan: Plan, keys: Keys = ()) -> 
     """Claim the run, before a world of this plan saves or restores anything."""
     disk = Disk(settings)
     disk.enter()
-    held = disk.carry_out(journal.claim(Claim(plan.epoch, pod_uid)))
+    held = disk.carry_out(journal.claim(Claim(plan.world_id, pod_uid)))
     entries = seals.of_run(keys, settings.job_uid)
     restore = disk.carry_out(journal.lineage(held, plan.restore, entries))
     return Claimed(held, restore, disk.carry_out(journal.ancestors(restore, entries)))
@@ -137,8 +137,8 @@ class Disk:
             raise
 
     def _contains(self, directory: Folder, grant: Grant) -> bool:
-        """Whether all files of the grant lie in the directory, and are of no other run: epochs repeat
-        there."""
+        """Whether all files of the grant lie in the directory, and are of no other run: numbers
+        of worlds repeat there."""
         with suppress(OSError, ValueError), directory.down(manifest.path_in_run(grant.ref)) as folder:
             whole = all(folder.size(file.name) == file.size for file in grant.files)
             return whole and (not folder.has(manifest.MANIFEST) or self._is_own(folder))
@@ -162,7 +162,7 @@ class Disk:
         """Write the manifest beside the files, whose writers have made their names durable."""
         content = Manifest(
             step=grant.ref.step,
-            world_id=grant.ref.epoch,
+            world_id=grant.ref.world_id,
             world_size=grant.world_size,
             job=self._settings.job,
             job_uid=self._settings.job_uid,
@@ -190,7 +190,7 @@ def _keys(run: Folder) -> Iterator[CheckpointKey]:
     for step in run.names():
         if step.startswith("step-"):
             with suppress(OSError), run.folder(step) as folder:
-                for epoch in folder.names():
-                    ref = manifest.ref_at("", step, epoch)
-                    if ref is not None and folder.is_folder(epoch):
+                for world_id in folder.names():
+                    ref = manifest.ref_at("", step, world_id)
+                    if ref is not None and folder.is_folder(world_id):
                         yield key_of(ref)

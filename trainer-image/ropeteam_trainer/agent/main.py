@@ -180,15 +180,15 @@ class Agent:
         match effect:
             case StartRanks() | TerminateRanks() | SendToRank():
                 self._rank_effects.put_nowait(effect)
-            case KillRanks(epoch, ranks):
-                self._pod.ranks.kill(epoch, ranks)  # the started ones, now: a start can take a minute
+            case KillRanks(world_id, ranks):
+                self._pod.ranks.kill(world_id, ranks)  # the started ones, now: a start can take a minute
                 self._rank_effects.put_nowait(effect)
-            case ShowStacks(epoch, ranks):
-                self._pod.ranks.show_stacks(epoch, ranks)
-            case HostStore(epoch):
-                self._pod.stores.host(epoch)
-            case CloseStore(epoch):
-                self._pod.stores.close(epoch)
+            case ShowStacks(world_id, ranks):
+                self._pod.ranks.show_stacks(world_id, ranks)
+            case HostStore(world_id):
+                self._pod.stores.host(world_id)
+            case CloseStore(world_id):
+                self._pod.stores.close(world_id)
             case WarmUp():
                 self._background(self._pod.warm_up())
             case ClaimRun(plan):
@@ -212,12 +212,12 @@ class Agent:
             match await self._rank_effects.get():
                 case StartRanks(plan, fork, restore):
                     await self._pod.ranks.start(replace(plan, restore=restore), fork)
-                case KillRanks(epoch, ranks):
-                    self._pod.ranks.kill(epoch, ranks)
-                case TerminateRanks(epoch, ranks):
-                    self._pod.ranks.terminate(epoch, ranks)
-                case SendToRank(epoch, rank, message):
-                    self._pod.ranks.send(epoch, rank, message)
+                case KillRanks(world_id, ranks):
+                    self._pod.ranks.kill(world_id, ranks)
+                case TerminateRanks(world_id, ranks):
+                    self._pod.ranks.terminate(world_id, ranks)
+                case SendToRank(world_id, rank, message):
+                    self._pod.ranks.send(world_id, rank, message)
 
     async def _claim(self, plan: Plan) -> None:
         identity = self._state.identity
@@ -226,12 +226,12 @@ class Agent:
                 checkpoints.claim, self._settings, identity.pod_uid, plan, identity.keys
             )
         except OSError as error:
-            log(f"the checkpoint folder cannot be claimed for world {plan.epoch}, trying again: {error}")
-            self.post(ClaimFailed(plan.epoch))
+            log(f"the checkpoint folder cannot be claimed for world {plan.world_id}, trying again: {error}")
+            self.post(ClaimFailed(plan.world_id))
         except Superseded as found:
             self._report_superseded(found)
         else:
-            self.post(RunClaimed(plan.epoch, claimed.held, claimed.restore, claimed.ancestors))
+            self.post(RunClaimed(plan.world_id, claimed.held, claimed.restore, claimed.ancestors))
 
     async def _write_manifest(self, held: Held, grant: Grant) -> None:
         keys = self._state.identity.keys

@@ -19,7 +19,7 @@ import sys
 from ropeteam_trainer.agent.main import main
 sys.exit(main())
 """
-_EPOCH = (1980, 1, 1, 0, 0, 0)
+_EARLIEST = (1980, 1, 1, 0, 0, 0)
 
 
 def pack() -> bytes:
@@ -37,7 +37,7 @@ def _sources(package: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _entry(name: str) -> zipfile.ZipInfo:
-    entry = zipfile.ZipInfo(name, _EPOCH)
+    entry = zipfile.ZipInfo(name, _EARLIEST)
     entry.compress_type = zipfile.ZIP_DEFLATED
     entry.external_attr = 0o644 << 16
     return entry

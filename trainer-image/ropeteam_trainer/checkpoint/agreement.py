@@ -38,7 +38,7 @@ from ropeteam_trainer.checkpoint.decisions.restore import (
 )
 from ropeteam_trainer.contract import seals
 from ropeteam_trainer.contract.config import RankPlan
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+from ropeteam_trainer.contract.world import CheckpointRef, ShardFile, WorldId
 from ropeteam_trainer.rank.exchange import Vocabulary
 from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.system.folders import Location, UnexpectedFile
@@ -54,7 +54,7 @@ CHOSEN: Vocabulary = {
     "ropeteam_trainer.checkpoint.restore.CheckpointNotFound": CheckpointNotFound,
     "ropeteam_trainer.checkpoint.manifest.Manifest": Manifest,
     "ropeteam_trainer.contract.world.CheckpointRef": CheckpointRef,
-    "ropeteam_trainer.contract.world.Epoch": Epoch,
+    "ropeteam_trainer.contract.world.Epoch": WorldId,
     "ropeteam_trainer.contract.world.ShardFile": ShardFile,
 }
 """Classes of which rank 0's choice consists."""

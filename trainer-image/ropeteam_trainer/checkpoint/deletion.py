@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextlib import suppress
 
 from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST
-from ropeteam_trainer.contract.world import Epoch
+from ropeteam_trainer.contract.world import WorldId
 from ropeteam_trainer.system.folders import Folder, UnexpectedFile
 
 
-def delete(run: Folder, step: int, world_id: Epoch) -> None:
+def delete(run: Folder, step: int, world_id: WorldId) -> None:
     """Delete a checkpoint from the folder of its run, as far as possible. Another world's save of the same
     step stays."""
     name = f"step-{step}"

@@ -56,7 +56,7 @@ def _find(folder: Path) -> tuple[Path, CheckpointRef]:
     refs = reader.find(folder)
     if not refs:
         raise NoCheckpoint(f"{folder} holds no checkpoint; name one, as status.checkpoint.location does")
-    newest = max((ref for ref in refs if ref.run == refs[0].run), key=lambda ref: (ref.step, ref.epoch))
+    newest = max((ref for ref in refs if ref.run == refs[0].run), key=lambda ref: (ref.step, ref.world_id))
     return folder, newest
 
 

@@ -118,7 +118,7 @@ def inspect(directory: Location, ref: CheckpointRef, keys: Keys = ()) -> Inspect
         manifest = codec.decode(Manifest, text)
     except codec.DecodeError as error:
         return Inspection(None, f"its manifest is torn or altered ({error})")
-    if (manifest.step, manifest.world_id) != (ref.step, ref.epoch):
+    if (manifest.step, manifest.world_id) != (ref.step, ref.world_id):
         return Inspection(None, f"its manifest belongs to step {manifest.step} of world {manifest.world_id}")
     if ref.run and not ref.digest and manifest.job_uid != ref.run:  # with a known hash it may be a copy
         return Inspection(None, f"its manifest belongs to the job with UID {ascii(manifest.job_uid)[:80]}")

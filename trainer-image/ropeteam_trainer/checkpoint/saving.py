@@ -40,7 +40,7 @@ from ropeteam_trainer.checkpoint.objects.tensorshard import shard_of
 from ropeteam_trainer.checkpoint.writer import ShardWriter
 from ropeteam_trainer.contract.config import RankPlan
 from ropeteam_trainer.contract.local import FromRank
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+from ropeteam_trainer.contract.world import CheckpointRef, ShardFile, WorldId
 from ropeteam_trainer.rank.agentlink import AgentLink, HeartbeatWriter, NoAgent
 from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.system.folders import Folder, location
@@ -62,7 +62,7 @@ class Checkpoints:
         self._keep = plan.checkpoint.keep
         self._plan, self._world, self._link = plan, world, link
         self._directory = location(plan.checkpoint.directory, plan.checkpoint.volume)
-        self._world_id = Epoch.parse(plan.epoch)
+        self._world_id = WorldId.parse(plan.world_id)
         self._cadence = Cadence(plan.checkpoint, world.number_of_rank_0)
         self._writer = ShardWriter(self._directory, self._world_id, world, self._written, plan.job_uid)
         self._objects = SavedObjects({})
@@ -224,13 +224,13 @@ class Checkpoints:
             self._lineage.insert(0, manifest.ref)
             for old in self._lineage[self._keep :]:
                 if old.run == self._plan.job_uid:  # not of another run
-                    delete(run, old.step, old.epoch)
+                    delete(run, old.step, old.world_id)
         del self._lineage[self._keep :]
 
 
-def next_world_id(directory: Path) -> Epoch:
+def next_world_id(directory: Path) -> WorldId:
     """World of a run without an operator: higher than that of any checkpoint in the folder."""
-    return Epoch(0, 0, max((ref.epoch.n for ref in reader.find(directory)), default=0) + 1)
+    return WorldId(0, 0, max((ref.world_id.n for ref in reader.find(directory)), default=0) + 1)
 
 
 def _log(sentence: str) -> None:

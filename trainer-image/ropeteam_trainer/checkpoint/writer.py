@@ -25,7 +25,7 @@ from ropeteam_trainer.checkpoint.decisions.manifest import folder
 from ropeteam_trainer.checkpoint.objects.snapshot import Snapshot
 from ropeteam_trainer.checkpoint.objects.stateful import TrainingState
 from ropeteam_trainer.checkpoint.objects.tensorshard import local_part, shard_of
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+from ropeteam_trainer.contract.world import CheckpointRef, ShardFile, WorldId
 from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.system.folders import Location
 
@@ -36,7 +36,7 @@ _PATIENCE = timedelta(hours=1)
 
 class ShardWriter:
     def __init__(
-        self, directory: Location, world_id: Epoch, world: World, written: Written, run: str = ""
+        self, directory: Location, world_id: WorldId, world: World, written: Written, run: str = ""
     ) -> None:
         """`run`: UID of the job. `written` is called in the writer thread, only when all files of all ranks
         are synced."""

@@ -2,7 +2,7 @@
 
 What operator, coordinator, agent and rank send each other is defined here:
   config.py       environment and settings handed to pods
-  world.py        epochs, plans, checkpoints: the types that messages share
+  world.py        numbers of worlds, plans, checkpoints: the types that messages share
   messages.py     agent -> coordinator (AgentReport) and back (Orders)
   grantchunks.py  grants too large for a frame
   desired.py      operator -> coordinator (Desired) and back (JobReport)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ropeteam_trainer.contract import VERSION, codec, seals
-from ropeteam_trainer.contract.codec import stored_as
+from ropeteam_trainer.contract.codec import JSON_NAME, stored_as
 from ropeteam_trainer.contract.strategy import Strategy
 
 CONFIG = "ROPETEAM_CONFIG"
@@ -238,9 +238,9 @@ class CoordinatorConfig(Shape):
 class RankPlan:
     """Settings that the library in a rank needs beyond torchrun's variables."""
 
-    epoch: str
+    world_id: str = field(metadata={JSON_NAME: "epoch"})
     restore: tuple[str, ...]
-    """`run-<UID>/step-<N>/<epoch>#<digest>` relative to the checkpoint directory, best first (run and digest
+    """`run-<UID>/step-<N>/<world>#<digest>` relative to the checkpoint directory, best first (run and digest
     may be missing)."""
     lineage_known: bool
     """False only in the first world of a job: then `resume` decides."""
@@ -258,8 +258,8 @@ class RankPlan:
     token, "servers"). In the environment for libraries of an earlier release only; "": the agent sends it
     (FromRank.wants_secret)."""
     line: str = ""
-    """With parameter servers: the epoch in which this server generation began. A server refuses a rank of
-    another generation, and one whose `epoch` is lower than that of another process of the same rank: its pod
+    """With parameter servers: the world in which this server generation began. A server refuses a rank of
+    another generation, and one with a lower `world_id` than another process of the same rank: its pod
     was replaced, and does not know it yet."""
     keys: str = ""
     """File with the keys of the checkpoint folder (seals.py), after those of `checkpoint.signing`. Empty:

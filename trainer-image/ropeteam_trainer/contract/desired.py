@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ropeteam_trainer.contract import OLDEST, VERSION
 from ropeteam_trainer.contract.codec import stored_as
 from ropeteam_trainer.contract.messages import Problem, ProcessGroup, Progress
-from ropeteam_trainer.contract.world import Cause, CheckpointRef, Epoch, ProcessExit
+from ropeteam_trainer.contract.world import Cause, CheckpointRef, ProcessExit, WorldId
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class WorldPhase(str, enum.Enum):
     WAITING = "Waiting"  # after a boot: for agents to report a world to adopt, or one lease
     FORMING = "Forming"  # gathering members, a store, or a backoff to pass
     RUNNING = "Running"
-    STOPPING = "Stopping"  # after a fault: until every rank of the epoch is dead
+    STOPPING = "Stopping"  # after a fault: until every rank of the world is dead
     DRAINING = "Draining"
     DRAINED = "Drained"
     COMPLETING = "Completing"
@@ -107,7 +107,7 @@ class Incident:
     """One fault with all its consequences. Cause and charge are provisional until `final`."""
 
     id: str
-    """`<epoch that it ended>`: one world ends once, so one incident per epoch."""
+    """Number of the world that it ended. A world ends once: it has one incident."""
     cause: Cause
     charged: bool
     slot: int
@@ -147,7 +147,7 @@ class JobReport:
     why: str
     """One sentence: the coordinator's activity, or what it waits for, and the reason."""
     stage: Stage = Stage.UNKNOWN
-    epoch: Epoch | None = None
+    world_id: WorldId | None = stored_as("epoch", None)
     world_size: int = 0
     slots: dict[str, SlotReport] = field(default_factory=dict)
     feature_level: int = stored_as("rung", 0)

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import enum
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ropeteam_trainer.contract import LEASES
-from ropeteam_trainer.contract.codec import stored_as
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch, FailReason, Plan, ProcessExit, ShardFile
+from ropeteam_trainer.contract.codec import JSON_NAME, stored_as
+from ropeteam_trainer.contract.world import CheckpointRef, FailReason, Plan, ProcessExit, ShardFile, WorldId
 
 LEASE = b""
 """Frame in place of a report: nothing has changed since the last one of this connection. It counts as the
@@ -52,14 +52,14 @@ class Hang:
 
 @dataclass(frozen=True)
 class RankReport:
-    """State of one rank of the epoch in `AgentReport.plan`."""
+    """State of one rank of the world in `AgentReport.plan`."""
 
     rank: int
     phase: RankPhase
     step: int = 0
     """Last step that it reported. 0: none yet. After a restore it starts at the restored step."""
     steps_here: int = 0
-    """Steps reported by this process, i.e. in this epoch. > 0 means: the world makes progress."""
+    """Steps reported by this process, i.e. in this world. > 0 means: the world makes progress."""
     exit: ProcessExit | None = None
     joins: bool = False
     """The rank, or a process that it started, has called init_process_group."""
@@ -69,21 +69,21 @@ class RankReport:
 
 @dataclass(frozen=True)
 class StoreOffer:
-    """A TCPStore that this agent's store process holds for an epoch that is being formed."""
+    """A TCPStore that this agent's store process holds for a world that is being formed."""
 
-    epoch: Epoch
+    world_id: WorldId = field(metadata={JSON_NAME: "epoch"})
     host: str
     port: int
 
 
 @dataclass(frozen=True)
 class Shard:
-    """The files that one rank wrote for a checkpoint. All ranks of the epoch must report theirs before a
+    """The files that one rank wrote for a checkpoint. All ranks of the world must report theirs before a
     grant; with parameter servers the first server alone saves."""
 
     rank: int
-    epoch: Epoch
-    """The epoch that started the rank."""
+    world_id: WorldId = field(metadata={JSON_NAME: "epoch"})
+    """The world that started the rank."""
     step: int
     files: tuple[ShardFile, ...]
 
@@ -173,7 +173,7 @@ class AgentReport:
     reports_groups: bool = stored_as("tells_groups", False)
     """This agent reports `groups`. An agent of an earlier release does not."""
     shards: tuple[Shard, ...] = ()
-    """Shards of the current epoch that are written but not yet known to be committed."""
+    """Shards of the current world that are written but not yet known to be committed."""
     committed: CheckpointRef | None = None
     """Newest manifest that this agent has written and synced."""
     granted: CheckpointRef | None = None
@@ -187,14 +187,14 @@ class AgentReport:
     progress: Progress = Progress()
     terminating: bool = stored_as("leaving", False)
     """The pod is terminating: SIGTERM was received."""
-    completed: Epoch | None = None
-    """`Orders.complete` of this epoch was received. It is only ever sent when all ranks of all agents are
+    completed: WorldId | None = None
+    """`Orders.complete` of this world was received. It is only ever sent when all ranks of all agents are
     done."""
     problem: Problem | None = None
     pending_disk_request: str = stored_as("disk_owes", "")
     """Request to the checkpoint volume that has been pending for a minute."""
-    superseded: Epoch | None = None
-    """A world of this epoch has claimed the checkpoint folder after ours: ours may not continue."""
+    superseded: WorldId | None = None
+    """The world that has claimed the checkpoint folder after ours: ours may not continue."""
 
 
 @dataclass(frozen=True)
@@ -217,24 +217,24 @@ class Orders:
     number: int
     """Number of these orders to this agent on this connection, from 1."""
     plan: Plan | None = None
-    """Ranks of this plan live on, if the epoch that it names for this slot started them."""
-    host_store: Epoch | None = None
-    """Hold a store for this epoch (and no other, except that of `plan`)."""
+    """Ranks of this plan live on, if the world that it names for this slot started them."""
+    host_store: WorldId | None = None
+    """Hold a store for this world (and no other, except that of `plan`)."""
     grant: Grant | None = None
     """Sent only to the agent of the leading rank."""
     lineage: tuple[CheckpointRef, ...] = ()
     """Checkpoints that may not be pruned: the committed ones of this world and its past, newest first, then
-    all others that the job's status may name. The agent of the current epoch's leading rank prunes the
+    all others that the job's status may name. The agent of the current world's leading rank prunes the
     rest."""
-    pause: Epoch | None = None
-    """Ranks of this epoch wait at their next report()."""
+    pause: WorldId | None = None
+    """Ranks of this world wait at their next report()."""
     stop_at: int | None = None
     """With pause: continue to this step, save a checkpoint there, then wait (a drain that loses no step)."""
     terminate: bool = False
     """With pause, feature level below 2: SIGTERM the ranks, SIGKILL them after drainSeconds."""
     leave: bool = False
     """Answer to `leaving`: exit now (143)."""
-    complete: Epoch | None = None
+    complete: WorldId | None = None
     release: bool = False
     """All agents have acknowledged `complete`: exit 0. Nothing else may make an agent exit 0."""
     failed: str = ""

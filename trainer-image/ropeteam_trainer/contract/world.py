@@ -1,4 +1,4 @@
-"""Types that messages share: epochs, plans, checkpoints, and how a process can exit."""
+"""Types that messages share: numbers of worlds, plans, checkpoints, and how a process can exit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ropeteam_trainer.contract import codec
 
 
 @dataclass(frozen=True, order=True)
-class Epoch:
+class WorldId:
     """Number of one world. Ordered by coordinator pod (term), then its restart (boot), then its n-th
     world."""
 
@@ -26,7 +26,7 @@ class Epoch:
         return f"{self.term}.{self.boot}.{self.n}"
 
     @classmethod
-    def parse(cls, text: str) -> Epoch:
+    def parse(cls, text: str) -> WorldId:
         """Inverse of str(). Raises ValueError."""
         term, boot, n = text.split(".")
         return cls(int(term), int(boot), int(n))
@@ -34,11 +34,11 @@ class Epoch:
 
 @dataclass(frozen=True)
 class CheckpointRef:
-    """A committed checkpoint: `<path>/run-<run>/step-<step>/<epoch>/manifest.json`, and the digest of that
+    """A committed checkpoint: `<path>/run-<run>/step-<step>/<world>/manifest.json`, and the digest of that
     manifest."""
 
     step: int
-    epoch: Epoch
+    world_id: WorldId = field(metadata={codec.JSON_NAME: "epoch"})
     digest: str = ""
     """sha256 of the manifest's bytes, hex. Empty while the commit is granted but not yet confirmed as
     written."""
@@ -67,8 +67,8 @@ class Member:
     processes: int
     """Ranks on this slot. Ranks are dense in slot order: the first rank of a slot is the sum of those
     before."""
-    started_in: Epoch | None = codec.stored_as("born", None)
-    """The earlier epoch that started its ranks, if they live on: its agent adopts the new epoch and starts
+    started_in: WorldId | None = codec.stored_as("born", None)
+    """The earlier world that started its ranks, if they live on: its agent adopts the new world and starts
     nothing. None: they are started now."""
 
 
@@ -90,12 +90,12 @@ class PlanSummary:
 
 @dataclass(frozen=True)
 class Plan:
-    """Members, ranks, store and checkpoint of one epoch. Immutable: agents compare hashes, never contents.
+    """Members, ranks, store and checkpoint of one world. Immutable: agents compare hashes, never contents.
 
     An agent receives its part: without the members that it has nothing to do with.
     """
 
-    epoch: Epoch
+    world_id: WorldId = field(metadata={codec.JSON_NAME: "epoch"})
     attempt: int
     members: tuple[Member, ...]
     """In slot order."""
@@ -105,9 +105,9 @@ class Plan:
     """Checkpoints to restore, best first. Empty: resume as `WorkerConfig.resume` says (first world of a
     job)."""
     restart_count: int = 0
-    origin: Epoch | None = None
-    """With parameter servers: the first epoch of the server generation that this epoch continues. A server
-    that has been in each of its epochs still has its state in memory. None: a generation begins, all ranks
+    origin: WorldId | None = None
+    """With parameter servers: the first world of the server generation that this world continues. A server
+    that has been in each of its worlds still has its state in memory. None: a generation begins, all ranks
     resume from `restore`."""
     whole: PlanSummary | None = None
     """Summary of the whole plan. None: `members` are all members."""
@@ -134,19 +134,19 @@ class Plan:
         return self.whole.ranks if self.whole else sum(member.processes for member in self.members)
 
     @property
-    def server_generation(self) -> Epoch:
-        """The epoch in which this server generation began: this one, if no state was preserved."""
-        return self.origin or self.epoch
+    def server_generation(self) -> WorldId:
+        """The world in which this server generation began: this one, if no state was preserved."""
+        return self.origin or self.world_id
 
     @property
     def preserved(self) -> tuple[int, ...]:
-        """Slots whose ranks live on from an earlier epoch."""
+        """Slots whose ranks live on from an earlier world."""
         return tuple(member.slot for member in self.members if member.started_in)
 
-    def started_in(self, slot: int) -> Epoch:
-        """The epoch that started the ranks of `slot`; their checkpoints are stored under its name."""
+    def started_in(self, slot: int) -> WorldId:
+        """The world that started the ranks of `slot`; their checkpoints are stored under its name."""
         member = self.member(slot)
-        return (member and member.started_in) or self.epoch
+        return (member and member.started_in) or self.world_id
 
     def first_rank(self, slot: int) -> int:
         """The lowest rank of `slot`. Raises KeyError if it is not a member, or this part is for another."""

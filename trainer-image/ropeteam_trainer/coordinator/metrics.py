@@ -37,7 +37,9 @@ class _Job(Collector):
         if (loss := _number(progress.loss)) is not None:
             yield self._gauge("loss", "Last loss that rank 0 reported.", loss)
         yield self._gauge(
-            "worlds", "Worlds formed by this boot of the coordinator.", report.epoch.n if report.epoch else 0
+            "worlds",
+            "Worlds formed by this boot of the coordinator.",
+            report.world_id.n if report.world_id else 0,
         )
         yield self._gauge("world_size", "Ranks of the running world; 0: none.", report.world_size)
         yield self._set(

@@ -172,9 +172,9 @@ class Coordinator:
         return list(lines)
 
     def _log_decision(self, now: float) -> None:
-        epoch = self.state.world.plan.epoch if self.state.world else None
+        world_id = self.state.world.plan.world_id if self.state.world else None
         why = self.state.why + self.state.lateness.text(now)
-        self.log.write_if_changed("decision", phase=self.state.phase.value, world=epoch, why=why)
+        self.log.write_if_changed("decision", phase=self.state.phase.value, world=world_id, why=why)
 
 
 class AgentConnection(asyncio.BufferedProtocol):

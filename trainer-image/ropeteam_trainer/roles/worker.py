@@ -65,7 +65,7 @@ class WorkerRole:
             Line(index, discovery.addresses, discovery.secret, discovery.alive)
             for index in (0, *range(session.place.servers))
         ]
-        me = (session.place.rank, astuple(discovery.epoch))
+        me = (session.place.rank, astuple(discovery.world_id))
         return Worker(me, named_parameters([self._model]), self._optimizer, lines)
 
     def restore(self, _: Any, __: Any, extra: Mapping[str, Any]) -> Restored | None:

@@ -98,7 +98,7 @@ def _with_report(view: JobView, report: JobReport, needs_action: bool) -> JobVie
             "loss": latest.loss or view.loss,
             "samples_per_second": f"{latest.samples_per_second:.1f}" if latest.samples_per_second > 0 else "",
             "world_size": report.world_size,
-            "world": str(report.epoch) if report.epoch else "",
+            "world": str(report.world_id) if report.world_id else "",
             "checkpoint_step": lineage[0].step if lineage else view.checkpoint_step,
             "why": view.why if needs_action else why or view.why,
             "live": True,

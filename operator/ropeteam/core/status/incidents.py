@@ -24,11 +24,11 @@ from ropeteam.api.status import (
 )
 from ropeteam.core.seen.view import clamp_timestamp, with_changes
 from ropeteam_trainer.contract.desired import Incident
-from ropeteam_trainer.contract.world import Cause, Epoch
+from ropeteam_trainer.contract.world import Cause, WorldId
 
 FINAL_AFTER_SECONDS = 10
 MAX_INCIDENTS = 10
-NO_WORLD = Epoch(0, 0, 0)
+NO_WORLD = WorldId(0, 0, 0)
 _OF_KUBERNETES = frozenset(
     {Cause.EVICTED, Cause.NODE_LOST, Cause.OUT_OF_MEMORY, Cause.POD_DELETED, Cause.POD_FAILED}
 )
@@ -228,8 +228,8 @@ def _stages(reported: Incident) -> RecoveryTimesStatus:
     )
 
 
-def _world_id(text: str) -> Epoch:
+def _world_id(text: str) -> WorldId:
     try:
-        return Epoch.parse(text)
+        return WorldId.parse(text)
     except ValueError:
         return NO_WORLD

@@ -16,7 +16,7 @@ from ropeteam.api.status import (
 from ropeteam.core.objects.workerpod import checkpoint_directory
 from ropeteam.core.seen.view import View, clamp_timestamp, with_changes
 from ropeteam_trainer.contract.desired import JobReport, WorldPhase
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch
+from ropeteam_trainer.contract.world import CheckpointRef, WorldId
 
 EVERY_SECONDS = 30
 DETAILS_SECONDS = 5
@@ -95,7 +95,7 @@ def checkpoint(view: View, report: JobReport) -> CheckpointStatus | None:
     if not report.lineage or report.phase is WorldPhase.WAITING:
         return old
     lineage = tuple(
-        CheckpointRefStatus(step=max(0, ref.step), world=str(ref.epoch), digest=ref.digest[:64])
+        CheckpointRefStatus(step=max(0, ref.step), world=str(ref.world_id), digest=ref.digest[:64])
         for ref in report.lineage[:10]
     )
     spec = view.spec.checkpoint
@@ -118,7 +118,7 @@ def lineage(status: JobStatus) -> tuple[CheckpointRef, ...]:
     found = []
     for ref in refs:
         try:
-            found.append(CheckpointRef(ref.step, Epoch.parse(ref.world), ref.digest))
+            found.append(CheckpointRef(ref.step, WorldId.parse(ref.world), ref.digest))
         except ValueError:
             continue
     return tuple(found)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ropeteam_trainer.checkpoint.decisions.journal import Held
 from ropeteam_trainer.contract.local import ToRank
 from ropeteam_trainer.contract.messages import Grant
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan
+from ropeteam_trainer.contract.world import CheckpointRef, Plan, WorldId
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class StartRanks:
 class KillRanks:
     """SIGKILL these ranks and all their descendants; a RankExited of each follows."""
 
-    epoch: Epoch
+    world_id: WorldId
     ranks: tuple[int, ...]
 
 
@@ -43,7 +43,7 @@ class KillRanks:
 class TerminateRanks:
     """SIGTERM these ranks, so that a script which saves by itself may do so."""
 
-    epoch: Epoch
+    world_id: WorldId
     ranks: tuple[int, ...]
 
 
@@ -51,25 +51,25 @@ class TerminateRanks:
 class ShowStacks:
     """Make these ranks print the stacks of all their threads; a StackShown of each follows."""
 
-    epoch: Epoch
+    world_id: WorldId
     ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class SendToRank:
-    epoch: Epoch
+    world_id: WorldId
     rank: int
     message: ToRank
 
 
 @dataclass(frozen=True)
 class HostStore:
-    epoch: Epoch
+    world_id: WorldId
 
 
 @dataclass(frozen=True)
 class CloseStore:
-    epoch: Epoch
+    world_id: WorldId
 
 
 @dataclass(frozen=True)

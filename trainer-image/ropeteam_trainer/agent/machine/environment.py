@@ -44,7 +44,7 @@ def rank_environment(
         "TORCHELASTIC_RUN_ID": settings.job_uid,
         "TORCHELASTIC_USE_AGENT_STORE": True,
         config.STORE_ADDRESS: f"{plan.store_host}:{plan.store_port}",
-        config.WORLD: plan.epoch,
+        config.WORLD: plan.world_id,
         config.RANK_PLAN: codec.encode(rank_plan(settings, plan, identity)).decode(),
     } | _role(settings, plan, rank)
     return _defaults(base) | {name: str(value) for name, value in own.items()}
@@ -90,7 +90,7 @@ def launcher_environment(
         "NPROC_PER_NODE": member.processes,
     }
     own = where | count | {f"PET_{name}": value for name, value in (where | count).items()}
-    own |= {"RANK": place.node_rank, "WORLD_SIZE": nodes, config.WORLD: plan.epoch}
+    own |= {"RANK": place.node_rank, "WORLD_SIZE": nodes, config.WORLD: plan.world_id}
     if member.processes == 1:  # the command is the rank, and may use the library
         own |= {"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
         own[config.RANK_PLAN] = codec.encode(rank_plan(settings, plan, identity)).decode()
@@ -123,7 +123,7 @@ def interface_names(address: str, interface: str | None) -> dict[str, str]:
 def rank_plan(settings: WorkerConfig, plan: Plan, identity: PodIdentity) -> RankPlan:
     """The RankPlan of this pod. The secret of parameter servers is passed only where there are any."""
     return RankPlan(
-        epoch=str(plan.epoch),
+        world_id=str(plan.world_id),
         restore=tuple(manifest.ref_text(ref) for ref in plan.restore),
         lineage_known=bool(plan.restore),
         checkpoint=settings.checkpoint,

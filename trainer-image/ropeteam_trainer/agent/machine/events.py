@@ -68,12 +68,12 @@ def apply_event(state: State, event: Event) -> Stepped:
         case LinkLost():
             return replace(state, linked=False, applied_orders=0), ()
         case StoreUp(offer):
-            stores = (*state.stores, offer) if offer.epoch in state.requested_stores else state.stores
+            stores = (*state.stores, offer) if offer.world_id in state.requested_stores else state.stores
             return replace(state, stores=stores), ()
-        case StoreDown(epoch):
+        case StoreDown(world_id):
             return replace(
                 state,
-                requested_stores=state.requested_stores - {epoch},
+                requested_stores=state.requested_stores - {world_id},
                 store_retry_at=state.now + RETRY_SECONDS,
             ), ()
         case ManifestWritten(ref):
@@ -123,7 +123,7 @@ def _apply_rank_event(
     event: RanksStarted | RankDying | RankExited | RankUnkillable | RankMessage | StackShown | HeartbeatsRead,
 ) -> State:
     world = state.world
-    if world is None or event.epoch != world.started_in:
+    if world is None or event.world_id != world.started_in:
         return state  # a late event of a world that is gone
     match event:
         case RanksStarted():

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from ropeteam_trainer.agent.machine.report import report
 from ropeteam_trainer.agent.machine.state import ProgressSample, RankState, State
 from ropeteam_trainer.contract.messages import RankPhase
-from ropeteam_trainer.contract.world import Epoch
+from ropeteam_trainer.contract.world import WorldId
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -25,13 +25,13 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 class Counted:
     """Counters of one rank, over all worlds of this agent."""
 
-    epoch: Epoch | None = None
+    world_id: WorldId | None = None
     """The world that last started the rank."""
     starts: int = 0
     steps: int = 0
     seconds: float = 0.0
     last: ProgressSample | None = None
-    """The newest step of `epoch`."""
+    """The newest step of `world_id`."""
 
 
 Counts = Mapping[int, Counted]
@@ -42,17 +42,17 @@ def count(counts: Counts, state: State) -> Counts:
     """The counters, with those of `state` added."""
     if state.world is None:
         return counts
-    epoch = state.world.started_in
+    world_id = state.world.started_in
     return {
-        rank.rank: _with_rank(counts.get(rank.rank, Counted()), rank, epoch) for rank in state.world.ranks
+        rank.rank: _with_rank(counts.get(rank.rank, Counted()), rank, world_id) for rank in state.world.ranks
     }
 
 
-def _with_rank(past: Counted, rank: RankState, epoch: Epoch) -> Counted:
+def _with_rank(past: Counted, rank: RankState, world_id: WorldId) -> Counted:
     if rank.started_at is None:
         return past
-    if past.epoch != epoch:
-        past = replace(past, epoch=epoch, starts=past.starts + 1, last=None)
+    if past.world_id != world_id:
+        past = replace(past, world_id=world_id, starts=past.starts + 1, last=None)
     if not rank.heartbeat.steps_here:
         return past
     point, last = rank.progress_samples[-1], past.last

@@ -27,7 +27,7 @@ def report(state: State) -> AgentReport:
         plan=_reported_plan(world.plan, identity.slot) if world else None,
         stopped=state.stopped,
         ranks=tuple(_rank(rank, state.feature_level) for rank in world.ranks) if world else (),
-        store=max(state.stores, key=lambda offer: offer.epoch, default=None),
+        store=max(state.stores, key=lambda offer: offer.world_id, default=None),
         groups=world.groups if world else (),
         reports_groups=True,
         shards=world.shards if world else (),
@@ -50,9 +50,9 @@ def _ancestors(state: State) -> tuple[CheckpointRef, ...]:
     restored = state.world.restored if state.world else None
     if restored is None:
         return ()
-    keys = [(ref.epoch, ref.step) for ref in state.restore]
+    keys = [(ref.world_id, ref.step) for ref in state.restore]
     found = zip(keys, state.ancestors, strict=False)
-    return next((past for key, past in found if key == (restored.epoch, restored.step)), ())
+    return next((past for key, past in found if key == (restored.world_id, restored.step)), ())
 
 
 def urgent_part(report: AgentReport) -> AgentReport:

@@ -21,7 +21,7 @@ from ropeteam_trainer.contract.messages import (
     Shard,
     StoreOffer,
 )
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan, ProcessExit
+from ropeteam_trainer.contract.world import CheckpointRef, Plan, ProcessExit, WorldId
 from ropeteam_trainer.launchers import Launch
 
 DISK_SECONDS = 60.0
@@ -46,16 +46,16 @@ class Terminated:
 
 @dataclass(frozen=True)
 class RanksStarted:
-    """The processes of this epoch exist. Ranks that could not be started follow as RankExited."""
+    """The processes of this world exist. Ranks that could not be started follow as RankExited."""
 
-    epoch: Epoch
+    world_id: WorldId
 
 
 @dataclass(frozen=True)
 class RankExited:
     """A rank and all its descendants have exited. `exit`: as its parent saw it; step.py adds the cause."""
 
-    epoch: Epoch
+    world_id: WorldId
     rank: int
     exit: ProcessExit
 
@@ -64,7 +64,7 @@ class RankExited:
 class RankDying:
     """The kernel is ending this rank after a signal; RankExited follows when no process of it lives."""
 
-    epoch: Epoch
+    world_id: WorldId
     rank: int
     exit: ProcessExit
 
@@ -73,7 +73,7 @@ class RankDying:
 class RankUnkillable:
     """This rank should have exited long ago, and a process of it still lives. RankExited may still follow."""
 
-    epoch: Epoch
+    world_id: WorldId
     rank: int
     exit: ProcessExit
     left: str
@@ -82,7 +82,7 @@ class RankUnkillable:
 
 @dataclass(frozen=True)
 class RankMessage:
-    epoch: Epoch
+    world_id: WorldId
     rank: int
     message: FromRank
 
@@ -91,14 +91,14 @@ class RankMessage:
 class StackShown:
     """The answer of each rank to ShowStacks."""
 
-    epoch: Epoch
+    world_id: WorldId
     rank: int
     hang: Hang
 
 
 @dataclass(frozen=True)
 class HeartbeatsRead:
-    epoch: Epoch
+    world_id: WorldId
     heartbeats: dict[int, Beat]
 
 
@@ -109,9 +109,9 @@ class StoreUp:
 
 @dataclass(frozen=True)
 class StoreDown:
-    """The store of this epoch exited, or could not be opened."""
+    """The store of this world exited, or could not be opened."""
 
-    epoch: Epoch
+    world_id: WorldId
 
 
 @dataclass(frozen=True)
@@ -126,9 +126,9 @@ class ManifestFailed:
 
 @dataclass(frozen=True)
 class RunClaimed:
-    """A world of `epoch` may begin: no rank or agent of an older one can save or prune any more."""
+    """World `world_id` may begin: no rank or agent of an older one can save or prune any more."""
 
-    epoch: Epoch
+    world_id: WorldId
     held: Held
     restore: tuple[CheckpointRef, ...]
     """Checkpoints that the world may resume from, best first."""
@@ -140,14 +140,14 @@ class RunClaimed:
 class ClaimFailed:
     """The claim failed with an error of the disk."""
 
-    epoch: Epoch
+    world_id: WorldId
 
 
 @dataclass(frozen=True)
 class RunSuperseded:
     """A newer world has claimed the run."""
 
-    by: Epoch
+    by: WorldId
 
 
 @dataclass(frozen=True)
@@ -255,8 +255,8 @@ class World:
     """The world whose ranks live here, or lived here last."""
 
     plan: Plan
-    started_in: Epoch
-    """The epoch that started the ranks. Events and effects name them by it, also where `plan` is a later one
+    started_in: WorldId
+    """The world that started the ranks. Events and effects name them by it, also where `plan` is a later one
     that keeps them."""
     ranks: tuple[RankState, ...]
     killing: bool = False
@@ -298,10 +298,10 @@ class State:
     applied_orders: int = 0
     world: World | None = None
     feature_level: int = 0
-    warmed: Epoch | None = None
+    warmed: WorldId | None = None
     """The last world for which the zygote was made ready to fork ranks."""
     stores: tuple[StoreOffer, ...] = ()
-    requested_stores: frozenset[Epoch] = frozenset()
+    requested_stores: frozenset[WorldId] = frozenset()
     """Stores that were requested from stores.py, ready or not."""
     lost_stores: tuple[StoreOffer, ...] = ()
     """The newest stores that were offered and have ended. A plan that was under way may name one."""
@@ -312,11 +312,11 @@ class State:
     """Checkpoints that this world may resume from."""
     ancestors: tuple[tuple[CheckpointRef, ...], ...] = ()
     """The ancestors of each of these among the others."""
-    claiming: Epoch | None = None
-    claim_since: tuple[Epoch, float] | None = None
+    claiming: WorldId | None = None
+    claim_since: tuple[WorldId, float] | None = None
     """The world that waits for a claim, and since when."""
     claim_retry_at: float = 0.0
-    superseded: Epoch | None = None
+    superseded: WorldId | None = None
     """A newer world has claimed that folder: no rank may live here any more."""
     writing: CheckpointRef | None = None
     disk_since: float = 0.0
@@ -329,7 +329,7 @@ class State:
     pruned: tuple[CheckpointRef, ...] = ()
     leave_by: float | None = None
     """Set by SIGTERM."""
-    completed: Epoch | None = None
+    completed: WorldId | None = None
     problem: Problem | None = None
     exit_code: int | None = None
     """Exit is decided; ranks are killed first."""

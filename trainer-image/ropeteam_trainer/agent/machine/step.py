@@ -3,11 +3,11 @@
 Every event first updates the state (events.py); then the same rules read the whole state, in this order, and
 each brings one part of it nearer to the orders, so a lost, repeated or early event costs nothing:
   deadlines, exit       clocks of fence, hang, drain; reasons to exit
-  keep ranks            a plan that names the epoch of the ranks here is theirs from now on
+  keep ranks            a plan that names the world of the ranks here is theirs from now on
   end the world         ranks that the orders do not name are killed
   start a world         once no process of the previous one lives
   stores, ranks, checkpoints
-Promises: ranks that two epochs started never live together; orders of a lower (term, boot) change nothing; a
+Promises: ranks that two worlds started never live together; orders of a lower (term, boot) change nothing; a
 rank's fault never ends the agent (but a process that only the container's end can kill does: 3); exit 0
 only on `release`, 4 only when the job has failed; without an answer for fenceSeconds no rank lives.
 """
@@ -41,7 +41,7 @@ from ropeteam_trainer.checkpoint.decisions.journal import Held
 from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.local import ToRank
 from ropeteam_trainer.contract.messages import EXIT_FAILED, Problem, StoreOffer
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch, FailReason, Plan, ProcessExit
+from ropeteam_trainer.contract.world import CheckpointRef, FailReason, Plan, ProcessExit, WorldId
 from ropeteam_trainer.launchers import Launch
 
 EXIT_DONE, EXIT_UNKILLABLE, EXIT_LEFT = 0, 3, 143
@@ -49,7 +49,7 @@ CLAIM_SECONDS = 300.0
 """Seconds for which a volume may be unavailable before another node is tried, as for ranks that restore. Less
 than startSeconds, after which the other ranks of that world are killed, which is charged."""
 
-_NO_EPOCH = Epoch(0, 0, 0)
+_NO_WORLD = WorldId(0, 0, 0)
 _MAX_LOST_STORES = 8
 """A plan that names one of them was made before its loss was reported: moments ago."""
 _NOT_IN_POD = ProcessExit(None, None, killed=True, message="its process is no longer in this pod")
@@ -103,7 +103,7 @@ def _decide_exit(state: State) -> Stepped:
 def _detect_hangs(state: State) -> Stepped:
     """Kill ranks that hang. Not while a pause is ordered: then ranks wait for each other on purpose."""
     world = state.world
-    if world is None or world.killing or (state.orders and state.orders.pause == world.plan.epoch):
+    if world is None or world.killing or (state.orders and state.orders.pause == world.plan.world_id):
         return state, ()
     hung = []
     loss = None if _has_group(world) else _store_loss(state, world.plan)
@@ -138,7 +138,7 @@ def _terminate(state: State) -> Stepped:
     started_in = world.started_in
     if world.terminate_by is not None and state.now >= world.terminate_by:
         return replace(state, world=replace(world, killing=True)), (KillRanks(started_in, world.alive),)
-    if world.terminate_by is None and orders.terminate and orders.pause == world.plan.epoch:
+    if world.terminate_by is None and orders.terminate and orders.pause == world.plan.world_id:
         deadline = state.now + state.config.timeouts.drain
         return replace(state, world=replace(world, terminate_by=deadline)), (
             TerminateRanks(started_in, world.alive),
@@ -151,11 +151,11 @@ def _terminate(state: State) -> Stepped:
 
 def _keep_ranks(state: State) -> Stepped:
     """Take the plan of a world that keeps exactly the ranks of this pod, in whatever state they are: a rank
-    that has exited, or is being killed, is reported under the new epoch, and so replaced by the world after
+    that has exited, or is being killed, is reported under the new world, and so replaced by the world after
     that.
     """
     plan, world = state.desired_plan, state.world
-    if plan is None or world is None or plan.epoch <= world.plan.epoch:
+    if plan is None or world is None or plan.world_id <= world.plan.world_id:
         return state, ()
     if plan.started_in(state.identity.slot) != world.started_in:
         return state, ()
@@ -200,16 +200,16 @@ def _kill_all_reason(state: State) -> ProcessExit | None:
 
 def _start_world(state: State) -> Stepped:
     plan, world = state.desired_plan, state.world
-    if plan is None or not state.stopped or (world and plan.epoch <= world.plan.epoch):
+    if plan is None or not state.stopped or (world and plan.world_id <= world.plan.world_id):
         return state, ()
     slot = state.identity.slot
     ranks = tuple(RankState(rank) for rank in plan.ranks(slot))
     started_in = plan.started_in(slot)
     # The coordinator reads from this report that the plan keeps ranks, or names a store, that is gone.
-    if loss := _store_loss(state, plan) if started_in == plan.epoch else _NOT_IN_POD:
+    if loss := _store_loss(state, plan) if started_in == plan.world_id else _NOT_IN_POD:
         ranks = tuple(replace(rank, alive=False, exit=loss) for rank in ranks)
         return replace(state, world=World(plan, started_in, ranks)), ()
-    if _is_lead(state) and not (state.held and state.held.claim.world_id == plan.epoch):
+    if _is_lead(state) and not (state.held and state.held.claim.world_id == plan.world_id):
         return _claim(state, plan)
     restore = state.restore if _is_lead(state) else plan.restore
     return replace(state, world=World(plan, started_in, ranks)), (StartRanks(plan, state.may_fork, restore),)
@@ -219,25 +219,25 @@ def _claim(state: State, plan: Plan) -> Stepped:
     """Claim the run: storage decides between two worlds that cannot see each other. If it does not answer,
     the other ranks of this world wait for a start that does not come. Another pod may reach the storage; if
     none does, the job reports it."""
-    epoch, since = state.claim_since or (None, state.now)
-    if epoch != plan.epoch:
+    world_id, since = state.claim_since or (None, state.now)
+    if world_id != plan.world_id:
         since = state.now
-        state = replace(state, claim_since=(plan.epoch, since))
+        state = replace(state, claim_since=(plan.world_id, since))
     limit = min(CLAIM_SECONDS, state.config.timeouts.start / 2)
     if state.now - since > limit:
         return replace(state, problem=_claim_problem(state, limit)), ()
     if state.claiming or state.now < state.claim_retry_at:
         return state, ()
-    return replace(_disk_busy(state), claiming=plan.epoch), (ClaimRun(plan),)
+    return replace(_disk_busy(state), claiming=plan.world_id), (ClaimRun(plan),)
 
 
 def _store_loss(state: State, plan: Plan) -> ProcessExit | None:
     """The exit of ranks whose store is lost: as if a signal had killed them. Only the pod that hosted the
     store knows of the loss. Parameter servers and commands that run once per pod do not use a store."""
-    offer = StoreOffer(plan.epoch, plan.store_host, plan.store_port)
+    offer = StoreOffer(plan.world_id, plan.store_host, plan.store_port)
     if offer not in state.lost_stores or state.config.servers or state.launch.per_pod:
         return None
-    text = f"the store of world {plan.epoch} at {offer.host}:{offer.port} has ended (see this pod's log)"
+    text = f"the store of world {plan.world_id} at {offer.host}:{offer.port} has ended (see this pod's log)"
     return ProcessExit(None, signal.SIGKILL, message=text)
 
 
@@ -272,14 +272,14 @@ def _exit(state: State) -> Stepped:
 def _host_stores(state: State) -> Stepped:
     """Host exactly the requested store, and that of the world that may live."""
     plan = state.desired_plan
-    keep = {plan.epoch} if plan else set()
+    keep = {plan.world_id} if plan else set()
     if _may_serve(state) and state.orders and state.orders.host_store:
         keep.add(state.orders.host_store)
     surplus = tuple(sorted(state.requested_stores - keep))
     requested = state.requested_stores & keep
-    stores = tuple(offer for offer in state.stores if offer.epoch in requested)
+    stores = tuple(offer for offer in state.stores if offer.world_id in requested)
     lost = (*state.lost_stores, *(offer for offer in state.stores if offer not in stores))
-    effects: tuple[Effect, ...] = tuple(CloseStore(epoch) for epoch in surplus)
+    effects: tuple[Effect, ...] = tuple(CloseStore(world_id) for world_id in surplus)
     host = state.orders.host_store if state.orders else None
     if host in keep and host not in requested and state.now >= state.store_retry_at:
         requested |= {host}
@@ -307,21 +307,21 @@ def _warm_up(state: State) -> Stepped:
     replaces another) the zygote is warmed before the first world, too.
     """
     world = state.world
-    epoch = world.plan.epoch if world else _NO_EPOCH
-    if state.warmed == epoch or not state.may_fork or not _may_serve(state):
+    world_id = world.plan.world_id if world else _NO_WORLD
+    if state.warmed == world_id or not state.may_fork or not _may_serve(state):
         return state, ()
     if world and state.uses_library and not all(rank.heartbeat.steps_here for rank in world.ranks):
         return state, ()
-    return replace(state, warmed=epoch), (WarmUp(),)
+    return replace(state, warmed=world_id), (WarmUp(),)
 
 
 def _send_to_ranks(state: State) -> Stepped:
     world, orders = state.world, state.orders
     if world is None or orders is None or world.killing:
         return state, ()
-    paused = orders.pause == world.plan.epoch
+    paused = orders.pause == world.plan.world_id
     stop_at = orders.stop_at if paused else None
-    is_preserved = world.plan.epoch != world.started_in
+    is_preserved = world.plan.world_id != world.started_in
     servers = server_addresses(state.config, world.plan) if is_preserved else ()
     message = ToRank(paused, stop_at, _committed_step(state, world), servers)
     effects: tuple[Effect, ...] = ()
@@ -335,8 +335,8 @@ def _send_to_ranks(state: State) -> Stepped:
 def _committed_step(state: State, world: World) -> int | None:
     lineage = state.orders.lineage if state.orders else ()
     known = (*lineage[:1], state.committed) if state.committed else lineage[:1]
-    epoch = world.plan.started_in(state.config.lead_slot)
-    return max((ref.step for ref in known if ref and ref.epoch == epoch), default=None)
+    world_id = world.plan.started_in(state.config.lead_slot)
+    return max((ref.step for ref in known if ref and ref.world_id == world_id), default=None)
 
 
 def _commit(state: State) -> Stepped:
@@ -348,7 +348,7 @@ def _commit(state: State) -> Stepped:
     committed = _committed_step(state, world) or 0
     shards = tuple(shard for shard in world.shards if shard.step > committed)
     state = replace(state, world=replace(world, shards=shards))
-    if grant is None or grant.ref.epoch != world.started_in:
+    if grant is None or grant.ref.world_id != world.started_in:
         return state, ()
     held = _held_claim(state, world)
     if held is None or state.writing or state.now < state.write_retry_at or _same(grant.ref, state.committed):
@@ -378,7 +378,7 @@ def _is_lead(state: State) -> bool:
 
 
 def _same(one: CheckpointRef, other: CheckpointRef | None) -> bool:
-    return other is not None and (one.step, one.epoch) == (other.step, other.epoch)
+    return other is not None and (one.step, one.world_id) == (other.step, other.world_id)
 
 
 _RULES: tuple[Callable[[State], Stepped], ...] = (

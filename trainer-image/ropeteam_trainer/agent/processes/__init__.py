@@ -1,7 +1,7 @@
 """Ranks, stores and the zygote: started, watched and reaped.
 
 ranks.py          the ranks of the one world that may live here
-stores.py         the TCPStore of each epoch
+stores.py         the TCPStore of each world
 zygoteclient.py   the agent's end of the zygote
 spawn.py          a process that dies with the agent
 reaper.py         the only code that waits for children

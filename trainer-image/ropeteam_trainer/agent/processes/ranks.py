@@ -53,7 +53,7 @@ from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.local import Beat, FromRank, ToRank
 from ropeteam_trainer.contract.messages import Hang
-from ropeteam_trainer.contract.world import Epoch, Plan, ProcessExit
+from ropeteam_trainer.contract.world import Plan, ProcessExit, WorldId
 from ropeteam_trainer.launchers import Launch, Run
 from ropeteam_trainer.system.background import background
 
@@ -75,7 +75,7 @@ _START_ERRORS = (OSError, ValueError, subprocess.SubprocessError)
 class _Rank:
     """One process with its page, socket and output. `pid` None: not started, or dead."""
 
-    epoch: Epoch
+    world_id: WorldId
     number: int
     page: Page
     socket: RankSocket
@@ -140,28 +140,28 @@ class Ranks:
             try:
                 if self._how.memory and plan.origin is None and number == numbers[0]:
                     await asyncio.get_running_loop().run_in_executor(self._lane, empty, self._how.memory)
-                rank = self._ranks[number] = self._prepare(plan.epoch, number)
+                rank = self._ranks[number] = self._prepare(plan.world_id, number)
                 await self._start_one(rank, plan, fork)
             except _START_ERRORS as error:
-                self._report_start_failure(plan.epoch, number, error)
-        self._post(RanksStarted(plan.epoch))
+                self._report_start_failure(plan.world_id, number, error)
+        self._post(RanksStarted(plan.world_id))
 
-    def kill(self, epoch: Epoch, numbers: Iterable[int]) -> None:
-        self._signal(epoch, numbers, signal.SIGKILL)
+    def kill(self, world_id: WorldId, numbers: Iterable[int]) -> None:
+        self._signal(world_id, numbers, signal.SIGKILL)
 
-    def terminate(self, epoch: Epoch, numbers: Iterable[int]) -> None:
+    def terminate(self, world_id: WorldId, numbers: Iterable[int]) -> None:
         """SIGTERM, to the whole group of a launcher or shell, which does not always pass a signal on."""
-        self._signal(epoch, numbers, signal.SIGTERM)
+        self._signal(world_id, numbers, signal.SIGTERM)
 
-    def show_stacks(self, epoch: Epoch, numbers: Iterable[int]) -> None:
+    def show_stacks(self, world_id: WorldId, numbers: Iterable[int]) -> None:
         """Print stacks to the ranks' own output; a StackShown of each rank follows."""
         for rank in [self._ranks[n] for n in numbers if n in self._ranks]:
-            if rank.epoch == epoch and rank.pid is not None:
+            if rank.world_id == world_id and rank.pid is not None:
                 background(self._show_stacks(rank))
 
-    def send(self, epoch: Epoch, number: int, message: ToRank) -> None:
+    def send(self, world_id: WorldId, number: int, message: ToRank) -> None:
         rank = self._ranks.get(number)
-        if rank and rank.epoch == epoch:
+        if rank and rank.world_id == world_id:
             rank.socket.send(message)
 
     def read_heartbeats(self) -> HeartbeatsRead | None:
@@ -169,8 +169,8 @@ class Ranks:
         heartbeats = {
             rank.number: heartbeat for rank in self._ranks.values() if (heartbeat := rank.page.read())
         }
-        epoch = next((rank.epoch for rank in self._ranks.values()), None)
-        return HeartbeatsRead(epoch, heartbeats) if epoch and heartbeats else None
+        world_id = next((rank.world_id for rank in self._ranks.values()), None)
+        return HeartbeatsRead(world_id, heartbeats) if world_id and heartbeats else None
 
     def poll_dying(self) -> None:
         """Report ranks that a signal is killing, so that peers stop while the kernel ends them, and ranks
@@ -185,18 +185,18 @@ class Ranks:
             if is_late and not rank.given_up:
                 rank.given_up = True
                 log(f"rank {rank.number} has not ended after {SESSION_END_SECONDS:g} s: {rank.left}")
-                self._post(RankUnkillable(rank.epoch, rank.number, rank.exit, rank.left))
+                self._post(RankUnkillable(rank.world_id, rank.number, rank.exit, rank.left))
 
     # ---- starting
 
-    def _prepare(self, epoch: Epoch, number: int) -> _Rank:
-        folder = self._how.folder / str(epoch)
+    def _prepare(self, world_id: WorldId, number: int) -> _Rank:
+        folder = self._how.folder / str(world_id)
         folder.mkdir(exist_ok=True)
 
         def receive(message: FromRank) -> None:
             if number in self._ranks and message.hello_pid:
                 self._ranks[number].library_pid = message.hello_pid
-            self._post(RankMessage(epoch, number, message))
+            self._post(RankMessage(world_id, number, message))
 
         with contextlib.ExitStack() as cleanup:  # all of them, or none
             page = Page(folder / f"page-{number}")
@@ -206,14 +206,14 @@ class Ranks:
             cleanup.callback(socket.close)
             read_end, write_end = os.pipe()
             cleanup.pop_all()
-        return _Rank(epoch, number, page, socket, Output(read_end, f"rank {number}"), write_end)
+        return _Rank(world_id, number, page, socket, Output(read_end, f"rank {number}"), write_end)
 
-    def _report_start_failure(self, epoch: Epoch, number: int, error: Exception) -> None:
+    def _report_start_failure(self, world_id: WorldId, number: int, error: Exception) -> None:
         log(f"rank {number} cannot be started: {error}")
         if rank := self._ranks.get(number):
             self._release(rank)
         text = f"cannot start: {error}"
-        self._post(RankExited(epoch, number, ProcessExit(127, None, fingerprint=text, message=text)))
+        self._post(RankExited(world_id, number, ProcessExit(127, None, fingerprint=text, message=text)))
 
     async def _start_one(self, rank: _Rank, plan: Plan, fork: bool) -> None:
         environment = self._environment(rank, plan)
@@ -268,7 +268,7 @@ class Ranks:
     async def _show_stacks(self, rank: _Rank) -> None:
         """Print the stacks of one process after the other: they share their output."""
         first, *others = self._processes(rank)
-        self._post(StackShown(rank.epoch, rank.number, await self._dump(rank, first, first) or Hang()))
+        self._post(StackShown(rank.world_id, rank.number, await self._dump(rank, first, first) or Hang()))
         for pid in others:
             await self._dump(rank, pid, first)
 
@@ -298,9 +298,9 @@ class Ranks:
 
     # ---- ending
 
-    def _signal(self, epoch: Epoch, numbers: Iterable[int], number: int) -> None:
+    def _signal(self, world_id: WorldId, numbers: Iterable[int], number: int) -> None:
         for rank in [self._ranks[n] for n in numbers if n in self._ranks]:
-            if rank.epoch == epoch and rank.pid is not None:
+            if rank.world_id == world_id and rank.pid is not None:
                 is_group = number == signal.SIGTERM and self._how.launch.per_pod
                 if number == signal.SIGKILL:
                     rank.dying_since = rank.dying_since or time.monotonic()
@@ -312,8 +312,8 @@ class Ranks:
         rank.dying_since = time.monotonic()
         heartbeat = rank.page.read() or Beat()
         if not heartbeat.reached_end:
-            self._post(HeartbeatsRead(rank.epoch, {rank.number: heartbeat}))
-            self._post(RankDying(rank.epoch, rank.number, ProcessExit(None, number)))
+            self._post(HeartbeatsRead(rank.world_id, {rank.number: heartbeat}))
+            self._post(RankDying(rank.world_id, rank.number, ProcessExit(None, number)))
 
     def _record_exit(self, rank: _Rank, status: int) -> None:
         """Record the exit of a rank; called by the reaper, once."""
@@ -335,7 +335,7 @@ class Ranks:
         rank.socket.drain()
         heartbeat = rank.page.read() or Beat()
         self._release(rank)
-        self._post(HeartbeatsRead(rank.epoch, {rank.number: heartbeat}))
+        self._post(HeartbeatsRead(rank.world_id, {rank.number: heartbeat}))
         full_exit = ProcessExit(
             exit.code,
             exit.signal,
@@ -343,7 +343,7 @@ class Ranks:
             reached_end=heartbeat.reached_end,
             last_lines=rank.output.last_lines(),
         )
-        self._post(RankExited(rank.epoch, rank.number, full_exit))
+        self._post(RankExited(rank.world_id, rank.number, full_exit))
 
     async def _end_orphans(self, rank: _Rank, session: int) -> None:
         pause = RESCAN_SECONDS

@@ -1,6 +1,6 @@
 """The Unix socket of one rank: JSON lines in (FromRank), JSON lines out (ToRank).
 
-One socket per rank and epoch, so that the socket identifies the sender. A line that is not a FromRank closes
+One socket per rank and world, so that the socket identifies the sender. A line that is not a FromRank closes
 the connection that sent it, with a line in the log. A message to a rank carries the whole state: of those
 that are queued because the rank does not read, only the newest is sent.
 """

@@ -1,9 +1,9 @@
-"""The TCPStores that the coordinator requests of this agent, one per epoch.
+"""The TCPStores that the coordinator requests of this agent, one per world.
 
 The listening socket is the agent's, bound to the pod's address alone, so the port is reported at once;
 the store itself is a fork of the zygote and dies with the agent. While the zygote still imports torch, ranks
 do too; faster ones wait in the socket's queue. A store that exits is not replaced on its port, where a second
-one would miss the keys that ranks set in the first: StoreDown ends the epoch (machine/step.py).
+one would miss the keys that ranks set in the first: StoreDown ends the world (machine/step.py).
 ROPETEAM_STORE=none, for ranks that never use torch (tests): the socket listens, and no process answers.
 """
 
@@ -19,7 +19,7 @@ from ropeteam_trainer.agent.processes.proc import kill
 from ropeteam_trainer.agent.processes.reaper import Reaper
 from ropeteam_trainer.agent.processes.zygoteclient import ZygoteClient
 from ropeteam_trainer.contract.messages import StoreOffer
-from ropeteam_trainer.contract.world import Epoch
+from ropeteam_trainer.contract.world import WorldId
 from ropeteam_trainer.system.background import background
 
 
@@ -36,49 +36,49 @@ class StoreHost:
         self, address: str, reaper: Reaper, zygote: ZygoteClient | None, post: Callable[[Event], None]
     ) -> None:
         self._address, self._reaper, self._zygote, self._post = address, reaper, zygote, post
-        self._stores: dict[Epoch, _Store] = {}
+        self._stores: dict[WorldId, _Store] = {}
 
-    def host(self, epoch: Epoch) -> None:
+    def host(self, world_id: WorldId) -> None:
         """Start a store; StoreUp follows, and StoreDown if it fails to start or exits, then or later."""
         try:
             listener = socket.create_server((self._address, 0), backlog=2048)
         except OSError as error:
-            log(f"no store for world {epoch}: cannot listen on {self._address}: {error}")
-            self._post(StoreDown(epoch))
+            log(f"no store for world {world_id}: cannot listen on {self._address}: {error}")
+            self._post(StoreDown(world_id))
             return
-        store = self._stores[epoch] = _Store(listener)
+        store = self._stores[world_id] = _Store(listener)
         if self._zygote:
-            background(self._open(self._zygote, epoch, store))
-        self._post(StoreUp(StoreOffer(epoch, *listener.getsockname()[:2])))
+            background(self._open(self._zygote, world_id, store))
+        self._post(StoreUp(StoreOffer(world_id, *listener.getsockname()[:2])))
 
-    def close(self, epoch: Epoch) -> None:
-        if store := self._stores.pop(epoch, None):
+    def close(self, world_id: WorldId) -> None:
+        if store := self._stores.pop(world_id, None):
             if store.pid:
                 kill(store.pid)
             store.listener.close()
 
     def close_all(self) -> None:
-        for epoch in tuple(self._stores):
-            self.close(epoch)
+        for world_id in tuple(self._stores):
+            self.close(world_id)
 
     def pids(self) -> set[int]:
         return {store.pid for store in self._stores.values() if store.pid}
 
-    async def _open(self, zygote: ZygoteClient, epoch: Epoch, store: _Store) -> None:
+    async def _open(self, zygote: ZygoteClient, world_id: WorldId, store: _Store) -> None:
         try:
             # A copy of the listener: the descriptor of a closed one could be another file when it is sent.
             with store.listener.dup() as listener, self._reaper.expecting():
                 pid = await zygote.fork("store", {}, (listener.fileno(),))
                 store.pid = pid
-                self._reaper.watch(pid, lambda _: self._report_loss(epoch, store, "it ended"))
+                self._reaper.watch(pid, lambda _: self._report_loss(world_id, store, "it ended"))
         except OSError as error:
-            self._report_loss(epoch, store, str(error))
+            self._report_loss(world_id, store, str(error))
         else:
-            if self._stores.get(epoch) is not store:
+            if self._stores.get(world_id) is not store:
                 kill(pid)  # closed while it started
 
-    def _report_loss(self, epoch: Epoch, store: _Store, why: str) -> None:
-        if self._stores.get(epoch) is store:
-            log(f"no store for world {epoch}: {why}")
-            self.close(epoch)
-            self._post(StoreDown(epoch))
+    def _report_loss(self, world_id: WorldId, store: _Store, why: str) -> None:
+        if self._stores.get(world_id) is store:
+            log(f"no store for world {world_id}: {why}")
+            self.close(world_id)
+            self._post(StoreDown(world_id))

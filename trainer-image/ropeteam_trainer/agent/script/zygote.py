@@ -139,7 +139,7 @@ def _set_death_signal(agent: int) -> None:
 
 
 def _run_store(child: Child) -> NoReturn:
-    """Run the store of one epoch, on the socket that the agent has bound, until killed."""
+    """Run the store of one world, on the socket that the agent has bound, until killed."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     (number,) = child.fds

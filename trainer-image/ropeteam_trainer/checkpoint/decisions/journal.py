@@ -30,7 +30,7 @@ from ropeteam_trainer.checkpoint.decisions.manifest import JOURNAL
 from ropeteam_trainer.contract import codec, seals
 from ropeteam_trainer.contract.messages import Grant
 from ropeteam_trainer.contract.seals import Keys
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch
+from ropeteam_trainer.contract.world import CheckpointRef, WorldId
 
 T = TypeVar("T")
 MAX_PRUNED = 10_000
@@ -41,7 +41,7 @@ two backups of etcd."""
 class CheckpointKey(NamedTuple):
     """Key of a checkpoint in its run. Ordered: newer ones come later."""
 
-    world_id: Epoch
+    world_id: WorldId
     step: int
 
     def __str__(self) -> str:
@@ -142,7 +142,7 @@ class JournalEntry:
 
 
 class Claim(NamedTuple):
-    world_id: Epoch
+    world_id: WorldId
     pod: str
     """UID of the pod: no two pods claim for one world, unless a coordinator has used its number twice."""
 
@@ -161,7 +161,7 @@ class Claim(NamedTuple):
 class Superseded(Exception):
     """Error: a newer world has claimed the run; this one may neither save nor prune any more."""
 
-    def __init__(self, by: Epoch) -> None:
+    def __init__(self, by: WorldId) -> None:
         super().__init__(f"superseded by term {by.term} (world {by} has claimed the checkpoint folder)")
         self.by = by
 
@@ -204,10 +204,10 @@ def _parse_listing(names: Iterable[str]) -> _Listing:
     seen = _Listing()
     for name in sorted(names):  # commit < pruned < pruning
         if found := _CLAIM.fullmatch(name):
-            claim = Claim(Epoch.parse(found[1]), found[2])
+            claim = Claim(WorldId.parse(found[1]), found[2])
             (seen.adopting if found[3] else seen.claims).append(claim)
         elif found := _ENTRY_NAME.fullmatch(name):
-            key = CheckpointKey(Epoch.parse(found[2]), int(found[1]))
+            key = CheckpointKey(WorldId.parse(found[2]), int(found[1]))
             seen.names[key] = name
             if found[3] == "commit":
                 seen.committed.add(key)
@@ -220,7 +220,7 @@ def _parse_listing(names: Iterable[str]) -> _Listing:
 
 
 def key_of(ref: CheckpointRef) -> CheckpointKey:
-    return CheckpointKey(ref.epoch, ref.step)
+    return CheckpointKey(ref.world_id, ref.step)
 
 
 # ---- actions of a world

@@ -21,7 +21,7 @@ import hashlib
 from dataclasses import dataclass, field, replace
 
 from ropeteam_trainer.contract import codec, seals
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+from ropeteam_trainer.contract.world import CheckpointRef, ShardFile, WorldId
 
 MANIFEST = "manifest.json"
 METADATA = ".metadata"
@@ -36,7 +36,7 @@ MAX_BYTES = 16 << 20
 @dataclass(frozen=True)
 class Manifest:
     step: int
-    world_id: Epoch = field(metadata={codec.JSON_NAME: "epoch"})
+    world_id: WorldId = field(metadata={codec.JSON_NAME: "epoch"})
     world_size: int
     job: str
     job_uid: str
@@ -69,7 +69,7 @@ def folder(ref: CheckpointRef) -> str:
 
 def path_in_run(ref: CheckpointRef) -> str:
     """Folder of a checkpoint, relative to the folder of its run."""
-    return f"step-{ref.step}/{ref.epoch}"
+    return f"step-{ref.step}/{ref.world_id}"
 
 
 def ref_at(run: str, step: str, world: str) -> CheckpointRef | None:
@@ -95,4 +95,4 @@ def parse_ref(text: str) -> CheckpointRef:
     path, _, digest = text.partition("#")
     *run, step, world = path.split("/")
     number = int(step.removeprefix("step-"))
-    return CheckpointRef(number, Epoch.parse(world), digest, "/".join(run).removeprefix("run-"))
+    return CheckpointRef(number, WorldId.parse(world), digest, "/".join(run).removeprefix("run-"))

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from ropeteam_trainer.checkpoint.decisions.manifest import Manifest, folder, parse_ref
 from ropeteam_trainer.contract.config import RankPlan, Resume, Trust
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+from ropeteam_trainer.contract.world import CheckpointRef, ShardFile, WorldId
 
 RIGHT_HASH = "has the right hash, but is not a state that Ropeteam has saved"
 """Fault of a file that proves its checkpoint malformed. It is recognized by this text, because ranks of an
@@ -100,8 +100,8 @@ def _newest_first(found: Sequence[CheckpointRef]) -> tuple[CheckpointRef, ...]:
     Checkpoints in no run have world numbers that do not compare."""
     runs = {run: -number for number, run in enumerate(dict.fromkeys(ref.run for ref in found))}
 
-    def age(ref: CheckpointRef) -> tuple[int, Epoch, int, Epoch]:
-        return runs[ref.run], ref.epoch if ref.run else Epoch(0, 0, 0), ref.step, ref.epoch
+    def age(ref: CheckpointRef) -> tuple[int, WorldId, int, WorldId]:
+        return runs[ref.run], ref.world_id if ref.run else WorldId(0, 0, 0), ref.step, ref.world_id
 
     return tuple(sorted(found, key=age, reverse=True))
 

@@ -2,7 +2,7 @@
 sent.
 
 Order: a world reported as completed stays so -> else, once all agents have reported, or a lease has passed
-since the first did, the world of the highest epoch is adopted unchanged if all registered members live in it
+since the first did, the world of the highest number is adopted unchanged if all registered members live in it
 (missing members are a fault of that world, found at once by the usual rules); a plan that only some agents
 have received is superseded, never completed. While no agent reports we wait: orders sent too early would end
 a healthy world. Not for longer than ranks live without an answer: after that no rank lives.
@@ -48,7 +48,7 @@ def adopt_or_replan(state: State, at: Moment) -> Decided:
         return Decided(state, _WAITING)
     agents = _agents(state, here)
     plans = _plans(state, agents)
-    previous = max(plans, key=lambda plan: plan.epoch, default=None)
+    previous = max(plans, key=lambda plan: plan.world_id, default=None)
     if previous is None:
         return Decided(enter(state, WorldPhase.FORMING, at))
     state = _with_previous_world(state, previous, at)
@@ -69,7 +69,7 @@ def _plans(state: State, agents: dict[int, Agent], completed: bool = False) -> l
     """The plans of this job in these agents' reports."""
     reports = [agent.report for agent in agents.values()]
     plans = [
-        each.plan for each in reports if each.plan and (each.completed == each.plan.epoch or not completed)
+        each.plan for each in reports if each.plan and (each.completed == each.plan.world_id or not completed)
     ]
     return [plan for plan in plans if _fits_job(state, plan)]
 
@@ -110,7 +110,8 @@ def _whole_plan(state: State, plan: Plan) -> Plan:
     reported = {
         agent.report.slot: agent.report.plan.member(agent.report.slot)
         for agent in state.agents.values()
-        if agent.report.plan and (agent.report.plan.epoch, agent.report.plan.hash) == (plan.epoch, plan.hash)
+        if agent.report.plan
+        and (agent.report.plan.world_id, agent.report.plan.hash) == (plan.world_id, plan.hash)
     }
     runs = zip(plan.whole.incarnations[::2], plan.whole.incarnations[1::2], strict=False)
     incarnations = [incarnation for count, incarnation in runs for _ in range(count)]

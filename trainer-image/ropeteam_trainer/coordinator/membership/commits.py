@@ -4,8 +4,8 @@ Order: every rank of the running world (with parameter servers: the rank of the 
 of one step -> grant (the commit point) to the agent of the leading rank -> it reports the manifest as written
 -> the lineage grows by one. A grant that was not confirmed before its world ended is tried first by the next
 world; the checkpoint from which that world restores settles whether it was written.
-A checkpoint is filed under the epoch that started the leading rank, which may live on in later ones.
-Promise: the lineage grows only by grants of the current epoch, and never loses the checkpoint from which a
+A checkpoint is filed under the world that started the leading rank, which may live on in later ones.
+Promise: the lineage grows only by grants of the current world, and never loses the checkpoint from which a
 world resumes; checkpoints named in the job's status are kept, however long the operator is away. After a
 restart of the coordinator the agents' `granted` and `committed` rebuild all this.
 """
@@ -61,8 +61,8 @@ def absorb(state: State, report: AgentReport, at: Moment) -> State:
 
 
 def _extends_lineage(state: State, report: AgentReport, ref: CheckpointRef) -> bool:
-    """Whether the checkpoint extends the lineage. Steps only grow along a lineage; epochs do not compare, the
-    first checkpoint may be another job's.
+    """Whether the checkpoint extends the lineage. Steps only grow along a lineage. Numbers of worlds do not
+    compare: the first checkpoint may be another job's.
 
     A checkpoint of a previous world does not extend it once a later world has resumed from another one.
     """
@@ -70,16 +70,20 @@ def _extends_lineage(state: State, report: AgentReport, ref: CheckpointRef) -> b
         return False
     if state.world is None or not state.lives(state.config.lead_slot):
         return (
-            report.plan is None or ref.epoch == report.plan.started_in(report.slot) or report.restored is None
+            report.plan is None
+            or ref.world_id == report.plan.started_in(report.slot)
+            or report.restored is None
         )
-    if state.world.plan.origin is not None and ref.epoch >= state.world.plan.server_generation:
+    if state.world.plan.origin is not None and ref.world_id >= state.world.plan.server_generation:
         return True  # resumed from memory of servers: all checkpoints of this server generation precede
-    return ref.epoch == lead_started_in(state) or (state.world.base is None and _is_same(ref, state.pending))
+    return ref.world_id == lead_started_in(state) or (
+        state.world.base is None and _is_same(ref, state.pending)
+    )
 
 
 def _is_same(one: CheckpointRef, other: CheckpointRef | None) -> bool:
     """Whether both are the same checkpoint, digest known or not."""
-    return other is not None and (one.epoch, one.step) == (other.epoch, other.step)
+    return other is not None and (one.world_id, one.step) == (other.world_id, other.step)
 
 
 def _confirm(state: State, written: CheckpointRef, at: Moment) -> State:
@@ -103,7 +107,7 @@ def _settle_restore(state: State, report: AgentReport) -> State:
         return state
     known = next((ref for ref in state.lineage if _is_same(ref, source)), None)
     ours = tuple(
-        ref for ref in state.lineage if ref.epoch == lead_started_in(state) and ref.step > source.step
+        ref for ref in state.lineage if ref.world_id == lead_started_in(state) and ref.step > source.step
     )
     before = tuple(ref for ref in state.lineage if ref.step < source.step)
     if known is None:  # status was stale, and may name an abandoned lineage
@@ -117,27 +121,27 @@ def _settle_restore(state: State, report: AgentReport) -> State:
 def settle_fresh_start(state: State, base: int) -> State:
     """Note that the current world, which made steps and reported no restore, began at step `base`: the
     lineage loses checkpoints beyond it."""
-    epoch = lead_started_in(state)
-    lineage = tuple(ref for ref in state.lineage if ref.epoch == epoch or ref.step <= base)
+    world_id = lead_started_in(state)
+    lineage = tuple(ref for ref in state.lineage if ref.world_id == world_id or ref.step <= base)
     return _forget_stale(replace(with_world(state, base=base), lineage=lineage))
 
 
 def _forget_stale(state: State) -> State:
     """Drop an older grant, now that the checkpoint from which the current world resumed is known: the grant
     was either for that checkpoint, or was never finished."""
-    if state.pending is None or state.pending.epoch == lead_started_in(state):
+    if state.pending is None or state.pending.world_id == lead_started_in(state):
         return state
     return replace(state, pending=None, grant=None)
 
 
 def grant_next(state: State) -> State:
     """Grant the commit of the newest complete step, one at a time, and only while its savers live."""
-    epoch, step = lead_started_in(state), _complete_step(state)
-    if state.grant or state.world is None or epoch is None or step is None:
+    world_id, step = lead_started_in(state), _complete_step(state)
+    if state.grant or state.world is None or world_id is None or step is None:
         return state
     if not state.lives(state.config.lead_slot):
         return state
-    ref = CheckpointRef(step, epoch, run=state.config.job_uid)
+    ref = CheckpointRef(step, world_id, run=state.config.job_uid)
     parent = state.lineage[0] if state.lineage else None
     grant = Grant(ref, state.world.plan.world_size, _files(state, step), parent)
     return replace(state, grant=grant, pending=ref)
@@ -164,13 +168,13 @@ def shards(state: State, step: int) -> dict[int, Shard]:
 
 def _shards(state: State) -> list[Shard]:
     """All shards of the current world; a shard counts only if reported by the agent of its rank."""
-    epoch = lead_started_in(state)
+    world_id = lead_started_in(state)
     return [
         shard
         for member_ranks in ranks_of_members(state, savers(state))
         if member_ranks.known and member_ranks.agent
         for shard in member_ranks.agent.report.shards
-        if shard.epoch == epoch and shard.rank in member_ranks.ranks
+        if shard.world_id == world_id and shard.rank in member_ranks.ranks
     ]
 
 
@@ -185,7 +189,9 @@ def _complete_step(state: State) -> int | None:
     size = state.world.plan.world_size if state.world and not state.config.servers else 1
     known = state.lineage[0].step if state.lineage else -1
     steps = [step for step, ranks in state.saved.items() if ranks == size and step > known]
-    pending = state.pending.step if state.pending and state.pending.epoch == lead_started_in(state) else None
+    pending = (
+        state.pending.step if state.pending and state.pending.world_id == lead_started_in(state) else None
+    )
     return pending if pending in steps else max(steps, default=None)
 
 

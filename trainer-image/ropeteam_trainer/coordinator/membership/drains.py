@@ -72,7 +72,7 @@ def gathering_text(state: State) -> str:
     if world.terminating_since is None:
         return ""
     pods = _pods_text(state)
-    return f"world {world.plan.epoch} runs; terminating: {pods}; waiting for others that terminate too"
+    return f"world {world.plan.world_id} runs; terminating: {pods}; waiting for others that terminate too"
 
 
 def draining_text(state: State) -> str:
@@ -83,7 +83,7 @@ def draining_text(state: State) -> str:
     goal = f"step {world.stop_at} to be saved" if world.stop_at is not None else "its ranks to pause"
     if ranks_terminated(state):
         goal = "its ranks to end after SIGTERM (a script below feature level 2 saves by itself)"
-    return f"{reason}; world {world.plan.epoch} waits for {goal}"
+    return f"{reason}; world {world.plan.world_id} waits for {goal}"
 
 
 def _pods_text(state: State) -> str:
@@ -187,4 +187,4 @@ def finished(state: State, at: Moment) -> str:
 def _is_committed(state: State, step: int) -> bool:
     assert state.world is not None
     newest = state.lineage[0] if state.lineage else None
-    return newest is not None and newest.epoch == lead_started_in(state) and newest.step >= step
+    return newest is not None and newest.world_id == lead_started_in(state) and newest.step >= step

@@ -45,7 +45,7 @@ def obstacle(state: State, now: float) -> str:
     if now < state.failure_history.not_before:
         return "a backoff before the next start, because no step of the last world was observed"
     if offered_store(state) is None:
-        return f"the store of world {state.next_epoch} in slot {STORE_SLOT}"
+        return f"the store of world {state.next_world_id} in slot {STORE_SLOT}"
     return ""
 
 
@@ -100,7 +100,7 @@ def stopping_text(state: State, now: float) -> str:
     assert world is not None
     reason = f"{fault.incident.cause.value}: {fault.incident.message}" if fault else "its plan was withdrawn"
     more = f"{_stuck_text(state, now)}{preserving.preserved_text(state)}"
-    return f"ending the ranks of world {world.plan.epoch}, because {reason}{more}"
+    return f"ending the ranks of world {world.plan.world_id}, because {reason}{more}"
 
 
 def _stuck_text(state: State, now: float) -> str:
@@ -124,10 +124,10 @@ def unaccounted(state: State) -> slotset.Slots:
 
 
 def offered_store(state: State) -> StoreOffer | None:
-    """The store of the next epoch, once the lowest slot offers it."""
+    """The store of the next world, once the lowest slot offers it."""
     agent = agent_of_slot(state, STORE_SLOT)
     offer = agent.report.store if agent else None
-    return offer if offer and offer.epoch == state.next_epoch else None
+    return offer if offer and offer.world_id == state.next_world_id else None
 
 
 def publish(state: State, at: Moment) -> State:
@@ -138,7 +138,7 @@ def publish(state: State, at: Moment) -> State:
     preserved = previous.preserved if previous else slotset.NONE
     resumes_in_memory = previous is not None and preserving.can_resume_in_memory(state)
     plan = Plan(
-        epoch=state.next_epoch,
+        world_id=state.next_world_id,
         attempt=desired.attempt,
         members=tuple(_member(state, slot) for slot in range(state.config.slots)),
         store_host=offer.host,

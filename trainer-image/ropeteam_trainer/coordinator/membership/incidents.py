@@ -15,7 +15,7 @@ from ropeteam_trainer.contract.config import ExitAction
 from ropeteam_trainer.contract.desired import Incident, RecoveryTimes, ReplacementRequest
 from ropeteam_trainer.contract.featurelevel import FeatureLevel
 from ropeteam_trainer.contract.messages import Problem
-from ropeteam_trainer.contract.world import Cause, Epoch, FailReason
+from ropeteam_trainer.contract.world import Cause, FailReason, WorldId
 from ropeteam_trainer.coordinator.membership.evidence import (
     LOST,
     POD_TERMINATING,
@@ -48,7 +48,7 @@ def open_incident(state: State, sign: Evidence, at: Moment) -> State:
     assert state.world is not None
     sign = first_hung(state, sign)
     incident = Incident(
-        id=str(state.world.plan.epoch),
+        id=str(state.world.plan.world_id),
         cause=sign.cause,
         charged=sign.cause.charged,
         slot=sign.slot,
@@ -222,7 +222,7 @@ _SCRIPT_ERRORS = frozenset(
     f"builtins.{name}"
     for name in ("SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError")
 ) | {"ropeteam_trainer.contract.strategy.StrategyError"}
-_FIRST = Epoch(1, 0, 1)
+_FIRST = WorldId(1, 0, 1)
 
 
 def _script_failure(state: State, fault: Fault) -> Problem | None:
@@ -230,7 +230,7 @@ def _script_failure(state: State, fault: Fault) -> Problem | None:
     incident, world = fault.incident, state.world
     assert world is not None
     kind = incident.exit.error_class if incident.exit and incident.cause is Cause.ERROR else ""
-    if kind not in _SCRIPT_ERRORS or world.plan.epoch != _FIRST or progressed(state, fault):
+    if kind not in _SCRIPT_ERRORS or world.plan.world_id != _FIRST or progressed(state, fault):
         return None
     if "shared object" in incident.message:
         return None  # of a driver, perhaps, that is missing on this node
@@ -300,7 +300,7 @@ def _reached(fault: Fault, stage: str, at: Moment) -> Fault:
 
 def count_lost_steps(state: State, base: int) -> State:
     """Record the lost steps: the current world resumed from step `base`, and steps beyond it are lost."""
-    current = str(state.world.plan.epoch) if state.world else ""
+    current = str(state.world.plan.world_id) if state.world else ""
     return replace(
         state,
         faults=tuple(

@@ -103,14 +103,14 @@ class Replies:
             term=state.config.term,
             boot=state.boot,
             number=0,
-            host_store=state.next_epoch if hosts else None,
+            host_store=state.next_world_id if hosts else None,
             grant=state.grant if grantee else None,
             lineage=self._lineage,
-            pause=world.plan.epoch if world and pausing else None,
+            pause=world.plan.world_id if world and pausing else None,
             stop_at=world.stop_at if world and pausing else None,
             terminate=pausing and ranks_terminated(state),
             leave=leave,
-            complete=world.plan.epoch if world and member and done else None,
+            complete=world.plan.world_id if world and member and done else None,
             release=state.phase is WorldPhase.COMPLETE,
             failed=_failure_text(state),
         )
@@ -144,7 +144,7 @@ def _is_grantee(state: State, agent: Agent) -> bool:
     """Whether the grant goes to this agent: that of the leading rank of the grant's world, also for a while
     after that world ended."""
     world = state.world
-    if state.grant is None or world is None or lead_started_in(state) != state.grant.ref.epoch:
+    if state.grant is None or world is None or lead_started_in(state) != state.grant.ref.world_id:
         return False
     return member_pod(world, state.config.lead_slot) == pod_of(agent.report)
 
@@ -174,7 +174,7 @@ def _common(state: State) -> tuple[object, ...]:
         state.draining,
         state.dismissed,
         state.n,
-        world and (world.plan.epoch, world.preserved, world.stop_at),
+        world and (world.plan.world_id, world.preserved, world.stop_at),
         commits.retained(state),
         state.grant,
         ranks_terminated(state),

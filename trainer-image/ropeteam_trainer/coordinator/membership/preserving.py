@@ -2,7 +2,7 @@
 
 Only with parameter servers: ranks that need each other in a collective end together. Order: the world ends
 -> healthy slots are preserved: their agents are still sent its plan -> a preserved slot that fails meanwhile
-is not preserved any more, and never again -> the next plan names the epoch in which the preserved ranks were
+is not preserved any more, and never again -> the next plan names the world in which the preserved ranks were
 started.
 Updates acknowledged by servers are in the memory of their pods. While each of those pods lives the next world
 resumes from there, even if no rank lives on. If one is lost, so is its part of the parameters: all ranks go

@@ -28,7 +28,7 @@ def job_report(state: State, now: float) -> JobReport:
         phase=state.phase,
         why=state.why + state.lateness.text(now),
         stage=stage.stage(state),
-        epoch=world.plan.epoch if world else None,
+        world_id=world.plan.world_id if world else None,
         world_size=world.plan.world_size if world and live else 0,
         slots=_slots(state, now),
         feature_level=state.feature_level,

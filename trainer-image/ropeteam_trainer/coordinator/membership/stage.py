@@ -73,21 +73,21 @@ def sentence(state: State) -> str:
     """The sentence on the stage of a running world."""
     world = state.world
     assert world is not None
-    epoch, ranks = world.plan.epoch, world.plan.world_size
+    world_id, ranks = world.plan.world_id, world.plan.world_size
     match stage(state):
         case Stage.RANKS_STARTING:
-            return f"the {ranks} ranks of world {epoch} are being started"
+            return f"the {ranks} ranks of world {world_id} are being started"
         case Stage.SCRIPT_STARTING:
-            return f"world {epoch} has started its {ranks} ranks; their script is importing or preparing"
+            return f"world {world_id} has started its {ranks} ranks; their script is importing or preparing"
         case Stage.PROCESS_GROUP_FORMING:
-            return f"the {ranks} ranks of world {epoch} form their process group: {_missing_text(state)}"
+            return f"the {ranks} ranks of world {world_id} form their process group: {_missing_text(state)}"
         case Stage.RESTORING:
-            return f"world {epoch} restores its checkpoint with {ranks} ranks"
+            return f"world {world_id} restores its checkpoint with {ranks} ranks"
         case Stage.FIRST_STEP:
-            return f"world {epoch} works on its first step with {ranks} ranks"
+            return f"world {world_id} works on its first step with {ranks} ranks"
         case _:
             silent = "" if world.stepped else "; no steps are reported, so a hang is not detected"
-            return f"world {epoch} runs with {ranks} ranks{silent}"
+            return f"world {world_id} runs with {ranks} ranks{silent}"
 
 
 def _missing_text(state: State) -> str:

@@ -158,7 +158,7 @@ def _take_reports(state: State, reports_received: tuple[ReportReceived, ...], at
     for report in reports:
         claimed = report.superseded.term if report.superseded and accepted(state, report) else 0
         if superseded := _newer_coordinator(state, report, claimed):
-            newer = claimed or max(report.term, report.plan.epoch.term if report.plan else 0)
+            newer = claimed or max(report.term, report.plan.world_id.term if report.plan else 0)
             newer_term = max(newer, state.newer_term)
             state = replace(state, superseded=state.superseded or superseded, newer_term=newer_term)
     reports_received = tuple(each for each in reports_received if holds_slot(state, pod_of(each.report)))
@@ -172,8 +172,8 @@ def _take_reports(state: State, reports_received: tuple[ReportReceived, ...], at
 def _reported_n(state: State, report: AgentReport) -> int:
     """Number of the reported world, if it is of our term and boot. Not all such worlds are ours: where status
     was set back, our pod is the second of this term."""
-    epoch = report.plan.epoch if report.plan else None
-    return epoch.n if epoch and (epoch.term, epoch.boot) == (state.config.term, state.boot) else 0
+    world_id = report.plan.world_id if report.plan else None
+    return world_id.n if world_id and (world_id.term, world_id.boot) == (state.config.term, state.boot) else 0
 
 
 def _newer_coordinator(state: State, report: AgentReport, claimed: int) -> str:
@@ -182,7 +182,7 @@ def _newer_coordinator(state: State, report: AgentReport, claimed: int) -> str:
     if claimed:
         return f"a world of term {claimed} has claimed the checkpoint folder"
     term, boot = state.config.term, state.boot
-    seen = (report.plan.epoch.term, report.plan.epoch.boot) if report.plan else (term, boot)
+    seen = (report.plan.world_id.term, report.plan.world_id.boot) if report.plan else (term, boot)
     if report.term <= term and seen <= (term, boot):
         return ""
     return f"the agent of slot {report.slot} follows a newer coordinator than {term}.{boot}"

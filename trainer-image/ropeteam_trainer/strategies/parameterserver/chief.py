@@ -65,8 +65,8 @@ class Chief:
         self.full, self.server, self._call, self._rules, self._path = full, server, call, job_rules, path
         self.changed: threading.Condition = server.changed
         self._decisions: dict[Ask, rules.Answer] = {}
-        self._epochs: dict[int, tuple[int, ...]] = {}
-        """Epoch of each worker's newest process."""
+        self._world_ids: dict[int, tuple[int, ...]] = {}
+        """World of each worker's newest process."""
         self._stored = DoubleBuffer.found(path)
         self.ledger = rules.opened(job_rules)
         self.worker_states: dict[int, bytes] = {}
@@ -140,11 +140,11 @@ class Chief:
         """Worker that sent a request. Raises ConnectionError for a process that has been replaced: its pod
         may be partitioned from all but this server. Raises DecodeError.
         """
-        worker, epoch = request.worker, request.epoch
+        worker, world_id = request.worker, request.world_id
         check_worker(worker, self._rules.workers)
-        if epoch < self._epochs.get(worker, ()):
-            raise ConnectionError(f"worker {worker} has a newer process than that of world {epoch}")
-        self._epochs[worker] = epoch
+        if world_id < self._world_ids.get(worker, ()):
+            raise ConnectionError(f"worker {worker} has a newer process than that of world {world_id}")
+        self._world_ids[worker] = world_id
         return worker
 
     def _register(self, request: Register, _: bytearray) -> tuple[Registered, bytes]:

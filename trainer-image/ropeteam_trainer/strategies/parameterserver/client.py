@@ -95,7 +95,7 @@ class Line:
 
 
 Sender = tuple[int, tuple[int, ...]]
-"""A worker's number, and the epoch of its process."""
+"""A worker's number, and the number of its world."""
 
 
 class _Part:

@@ -23,7 +23,7 @@ from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.config import RankPlan
 from ropeteam_trainer.contract.preauth import BACKLOG
 from ropeteam_trainer.contract.strategy import StrategyError
-from ropeteam_trainer.contract.world import Epoch
+from ropeteam_trainer.contract.world import WorldId
 from ropeteam_trainer.rank.agentlink import AgentLink, HeartbeatWriter, NoAgent
 
 BEAT_SECONDS = 1.0
@@ -72,7 +72,7 @@ class Discovery:
         self.alive = _Alive(heart)
         self.listener: socket.socket | None = None
         self.secret = f"{plan.secret}/{plan.line}"  # ranks of another server generation are refused
-        self.epoch = Epoch.parse(plan.epoch)
+        self.world_id = WorldId.parse(plan.world_id)
         self._addresses: tuple[str, ...] = ()
         if here.server is not None:
             self.listener = self._listen(here.server)

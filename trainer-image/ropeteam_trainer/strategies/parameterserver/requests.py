@@ -24,7 +24,7 @@ The answer to any request may be a Failure. Pods of two releases may share a job
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Generic, TypeVar
 
 from ropeteam_trainer.contract import codec
@@ -93,10 +93,10 @@ class Request(Generic[A]):
 
 @dataclass(frozen=True)
 class FromWorker(Request[A]):
-    """epoch: of the worker's world; of two processes of one worker, that with the lower epoch is refused."""
+    """world_id: of two processes of one worker, that of the older world is refused."""
 
     worker: int
-    epoch: tuple[int, ...]
+    world_id: tuple[int, ...] = field(metadata={codec.JSON_NAME: "epoch"})
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,8 @@ _KINDS: dict[str, type[Request[Any]]] = {
 def encode(message: Any) -> bytes:
     """A request, or an answer. Not codec.encode(): a script's hyperparameters may be infinite."""
     kind = {"do": message.do} if isinstance(message, Request) else {}
-    return json.dumps({**kind, **vars(message)}).encode()
+    values = {codec.json_name(each): getattr(message, each.name) for each in fields(message)}
+    return json.dumps({**kind, **values}).encode()
 
 
 def parse(head: bytes) -> Request[Any]:
@@ -220,7 +221,7 @@ def parse_answer(request: Request[A], head: bytes) -> A:
     plain = _object(head)
     if "error" in plain:
         raise ServerRefused(codec.from_plain(Failure, plain).error)
-    kinds = (kind for kind in request.answers if plain.keys() >= {field.name for field in fields(kind)})
+    kinds = (kind for kind in request.answers if plain.keys() >= {*map(codec.json_name, fields(kind))})
     answer: A = codec.from_plain(next(kinds, request.answers[-1]), plain)
     return answer
 

@@ -161,11 +161,11 @@ def shards_of(state: State, member_ranks: MemberRanks | None) -> list[tuple[int,
         return []
     if not member_ranks.known or not saves(state, member_ranks.member.slot):
         return []
-    epoch = lead_started_in(state)
+    world_id = lead_started_in(state)
     return [
         (s.step, s.rank)
         for s in member_ranks.agent.report.shards
-        if s.epoch == epoch and s.rank in member_ranks.ranks
+        if s.world_id == world_id and s.rank in member_ranks.ranks
     ]
 
 
@@ -202,7 +202,7 @@ def _facts(state: State, slot: int, member_ranks: MemberRanks | None, now: float
         member_reported=bool(member_ranks and agent and holds_slot(state, pod_of(agent.report))),
         member_lost=agent is not None and lost(state, agent, now),
         in_world=bool(world and agent and world.has(agent.report)),
-        completed=bool(world and agent and agent.report.completed == world.plan.epoch),
+        completed=bool(world and agent and agent.report.completed == world.plan.world_id),
         **(_rank_facts(member_ranks) if member_ranks and member_ranks.known else _NO_RANK_FACTS),
     )
 

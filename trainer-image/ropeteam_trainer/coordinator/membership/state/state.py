@@ -15,7 +15,7 @@ from ropeteam_trainer.contract import OLDEST, VERSION
 from ropeteam_trainer.contract.config import CoordinatorConfig
 from ropeteam_trainer.contract.desired import Desired, Incident, ReplacementRequest, SlotDesired, WorldPhase
 from ropeteam_trainer.contract.messages import AgentReport, Grant, Problem, Progress, RankReport
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Member
+from ropeteam_trainer.contract.world import CheckpointRef, Member, WorldId
 from ropeteam_trainer.coordinator.membership.state import slotset
 from ropeteam_trainer.coordinator.membership.state.lateness import Lateness
 from ropeteam_trainer.coordinator.membership.state.slotfacts import NOBODY, Facts
@@ -196,13 +196,17 @@ class State:
         return slotset.up_to(self.config.slots)
 
     @property
-    def next_epoch(self) -> Epoch:
-        return Epoch(self.config.term, self.boot, self.n + 1)
+    def next_world_id(self) -> WorldId:
+        return WorldId(self.config.term, self.boot, self.n + 1)
 
     @property
     def fault(self) -> Fault | None:
         """The incident that ended the current world, or None."""
-        if self.world is None or not self.faults or self.faults[-1].incident.id != str(self.world.plan.epoch):
+        if (
+            self.world is None
+            or not self.faults
+            or self.faults[-1].incident.id != str(self.world.plan.world_id)
+        ):
             return None
         return self.faults[-1]
 
@@ -320,7 +324,7 @@ def member_agent(state: State, member: Member) -> Agent | None:
 
 class MemberRanks(NamedTuple):
     """The ranks of one member of the current world, as its agent last reported. Preserved ranks may still be
-    reported under their previous epoch."""
+    reported under their previous world."""
 
     member: Member
     ranks: range
@@ -359,8 +363,8 @@ def new_attempt(state: State) -> bool:
     )
 
 
-def lead_started_in(state: State) -> Epoch | None:
-    """The epoch under which the leading rank of the current world saves checkpoints; None: no world."""
+def lead_started_in(state: State) -> WorldId | None:
+    """The world under which the leading rank of the current world saves checkpoints; None: no world."""
     return state.world.plan.started_in(state.config.lead_slot) if state.world else None
 
 

@@ -70,7 +70,7 @@ class World:
     def has(self, report: AgentReport) -> bool:
         """Whether the ranks of the reporting agent are those of this world. The agent need not have received
         the plan that keeps them."""
-        if report.plan and report.plan.epoch == self.plan.epoch and report.plan.hash == self.plan.hash:
+        if report.plan and report.plan.world_id == self.plan.world_id and report.plan.hash == self.plan.hash:
             return True
         now = self.plan.member(report.slot)
         if now is None or now.started_in is None or report.plan is None:
