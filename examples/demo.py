@@ -54,7 +54,7 @@ def main() -> int:
     )
     try:
         ending = errors.run(_train(home, console))
-    except errors.BadInput as error:
+    except errors.CommandError as error:
         error.show()
         return error.exit_code
     failed = list(failed_checks(ending))

@@ -75,7 +75,7 @@ def has_plan(page: str) -> bool:
 
 
 def planned(page: str) -> str:
-    """The page with its plan as it is now. Raises BadInput for a manifest that cannot work."""
+    """The page with its plan as it is now. Raises InvalidInput for a manifest that cannot work."""
     if not has_plan(page):
         return page
     [manifest] = manifests(page)

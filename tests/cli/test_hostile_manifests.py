@@ -103,7 +103,7 @@ pieces = st.lists(st.sampled_from([*PIECES.split("|"), "|", "\n", "\\0", "9" * 9
 def outcome_of(text: str) -> str:
     try:
         documents = list(manifestyaml.documents(text))
-    except manifestyaml.Refused:
+    except manifestyaml.ManifestError:
         return "refused"
     json.dumps(documents, allow_nan=False)
     return "read"

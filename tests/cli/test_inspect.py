@@ -13,7 +13,7 @@ from tests.builders import a_running_job, an_incident, reporting, seconds, unrea
 from tests.controller.house import job, operator_of
 
 from ropeteam.api.conditions import Condition, ConditionType
-from ropeteam.cli.errors import BadInput
+from ropeteam.cli.errors import InvalidInput
 from ropeteam.cli.show import inspect
 from ropeteam.controller.client import access
 from ropeteam.controller.client.apiclient import ApiClient
@@ -89,7 +89,7 @@ async def test_a_snapshot_of_no_job_is_refused(tmp_path: Path) -> None:
         LocalCluster(tmp_path / "home") as cluster,
         ApiClient(partial(access.load, cluster.kubeconfig)) as client,
     ):
-        with pytest.raises(BadInput, match="no TrainingJob nothing"):
+        with pytest.raises(InvalidInput, match="no TrainingJob nothing"):
             await inspect.snapshot(client, "default", "nothing")
 
 

@@ -90,7 +90,7 @@ def test_a_script_runs_in_the_environment_that_is_activated(
 def test_what_cannot_be_run_is_refused_with_the_way_to_go_on(
     arguments: tuple[str, ...], workers: int | None, expected: str
 ) -> None:
-    with pytest.raises(errors.BadInput) as error:
+    with pytest.raises(errors.InvalidInput) as error:
         manifests.given(arguments, workers)
     assert expected in error.value.message
 
@@ -100,7 +100,7 @@ def test_lines_of_one_rank_are_shown_as_the_script_printed_them() -> None:
     assert logs.lines_of_ranks(lines, "1") == ["one", "[rank 10] said so"]
     assert logs.lines_of_ranks(lines, "all") == lines[1:]
     assert logs.lines_of_ranks(lines, "none") == []
-    with pytest.raises(errors.BadInput, match="'zero' is not a rank"):
+    with pytest.raises(errors.InvalidInput, match="'zero' is not a rank"):
         logs.ranks("zero")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from ropeteam.cli.errors import BadInput
+from ropeteam.cli.errors import InvalidInput
 from ropeteam.cli.main import cli
 from ropeteam.cli.manifest import manifests
 
@@ -137,7 +137,7 @@ def test_the_schema_for_editors_is_the_one_in_the_repository() -> None:
 
 def test_a_file_that_is_no_text_is_refused(file: Path) -> None:
     file.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(BadInput, match="cannot read"):
+    with pytest.raises(InvalidInput, match="cannot read"):
         manifests.read(file)
 
 

@@ -14,7 +14,7 @@ from lab.waiting import wait_until
 from tests.cli import test_commands
 
 from ropeteam.cli.connect import connected
-from ropeteam.cli.errors import BadInput
+from ropeteam.cli.errors import InvalidInput
 from ropeteam.cli.main import cli
 from ropeteam.cli.manifest import bundle
 from ropeteam.controller.client.apiclient import Object, ObjectRef
@@ -83,11 +83,11 @@ def test_what_is_no_code_is_left_out_and_listed(folder: Path) -> None:
 
 
 def test_what_is_too_much_is_refused_with_its_largest_files(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="no file in it is code"):
+    with pytest.raises(InvalidInput, match="no file in it is code"):
         bundle.bundle(tmp_path)
     for name in ("a", "b", "c"):
         (tmp_path / name).write_bytes(bytes(400_000))
-    with pytest.raises(BadInput, match=r"a ConfigMap holds no more.* a \(0.4 MiB\), b .*a git commit"):
+    with pytest.raises(InvalidInput, match=r"a ConfigMap holds no more.* a \(0.4 MiB\), b .*a git commit"):
         bundle.bundle(tmp_path)
 
 
@@ -116,7 +116,7 @@ def test_what_the_job_has_already_stays(folder: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_is_in_the_way_is_named(folder: Path, spec: Any, expected: str) -> None:
-    with pytest.raises(BadInput, match=expected):
+    with pytest.raises(InvalidInput, match=expected):
         bundle.with_code(a_job(**spec), bundle.bundle(folder), "job-code-1")
 
 

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 from ropeteam.controller.client import coordinator
-from ropeteam.controller.client.coordinator import Coordinators, RequestAuth, Unreachable, auth_for
+from ropeteam.controller.client.coordinator import Coordinators, CoordinatorUnreachable, RequestAuth, auth_for
 from ropeteam_trainer.contract import OLDEST, VERSION, codec
 from ropeteam_trainer.contract.desired import (
     Desired,
@@ -117,21 +117,21 @@ CHUNK = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
 
 async def test_an_answer_without_end_is_read_up_to_a_bound() -> None:
     answer, taken = endless(CHUNKED, CHUNK)
-    with pytest.raises(Unreachable, match="its answer has more than 1052672 bytes"):
+    with pytest.raises(CoordinatorUnreachable, match="its answer has more than 1052672 bytes"):
         await send_desired(answer)
     assert taken[0] < 132 << 20, "what lies in buffers of sockets comes on top"
 
 
 async def test_what_it_announces_is_not_waited_for() -> None:
     answer = at_once(b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n" + b" " * (2 << 20))
-    with pytest.raises(Unreachable, match="its answer has more than"):
+    with pytest.raises(CoordinatorUnreachable, match="its answer has more than"):
         await send_desired(answer)
 
 
 async def test_a_compressed_answer_is_refused_and_never_unpacked() -> None:
     bomb = response(zlib.compress(b" " * (64 << 20), wbits=31), "Content-Encoding: gzip")
     tracemalloc.start()
-    with pytest.raises(Unreachable, match=r"its answer is compressed \(gzip\)"):
+    with pytest.raises(CoordinatorUnreachable, match=r"its answer is compressed \(gzip\)"):
         await send_desired(at_once(bomb))
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -142,14 +142,14 @@ async def test_an_answer_that_leads_elsewhere_is_not_followed() -> None:
     async with served(at_once(response(b"{}"))) as (target, reached):
         there = f"Location: http://127.0.0.1:{target}/desired"
         for status in ("301 Moved", "302 Found", "307 Temporary", "308 Permanent"):
-            with pytest.raises(Unreachable, match=f"HTTP {status[:3]}"):
+            with pytest.raises(CoordinatorUnreachable, match=f"HTTP {status[:3]}"):
                 await send_desired(at_once(response(b"", there, status=status)))
         assert reached == []
 
 
 async def test_it_is_requested_not_to_compress_and_to_close() -> None:
     async with served(at_once(response(b"{}"))) as (port, requests), Coordinators(port) as coordinators:
-        with pytest.raises(Unreachable):
+        with pytest.raises(CoordinatorUnreachable):
             await coordinators.send_desired("127.0.0.1", BEARER, desired())
     head = requests[0].lower()
     assert b"accept-encoding: identity\r\n" in head
@@ -194,7 +194,7 @@ MALFORMED: dict[str, bytes] = {
 async def test_whatever_is_answered_the_reason_is_one_short_sentence(
     answer: bytes, auth: RequestAuth
 ) -> None:
-    with pytest.raises(Unreachable) as refusal:
+    with pytest.raises(CoordinatorUnreachable) as refusal:
         await send_desired(at_once(answer), auth=auth)
     message = str(refusal.value)
     assert message.startswith("127.0.0.1: ")
@@ -217,7 +217,7 @@ async def test_a_head_without_end_is_given_up(
 ) -> None:
     monkeypatch.setattr(coordinator, "_TIMEOUT", REAL)
     answer, taken = endless(begin, more)
-    with pytest.raises(Unreachable):
+    with pytest.raises(CoordinatorUnreachable):
         await send_desired(answer)
     assert taken[0] < 64 << 20
 
@@ -229,20 +229,22 @@ async def test_who_falls_silent_in_mid_sentence_is_left(monkeypatch: pytest.Monk
         writer.write(response(b"{}" * 100)[:-50])
         await asyncio.Event().wait()
 
-    with pytest.raises(Unreachable, match="no answer within"):
+    with pytest.raises(CoordinatorUnreachable, match="no answer within"):
         await send_desired(answer)
 
 
 @pytest.mark.parametrize("text", [response(b"busy", status="503 Busy"), response(b" " * (32 << 20))])
 async def test_who_answers_without_reading_is_left(text: bytes) -> None:
-    with pytest.raises(Unreachable, match=r"HTTP 503: busy|has more than"):
+    with pytest.raises(CoordinatorUnreachable, match=r"HTTP 503: busy|has more than"):
         await send_desired(at_once(text), SLOTS, reads=False)
 
 
 async def test_a_report_that_no_coordinator_of_ours_would_make_names_the_field() -> None:
     by_slot = {"0": SlotReport(1, "u"), "1": SlotReport(1, "u")}
     report = JobReport("u", 1, 0, WorldPhase.RUNNING, "trains", slots=by_slot)
-    with pytest.raises(Unreachable, match="its report is out of bounds: slots has 2 entries, at most 1 are"):
+    with pytest.raises(
+        CoordinatorUnreachable, match="its report is out of bounds: slots has 2 entries, at most 1 are"
+    ):
         await send_desired(at_once(response(codec.encode(report))))
 
 
@@ -252,7 +254,7 @@ async def test_a_report_of_more_small_values_than_slots_is_not_parsed(each: byte
     values = each * ((16 << 20) // len(each))
     answer = at_once(response(b'{"x": "\\ud800", "y": [' + values + b"0]}"))
     tracemalloc.start()
-    with pytest.raises(Unreachable, match="values, more than a job of this size has"):
+    with pytest.raises(CoordinatorUnreachable, match="values, more than a job of this size has"):
         await send_desired(answer, SLOTS)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -261,7 +263,7 @@ async def test_a_report_of_more_small_values_than_slots_is_not_parsed(each: byte
 
 async def test_a_report_of_another_term_is_none() -> None:
     other = JobReport("u", 2, 0, WorldPhase.RUNNING, "trains")
-    with pytest.raises(Unreachable, match="its report is of term 2, not of 1"):
+    with pytest.raises(CoordinatorUnreachable, match="its report is of term 2, not of 1"):
         await send_desired(at_once(response(codec.encode(other))))
 
 

@@ -130,5 +130,5 @@ async def test_a_line_without_end_is_not_gathered() -> None:
     stream: Any = Stream(b"one\n", b"x" * 6, b"x" * 6, b"never read")
     taken = boundedjson.lines(stream, 10)
     assert await anext(taken) == b"one"
-    with pytest.raises(boundedjson.TooLarge):
+    with pytest.raises(boundedjson.ResponseTooLarge):
         await anext(taken)

@@ -22,9 +22,9 @@ from ropeteam.controller.cache import parsing
 from ropeteam.controller.client.coordinator import (
     BearerAuth,
     Coordinators,
+    CoordinatorUnreachable,
     RequestAuth,
     SignedAuth,
-    Unreachable,
     auth_for,
 )
 from ropeteam.controller.reconcile.exchange import CoordinatorLink, Exchange
@@ -113,7 +113,7 @@ async def test_a_request_that_is_altered_each_time_is_refused_each_time(served: 
         path,
         send_desired,
     ):
-        with pytest.raises(Unreachable, match="HTTP 401: the body is not the one that was signed"):
+        with pytest.raises(CoordinatorUnreachable, match="HTTP 401: the body is not the one that was signed"):
             await send_desired(1)
         assert len(path.requests) == 2
         assert served.coordinator.state.desired is None
@@ -129,7 +129,9 @@ async def test_a_request_that_is_altered_each_time_is_refused_each_time(served: 
 )
 async def test_an_altered_answer_is_not_accepted(served: Served, old: bytes, new: bytes) -> None:
     async with between(served, answer=lambda text: text.replace(old, new)) as (_, send_desired):
-        with pytest.raises(Unreachable, match="its answer is not signed with this job's token: HTTP"):
+        with pytest.raises(
+            CoordinatorUnreachable, match="its answer is not signed with this job's token: HTTP"
+        ):
             await send_desired(1)
 
 
@@ -138,7 +140,7 @@ async def test_the_answer_to_another_request_is_not_accepted(served: Served) -> 
         await send_desired(1)
         recorded = path.answered[-1]
     async with between(served, answer=lambda _: recorded) as (path, send_desired):
-        with pytest.raises(Unreachable, match="not signed with this job's token: HTTP 200"):
+        with pytest.raises(CoordinatorUnreachable, match="not signed with this job's token: HTTP 200"):
             await send_desired(1)
         assert len(path.requests) == 1
 
@@ -148,7 +150,7 @@ async def test_a_server_without_the_token_is_requested_once_and_shown_none(serve
     no = b"HTTP/1.1 401 No\r\nWWW-Authenticate: Bearer\r\nContent-Length: 19\r\n\r\na bearer is needed\n"
     async with between(served, answer=lambda _: no) as (path, send_desired):
         with pytest.raises(
-            Unreachable, match="not signed with this job's token: HTTP 401: a bearer is needed"
+            CoordinatorUnreachable, match="not signed with this job's token: HTTP 401: a bearer is needed"
         ):
             await send_desired(1)
         assert len(path.requests) == 1
@@ -157,9 +159,9 @@ async def test_a_server_without_the_token_is_requested_once_and_shown_none(serve
 
 async def test_another_jobs_token_opens_nothing(served: Served) -> None:
     async with between(served) as (path, send_desired):
-        with pytest.raises(Unreachable, match="not signed"):
+        with pytest.raises(CoordinatorUnreachable, match="not signed"):
             await send_desired(1, SignedAuth(replace(KEYS, token=b"another job's")))
-        with pytest.raises(Unreachable, match="not signed for this job's term 1"):
+        with pytest.raises(CoordinatorUnreachable, match="not signed for this job's term 1"):
             await send_desired(1, SignedAuth(replace(KEYS, term=2)))
         assert len(path.requests) == 1 + 2
 
@@ -180,7 +182,7 @@ async def voices_of(pods: tuple[PodSeen, ...], uid: str, more: str = "") -> list
     class Listening(Coordinators):
         async def send_desired(self, address: str, auth: RequestAuth, desired: Desired) -> JobReport:  # noqa: ARG002
             auths.append(auth)
-            raise Unreachable("it only listens")
+            raise CoordinatorUnreachable("it only listens")
 
     link, known = CoordinatorLink(Listening(), OperatorKeys((OperatorKey(b"k"),))), Exchange(Leases(0.0))
     status = JobStatus(coordinator=CoordinatorStatus(term=1, pod_uid=uid, address="10.0.0.1"))

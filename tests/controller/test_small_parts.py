@@ -17,7 +17,7 @@ from ropeteam.controller import metrics, probes
 from ropeteam.controller.cache.caches import Caches, EndedPods
 from ropeteam.controller.cache.informer import Informer, Key, MultiNamespaceInformer, WatchSpec
 from ropeteam.controller.cache.parsing import node, own_key
-from ropeteam.controller.client.coordinator import BearerAuth, Coordinators, Unreachable
+from ropeteam.controller.client.coordinator import BearerAuth, Coordinators, CoordinatorUnreachable
 from ropeteam.controller.reconcile.progresslimit import ProgressRateLimiter
 from ropeteam.controller.reconcile.reconciler import Reconciler
 from ropeteam.core.seen.observation import ContainerSeen, PodSeen, Role
@@ -209,13 +209,13 @@ async def test_an_answer_that_is_no_report_is_no_report(status: int, body: bytes
     async def answer(_: web.Request) -> web.Response:
         return web.Response(status=status, body=body)
 
-    with pytest.raises(Unreachable, match=expected):
+    with pytest.raises(CoordinatorUnreachable, match=expected):
         await send_desired(answer)
 
 
 async def test_nobody_answers() -> None:
     async with Coordinators(port=1) as coordinators:
-        with pytest.raises(Unreachable, match=r"127\.0\.0\.1"):
+        with pytest.raises(CoordinatorUnreachable, match=r"127\.0\.0\.1"):
             await coordinators.send_desired("127.0.0.1", BearerAuth("bearer"), DESIRED)
 
 

@@ -36,7 +36,7 @@ from ropeteam.controller.cache.caches import make_caches
 from ropeteam.controller.cache.informer import Informer, Key
 from ropeteam.controller.client import apiclient, boundedjson
 from ropeteam.controller.client.apiclient import ApiClient, Object, ObjectRef
-from ropeteam.controller.client.coordinator import Coordinators, Unreachable
+from ropeteam.controller.client.coordinator import Coordinators, CoordinatorUnreachable
 from ropeteam.controller.kopfwatch.outline import _Outlined
 from ropeteam.controller.reconcile.admission import PodCheck
 from ropeteam.controller.reconcile.exchange import CoordinatorLink
@@ -153,7 +153,7 @@ class Api:
     async def request(self, method: str, path: str, *, params: Any, most_bytes: int) -> Object:  # noqa: ARG002
         assert method == "GET"
         if len(self.pages[path]) > most_bytes:
-            raise boundedjson.TooLarge(f"more than {most_bytes} bytes")
+            raise boundedjson.ResponseTooLarge(f"more than {most_bytes} bytes")
         return apiclient._parse(self.pages[path])
 
     @asynccontextmanager
@@ -177,7 +177,7 @@ def stream(content: bytes) -> aiohttp.StreamReader:
 
 class Silent:
     async def send_desired(self, *_: object) -> None:
-        raise Unreachable("10.0.0.1: no answer within 3 s")
+        raise CoordinatorUnreachable("10.0.0.1: no answer within 3 s")
 
 
 async def attempt(case: bytes, kind: str) -> list[str]:

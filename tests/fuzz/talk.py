@@ -24,7 +24,7 @@ from tests.fuzz import mutations
 from tests.fuzz.campaign import Attempt, Campaign
 
 from ropeteam.controller import probes
-from ropeteam.controller.client.coordinator import Coordinators, RequestAuth, Unreachable, auth_for
+from ropeteam.controller.client.coordinator import Coordinators, CoordinatorUnreachable, RequestAuth, auth_for
 from ropeteam.core.decide import decide
 from ropeteam_trainer.agent.http import Metrics
 from ropeteam_trainer.contract import OLDEST, VERSION, codec, signing
@@ -261,7 +261,7 @@ async def _report_or_sentence(coordinators: Coordinators, speaks: RequestAuth) -
         report = await coordinators.send_desired(
             "127.0.0.1", speaks, replace(DESIRED, term=scene().status.coordinator.term)
         )
-    except Unreachable as why:
+    except CoordinatorUnreachable as why:
         sentence = str(why)
         if not (sentence.isprintable() and len(sentence) < 500):
             raise AssertionError(f"no sentence: {sentence!r}") from why

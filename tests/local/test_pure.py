@@ -205,7 +205,7 @@ def test_commands_are_looked_up_in_our_environment_first(tmp_path: Path):
     assert podspec.find_command("./python3", path, tmp_path) == str(tmp_path / "python3")
     (tmp_path / "python2.0").touch(0o755)
     assert podspec.find_command("python2.0", path, tmp_path) == str(tmp_path / "python2.0")
-    with pytest.raises(podspec.StartError, match="no such file"):
+    with pytest.raises(podspec.ContainerStartError, match="no such file"):
         podspec.find_command("./none", path, tmp_path)
 
 
@@ -220,12 +220,12 @@ def test_programs_of_an_activated_environment_come_before_ours(active: str):
 
 def test_a_container_without_a_command_is_refused_with_what_to_do(tmp_path: Path):
     context = podspec.ExecutionContext({}, {}, tmp_path)
-    with pytest.raises(podspec.StartError, match="write the command in the manifest"):
+    with pytest.raises(podspec.ContainerStartError, match="write the command in the manifest"):
         podspec.process_spec({}, {"name": "a"}, context, lambda *_: None)
-    with pytest.raises(podspec.StartError, match="working directory"):
+    with pytest.raises(podspec.ContainerStartError, match="working directory"):
         podspec.process_spec(
             {}, {"name": "a", "command": ["x"], "workingDir": "none"}, context, lambda *_: None
         )
     env = [{"name": "A", "valueFrom": {"resourceFieldRef": {}}}]
-    with pytest.raises(podspec.StartError, match="resourceFieldRef"):
+    with pytest.raises(podspec.ContainerStartError, match="resourceFieldRef"):
         podspec.process_spec({}, {"name": "a", "command": ["x"], "env": env}, context, lambda *_: None)

@@ -11,7 +11,7 @@ import pytest
 from lab.local.client import CORE, Client
 from lab.waiting import wait_until_async
 
-from ropeteam.local.cluster import ClusterError, LocalCluster
+from ropeteam.local.cluster import LocalCluster, LocalClusterError
 
 Object = dict[str, Any]
 SERVER = """
@@ -150,5 +150,5 @@ async def test_the_api_server_proxies_to_a_service_without_the_clients_token(api
 async def test_two_clusters_side_by_side_have_their_own_addresses(api: Client, tmp_path):
     async with LocalCluster(tmp_path / "other") as other:
         assert other.url.split(".")[1] != api.cluster.url.split(".")[1]
-        with pytest.raises(ClusterError, match="another cluster runs"):
+        with pytest.raises(LocalClusterError, match="another cluster runs"):
             await LocalCluster(tmp_path / "other").start()

@@ -17,7 +17,7 @@ from tests.trainer.planted import RANK, STATE, Gadget, OfAScript, checkpoints
 from ropeteam_trainer.checkpoint import reader
 from ropeteam_trainer.checkpoint.decisions.restore import Inspection
 from ropeteam_trainer.checkpoint.format import contents
-from ropeteam_trainer.checkpoint.format.contents import Malformed
+from ropeteam_trainer.checkpoint.format.contents import MalformedCheckpoint
 from ropeteam_trainer.system.folders import Folder
 
 _forks = multiprocessing.get_context("forkserver")
@@ -50,7 +50,7 @@ def test_a_name_of_another_torch_proves_nothing(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_pickle_that_runs_code_is_proof_whatever_is_beside_it(tmp_path: Path) -> None:
-    with pytest.raises(Malformed, match=r"torch refuses state\.pt"):
+    with pytest.raises(MalformedCheckpoint, match=r"torch refuses state\.pt"):
         contents.load(STATE, saved([OfAScript(), Gadget(tmp_path)]))
 
 
@@ -100,7 +100,7 @@ def test_an_error_of_the_storage_proves_nothing(tmp_path: Path, monkeypatch: pyt
 
 
 def test_malformed_content_is_reported_with_the_name_of_its_file() -> None:
-    with pytest.raises(Malformed, match=r"rank-0\.pt is not a file of torch\.save"):
+    with pytest.raises(MalformedCheckpoint, match=r"rank-0\.pt is not a file of torch\.save"):
         contents.load(RANK, b"PK")
-    with pytest.raises(Malformed, match=r"state\.pt: the state that ranks share is incomplete"):
+    with pytest.raises(MalformedCheckpoint, match=r"state\.pt: the state that ranks share is incomplete"):
         contents.check_state(STATE, {"data": None, "others": {}, "models": {}})

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
 
 from ropeteam_trainer.checkpoint import export as exporting
-from ropeteam_trainer.checkpoint.export import NoCheckpoint, export
+from ropeteam_trainer.checkpoint.export import ExportError, export
 
 
 def trained(folder: Path) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -52,9 +52,9 @@ def test_an_older_one_is_taken_by_its_folder(tmp_path: Path) -> None:
 
 
 def test_an_invalid_checkpoint_is_refused_with_the_missing_part(tmp_path: Path) -> None:
-    with pytest.raises(NoCheckpoint, match="holds no checkpoint; name one"):
+    with pytest.raises(ExportError, match="holds no checkpoint; name one"):
         export(tmp_path)
-    with pytest.raises(NoCheckpoint, match="not a usable checkpoint: "):
+    with pytest.raises(ExportError, match="not a usable checkpoint: "):
         export(tmp_path / "step-1" / "0.0.1")
 
 
@@ -64,7 +64,7 @@ def test_a_damaged_one_is_not_exported(tmp_path: Path) -> None:
     data = bytearray((place / "__0_0.distcp").read_bytes())
     data[-1] ^= 1
     (place / "__0_0.distcp").write_bytes(data)
-    with pytest.raises(NoCheckpoint, match=r"is damaged: __0_0\.distcp was altered"):
+    with pytest.raises(ExportError, match=r"is damaged: __0_0\.distcp was altered"):
         export(tmp_path)
 
 

@@ -18,7 +18,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from ropeteam_trainer.checkpoint.format import contents, metadata
+from ropeteam_trainer.checkpoint.format import metadata
+from ropeteam_trainer.checkpoint.format.contents import MalformedCheckpoint
 
 _METADATA = b"ctorch.distributed.checkpoint.metadata\nMetadata\n"
 
@@ -107,7 +108,7 @@ def test_blocks_that_are_not_the_whole_are_none() -> None:
         ((6, 2), (*GRID[:-1], ((0, 0), (2, 1)))),
         ((3, 3), (*BRICKS[:-1], ((2, 2), (1, 1)))),
     ):
-        with pytest.raises(contents.Malformed, match="the blocks of a do not cover it exactly once"):
+        with pytest.raises(MalformedCheckpoint, match="the blocks of a do not cover it exactly once"):
             metadata.parse(saved_in(shape, *blocks))
 
 

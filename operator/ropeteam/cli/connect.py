@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-from ropeteam.cli.errors import BadInput
+from ropeteam.cli.errors import InvalidInput
 from ropeteam.controller.client import access
 from ropeteam.controller.client.apiclient import ApiClient
 
@@ -21,7 +21,9 @@ def kubeconfig_of(given: Path | None, home: Path) -> Path:
         if file.exists():
             return file
     problem = f"{given}: no such file" if given else "no cluster is configured"
-    raise BadInput(f"{problem}. Start a local cluster with `ropeteam up`, or name a file with --kubeconfig")
+    raise InvalidInput(
+        f"{problem}. Start a local cluster with `ropeteam up`, or name a file with --kubeconfig"
+    )
 
 
 @asynccontextmanager

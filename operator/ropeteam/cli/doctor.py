@@ -25,12 +25,12 @@ from ropeteam.api.job import API_VERSION, GROUP, PLURAL
 from ropeteam.api.rule import at
 from ropeteam.cli.connect import connected, kubeconfig_of
 from ropeteam.controller.client.apiclient import ApiClient, ApiError, NoSuchKind, NotFound, Object
-from ropeteam.controller.client.boundedjson import TooLarge
+from ropeteam.controller.client.boundedjson import ResponseTooLarge
 from ropeteam.core.doctor.clusterchecks import Cluster, arguments, of_cluster
 from ropeteam.core.doctor.findings import Finding, Machine, Read, fail, of_machine
 from ropeteam.core.doctor.namespacechecks import Job, Namespace, of_job, of_namespace
 
-_ERRORS = (ApiError, aiohttp.ClientError, OSError, TimeoutError, TooLarge, ValueError)
+_ERRORS = (ApiError, aiohttp.ClientError, OSError, TimeoutError, ResponseTooLarge, ValueError)
 _SYSTEM = "ropeteam-system"
 """Namespace of the operators in docs/install.md, for users that may not list all namespaces."""
 _OPERATORS = "app.kubernetes.io/name=ropeteam,app.kubernetes.io/component=operator"

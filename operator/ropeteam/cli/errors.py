@@ -12,22 +12,28 @@ from typing import Any, TypeVar
 
 import click
 
+from ropeteam_trainer.contract.errors import RopeteamError
+
 T = TypeVar("T")
 
 INTERRUPTED = 130
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class BadInput(click.ClickException):
-    """Input of the user that cannot work."""
-
-    exit_code = 2
+class CommandError(RopeteamError, click.ClickException):
+    """A command ends with this sentence and its exit code."""
 
     def show(self, _: Any = None) -> None:
         click.echo(f"error: {self.message}", err=True)
 
 
-class CommandFailed(BadInput):
+class InvalidInput(CommandError):
+    """Input of the user that cannot work."""
+
+    exit_code = 2
+
+
+class CommandFailed(CommandError):
     """Failure with valid input."""
 
     exit_code = 1

@@ -45,7 +45,7 @@ class _Run(click.Command):
         if problem := usage.dashes_message(args, takes_value, ctx.info_name):
             from ropeteam.cli import errors
 
-            raise errors.BadInput(problem)
+            raise errors.InvalidInput(problem)
         return super().parse_args(ctx, args)
 
 
@@ -141,7 +141,7 @@ def show_logs(
 
     shown = logs.ranks(ranks)
     if follow and attempt is not None:
-        raise errors.BadInput("--follow shows the newest attempt; leave out --attempt")
+        raise errors.InvalidInput("--follow shows the newest attempt; leave out --attempt")
 
     async def print_logs() -> None:
         async with connected(kubeconfig_of(kubeconfig, home)) as client:
@@ -202,7 +202,7 @@ def watch(job: str, namespace: str, kubeconfig: Path | None, home: Path) -> None
                 for line in report(found, None) if found else ():
                     shown.print_line(line)
         if last is None:
-            raise errors.BadInput(f"there is no TrainingJob {job} in namespace {namespace}")
+            raise errors.InvalidInput(f"there is no TrainingJob {job} in namespace {namespace}")
         if not (last.finished or last.refused):
             raise errors.CommandFailed(f"the TrainingJob {job} was deleted")
         return last.complete
@@ -292,7 +292,7 @@ def validate(manifest: Path) -> None:
 
     read = manifests.read(manifest)
     if manifests.needs_image(read.job):
-        raise errors.BadInput(
+        raise errors.InvalidInput(
             f"{manifest}: spec.image is missing, and a cluster refuses pods without one (`ropeteam run` on "
             "this machine does not need it); set it to an image with Python 3.10 and your packages"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ropeteam.cli.errors import BadInput
+from ropeteam.cli.errors import CommandError, InvalidInput
 from ropeteam.cli.manifest import bundle
 from ropeteam.cli.manifest.manifests import Manifest, apply
 from ropeteam.controller.client.apiclient import ApiClient, ApiError, NotFound, Object, ObjectRef
@@ -13,7 +13,7 @@ from ropeteam.controller.client.apiclient import ApiClient, ApiError, NotFound, 
 
 async def submit(client: ApiClient, read: Manifest, folder: Path, print_line: Callable[[str], None]) -> None:
     """Create the folder's ConfigMap first, so that no pod waits for it; it is deleted with the job. Raises
-    BadInput: the job exists, or the server refuses something; then nothing is left behind."""
+    InvalidInput: the job exists, or the server refuses something; then nothing is left behind."""
     code = bundle.bundle(folder)
     stored = bundle.config_map(read.job, code)
     job = bundle.with_code(read.job, code, stored["metadata"]["name"])
@@ -21,10 +21,10 @@ async def submit(client: ApiClient, read: Manifest, folder: Path, print_line: Ca
     try:
         created = await client.create(stored)
     except ApiError as error:
-        raise BadInput(f"ConfigMap {stored['metadata']['name']} was refused: {error}") from None
+        raise InvalidInput(f"ConfigMap {stored['metadata']['name']} was refused: {error}") from None
     try:
         await apply(client, Manifest(job, read.others), None)
-    except BadInput:
+    except CommandError:
         await client.delete(ObjectRef.of(stored), uid=created["metadata"]["uid"])
         raise
     owner = {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": read.name}
@@ -43,7 +43,7 @@ async def _check_absent(client: ApiClient, job: Object) -> None:
     except NotFound:
         return
     meta = job["metadata"]
-    raise BadInput(
+    raise InvalidInput(
         f"TrainingJob {meta['name']} already exists in namespace {meta['namespace']}. Give this one another "
         f"metadata.name, or delete the existing one: kubectl delete tj -n {meta['namespace']} {meta['name']}"
     )

@@ -15,10 +15,9 @@ import aiohttp
 import uvloop
 
 from ropeteam.controller import assembly
-from ropeteam.controller.client.apiclient import ApiError
-from ropeteam.controller.election import LeadershipLost
 from ropeteam.controller.output import Output
-from ropeteam.controller.settings import SettingsError, read
+from ropeteam.controller.settings import read
+from ropeteam.errors import CannotRun, RequestError
 
 GC_THRESHOLDS = (50_000, 20, 100)
 """Thresholds of the garbage collector: objects of a reconcile are mostly freed without it, and the search for
@@ -34,14 +33,7 @@ def main() -> int:
         return 0  # the process that started us is gone
     try:
         uvloop.run(assembly.run(settings))
-    except (
-        LeadershipLost,
-        assembly.CrdMissing,
-        SettingsError,
-        ApiError,
-        aiohttp.ClientError,
-        OSError,
-    ) as error:
+    except (CannotRun, RequestError, aiohttp.ClientError, OSError) as error:
         output.write_line(f"ropeteam operator: {error}")
         return 1
     return 0

@@ -39,6 +39,7 @@ from ropeteam.controller.reconcile.observer import Observer
 from ropeteam.controller.reconcile.progresslimit import ProgressRateLimiter
 from ropeteam.controller.reconcile.reconciler import Reconciler
 from ropeteam.controller.settings import OperatorKeys, Settings, load_keys
+from ropeteam.errors import CannotRun
 from ropeteam_trainer.system.clocks import boot_seconds
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ class Clocks(NamedTuple):
 OURS = Clocks()
 
 
-class CrdMissing(Exception):
+class CrdMissing(CannotRun):
     """The CustomResourceDefinition of TrainingJobs is not installed."""
 
 

@@ -29,6 +29,7 @@ from ropeteam.controller.client.apiclient import (
     ObjectRef,
     OwnedObjectExists,
 )
+from ropeteam.errors import CannotRun
 from ropeteam_trainer.system.clocks import boot_seconds
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ log = logging.getLogger(__name__)
 _API_ERRORS = (ApiError, aiohttp.ClientError, OSError, TimeoutError)
 
 
-class LeadershipLost(Exception):
+class LeadershipLost(CannotRun):
     """Another operator may act now; this process must not."""
 
 

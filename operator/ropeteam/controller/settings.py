@@ -18,13 +18,14 @@ from typing import TypeVar
 
 from ropeteam.api.defaults import Defaults, JobDefaults, JobPolicy
 from ropeteam.api.model import ApiModel
+from ropeteam.errors import CannotRun
 from ropeteam_trainer.contract import seals, wire
 
 M = TypeVar("M", bound=ApiModel)
 IMAGE = "ghcr.io/ropeteam/ropeteam:0.1.0"
 
 
-class SettingsError(Exception):
+class SettingsError(CannotRun):
     """An invalid setting. The text names it, and what to change."""
 
 

@@ -9,7 +9,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from ropeteam.local.cluster import ClusterError, default_home, serve
+from ropeteam.local.cluster import LocalClusterError, default_home, serve
 
 
 async def main(home: Path) -> None:
@@ -36,5 +36,5 @@ if __name__ == "__main__":
         sys.exit()  # the parent process is gone
     try:
         asyncio.run(main(given.home.absolute()))
-    except ClusterError as error:
+    except LocalClusterError as error:
         sys.exit(f"error: {error}")

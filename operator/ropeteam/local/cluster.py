@@ -29,12 +29,13 @@ from ropeteam.local.apiserver import ApiServer
 from ropeteam.local.node.kubelet import Kubelet
 from ropeteam.local.node.services import Services
 from ropeteam.local.resources import Catalog, Object
+from ropeteam_trainer.contract.errors import RopeteamError
 
 NETWORK_PORT = 29410
 """Port of 127.N.0.1: the process that has it bound owns the network."""
 
 
-class ClusterError(RuntimeError):
+class LocalClusterError(RopeteamError, RuntimeError):
     """The cluster cannot start. The text names what to change."""
 
 
@@ -53,7 +54,7 @@ class LocalCluster:
         self._running: list[Any] = []
 
     async def start(self) -> None:
-        """Start everything. Raises ClusterError when `home` is in use or no addresses are free."""
+        """Start everything. Raises LocalClusterError when `home` is in use or no addresses are free."""
         try:
             await self._start()
         except BaseException:
@@ -65,7 +66,7 @@ class LocalCluster:
         if not _lock(self._locks, self.home / "lock"):
             advice = "use it (kubectl apply), end it (Ctrl-C where `ropeteam run` or `ropeteam up` runs), or "
             advice += "choose another --home"
-            raise ClusterError(f"another cluster runs in {self.home}: {advice}")
+            raise LocalClusterError(f"another cluster runs in {self.home}: {advice}")
         network = _reserve_network(self._locks)
         _remove_pods(self.home)
         self.store = Store()
@@ -134,7 +135,7 @@ def _reserve_network(locks: ExitStack) -> str:
             continue
         locks.callback(holder.close)
         return f"127.{number}"
-    raise ClusterError(
+    raise LocalClusterError(
         f"no free 127.N.0.0/16: port {NETWORK_PORT} of 127.N.0.1 is in use for each N from {first + 20} to "
         f"{first + 119}, by 100 clusters or by one process that listens on all addresses; end that"
     )

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ropeteam.local.fielderrors import FieldError
+from ropeteam_trainer.contract.errors import RopeteamError
 
 Object = dict[str, Any]
 
 
-class StatusError(Exception):
+class StatusError(RopeteamError):
     """An answer that is not a success. `message` is for the user."""
 
     def __init__(self, code: int, reason: str, message: str, **details: Any) -> None:

@@ -19,6 +19,7 @@ from ropeteam_trainer.agent.log import log
 from ropeteam_trainer.agent.machine.state import Event, LinkLost, LinkUp, OrdersReceived
 from ropeteam_trainer.agent.processes.waiting import within
 from ropeteam_trainer.contract import LEASES, OLDEST, codec, grantchunks, wire
+from ropeteam_trainer.contract.errors import ProtocolError
 from ropeteam_trainer.contract.messages import LEASE, AgentReport, Orders, as_answer
 from ropeteam_trainer.system.clocks import boot_seconds
 
@@ -62,7 +63,7 @@ class Link:
         while True:
             try:
                 await self._connect()
-            except (OSError, EOFError, codec.DecodeError) as error:
+            except (OSError, EOFError, ProtocolError) as error:
                 text = f"{type(error).__name__}: {error}"
                 if text != last_error:
                     log(f"no connection to the coordinator at {self._host}:{self._port}: {text}")

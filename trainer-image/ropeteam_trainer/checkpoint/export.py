@@ -25,24 +25,25 @@ from ropeteam_trainer.checkpoint.decisions.manifest import STATE, Manifest, ref_
 from ropeteam_trainer.checkpoint.format import contents, names
 from ropeteam_trainer.checkpoint.objects.stateful import TrainingState
 from ropeteam_trainer.checkpoint.objects.tensorshard import TensorShard
+from ropeteam_trainer.contract.errors import UserError
 from ropeteam_trainer.contract.world import CheckpointRef
 
 
-class NoCheckpoint(ValueError):
+class ExportError(UserError, ValueError):
     """Checkpoint that is missing or damaged. The text describes the fault."""
 
 
 def export(folder: Path) -> dict[str, Any]:
-    """Content of a checkpoint. Raises NoCheckpoint, OSError."""
+    """Content of a checkpoint. Raises ExportError, OSError."""
     directory, ref = _find(folder.absolute())
     inspection = reader.inspect(directory, ref)
     manifest = inspection.manifest
     if manifest is None or inspection.ref is None:
-        raise NoCheckpoint(f"{folder} is not a usable checkpoint: {inspection.fault}")
+        raise ExportError(f"{folder} is not a usable checkpoint: {inspection.fault}")
     for file in manifest.files:
         found = reader.check(directory, ref, file, lambda _: None)
         if found.fault:
-            raise NoCheckpoint(f"{folder} is damaged: {found.fault}")
+            raise ExportError(f"{folder} is damaged: {found.fault}")
     return _read(directory, ref, manifest)
 
 
@@ -55,7 +56,7 @@ def _find(folder: Path) -> tuple[Path, CheckpointRef]:
         return (parent.parent if run else parent), ref
     refs = reader.find(folder)
     if not refs:
-        raise NoCheckpoint(f"{folder} holds no checkpoint; name one, as status.checkpoint.location does")
+        raise ExportError(f"{folder} holds no checkpoint; name one, as status.checkpoint.location does")
     newest = max((ref for ref in refs if ref.run == refs[0].run), key=lambda ref: (ref.step, ref.world_id))
     return folder, newest
 
@@ -98,7 +99,7 @@ def main() -> int:
     try:
         found = export(Path(sys.argv[1]))
         torch.save(found, sys.argv[2])
-    except (NoCheckpoint, OSError, ValueError) as error:
+    except (ExportError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     held = ", ".join(name for name in found if name != "step")

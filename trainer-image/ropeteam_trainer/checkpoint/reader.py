@@ -30,7 +30,7 @@ from ropeteam_trainer.checkpoint.decisions.manifest import (
 )
 from ropeteam_trainer.checkpoint.decisions.restore import RIGHT_HASH, Inspection
 from ropeteam_trainer.checkpoint.format import contents
-from ropeteam_trainer.checkpoint.format.contents import Malformed
+from ropeteam_trainer.checkpoint.format.contents import MalformedCheckpoint
 from ropeteam_trainer.checkpoint.format.metadata import Chunk, Saved, parse
 from ropeteam_trainer.checkpoint.objects.tensorshard import TensorShard, overlap
 from ropeteam_trainer.contract import codec, seals
@@ -195,7 +195,7 @@ def validate(
             contents.check_own(file.name, load(directory, ref, file))
         else:
             _validate_tensors(directory, ref, files, file, read)
-    except Malformed as error:
+    except MalformedCheckpoint as error:
         return Inspection(None, f"{file.name} {RIGHT_HASH}: {error}")
     except OSError as error:
         return Inspection(None, f"{file.name} cannot be read: {error}", unsure=True)
@@ -276,7 +276,7 @@ def load_metadata(
         for chunk in tensor.chunks:
             file = known.get(chunk.file)
             if file is None or not 0 <= chunk.begin <= chunk.begin + chunk.length <= file.size:
-                raise Malformed(f"{METADATA} points outside of the files of the checkpoint")
+                raise MalformedCheckpoint(f"{METADATA} points outside of the files of the checkpoint")
     return saved
 
 

@@ -10,6 +10,7 @@ What operator, coordinator, agent and rank send each other is defined here:
   local.py        rank <-> agent: socket messages and the heartbeat page
   strategy.py     how the work of one world is split
   codec.py        dataclasses <-> JSON, strict, with errors that name the field
+  errors.py       the roots of all error classes, and the tree of them
   wire.py         authenticated frames on a TCP connection
   signing.py      authenticated requests to the coordinator's HTTP port, and its responses
   seals.py        signatures of the files that are written into checkpoint folders

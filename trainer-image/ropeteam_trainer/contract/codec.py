@@ -23,6 +23,8 @@ import typing
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from ropeteam_trainer.contract.errors import ProtocolError
+
 T = TypeVar("T")
 _Reader = Callable[[Any], Any]
 _SCALARS = frozenset({str, int, float, bool, type(None)})
@@ -32,7 +34,7 @@ JSON_NAME = "json"
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 
 
-class DecodeError(ValueError):
+class DecodeError(ProtocolError, ValueError):
     """Bytes that are not the message that they claim to be. The text names the field and the reason."""
 
 

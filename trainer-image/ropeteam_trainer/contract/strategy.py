@@ -6,6 +6,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from ropeteam_trainer.contract.errors import UserError
+
 
 class Sharding(str, enum.Enum):
     """State that the ranks of one shard group divide among them (ZeRO stages 1, 2, 3)."""
@@ -219,7 +221,7 @@ class Strategy:
         return self.sync.parameter_server.servers if has_servers else 0
 
 
-class StrategyError(ValueError):
+class StrategyError(UserError, ValueError):
     """Strategy that cannot be used here. Each argument is a sentence: field, reason and alternative."""
 
     def __str__(self) -> str:

@@ -24,6 +24,8 @@ import hmac
 import struct
 from collections.abc import Iterator
 
+from ropeteam_trainer.contract.errors import ProtocolError
+
 MAX_BODY = 1 << 20
 HELLO, ANSWER = b"ROPE\x01", b"ROPE\x02"
 """Neither can be the length of a frame."""
@@ -44,7 +46,7 @@ _INNER, _OUTER = (bytes(byte ^ pad for byte in range(256)) for pad in (0x36, 0x5
 _NUMBER = struct.Struct(">Q")
 
 
-class WireError(ConnectionError):
+class WireError(ProtocolError, ConnectionError):
     """Peer that is not to be trusted or not one of ours. The text names the reason; close the connection."""
 
 

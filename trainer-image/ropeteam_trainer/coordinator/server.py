@@ -20,6 +20,7 @@ from typing import cast
 from ropeteam_trainer.contract import LEASES, codec, grantchunks, wire
 from ropeteam_trainer.contract.config import CoordinatorConfig
 from ropeteam_trainer.contract.desired import Desired, JobReport
+from ropeteam_trainer.contract.errors import ProtocolError
 from ropeteam_trainer.contract.fence import answer_seconds
 from ropeteam_trainer.contract.messages import LEASE, AgentReport, Grant, Orders, answer
 from ropeteam_trainer.contract.preauth import BACKLOG, UnauthenticatedConnections
@@ -245,7 +246,7 @@ class AgentConnection(asyncio.BufferedProtocol):
                     self._take_report(self._reader.decode(body))
                 elif not self._is_closed and known:
                     self._take_lease()
-        except (wire.WireError, codec.DecodeError) as error:
+        except ProtocolError as error:
             self.end(str(error))
 
     def _count_bytes(self, nbytes: int) -> None:

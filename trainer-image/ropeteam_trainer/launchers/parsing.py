@@ -12,13 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from ropeteam_trainer.contract.errors import UserError
 from ropeteam_trainer.launchers.options import Options
 
 _PROGRAM, _ARGUMENTS = "<program>", "<arguments>"
 """Destinations that no option has."""
 
 
-class LaunchError(Exception):
+class LaunchError(UserError):
     """A command that cannot work; the message names the part and the fix."""
 
 

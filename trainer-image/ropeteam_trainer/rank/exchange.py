@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ropeteam_trainer.contract import codec
+from ropeteam_trainer.contract.errors import ProtocolError
 
 Vocabulary = Mapping[str, type]
 """Dataclasses, NamedTuples and exceptions of ours, by their names on the wire (module.Class). A name is never
@@ -28,7 +29,7 @@ PLAIN: Vocabulary = {}
 _SCALARS = (str, bytes, int, float, bool, type(None))
 
 
-class BadMessage(ValueError):
+class BadMessage(ProtocolError, ValueError):
     """Message of a peer that is none of those that ranks exchange."""
 
 

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from ropeteam_trainer.contract.errors import StorageError
+
 _PLAIN = re.compile(r"[A-Za-z0-9._-]{1,255}")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -33,7 +35,7 @@ _LINK = (
 )
 
 
-class UnexpectedFile(OSError):
+class UnexpectedFile(StorageError, OSError):
     """File that is not one that we write: no plain name, a link, no regular file, too large."""
 
 

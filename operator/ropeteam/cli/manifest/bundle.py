@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ropeteam.cli.errors import BadInput
+from ropeteam.cli.errors import InvalidInput
 from ropeteam.controller.client.apiclient import Object
 from ropeteam.core.seen import names
 
@@ -42,7 +42,7 @@ class Bundle:
 
 
 def bundle(folder: Path) -> Bundle:
-    """Bundle of a folder. Raises BadInput: no code in it, or too much, with the largest files."""
+    """Bundle of a folder. Raises InvalidInput: no code in it, or too much, with the largest files."""
     files: dict[str, bytes] = {}
     executable, left_out = set(), []
     for path, why in _walk(folder):
@@ -54,9 +54,9 @@ def bundle(folder: Path) -> Bundle:
         if os.access(path, os.X_OK):
             executable.add(name)
         if sum(map(len, files.values())) > MOST_BYTES:
-            raise BadInput(_too_large(folder, files))
+            raise InvalidInput(_too_large(folder, files))
     if not files:
-        raise BadInput(f"{folder}: no file in it is code")
+        raise InvalidInput(f"{folder}: no file in it is code")
     return Bundle(files, frozenset(executable), tuple(left_out))
 
 
@@ -111,19 +111,19 @@ def config_map(job: Object, code: Bundle) -> Object:
 
 
 def with_code(job: Object, code: Bundle, name: str) -> Object:
-    """Job with that ConfigMap mounted at /code, where its command starts. Raises BadInput: the field and the
-    conflict."""
+    """Job with that ConfigMap mounted at /code, where its command starts. Raises InvalidInput: the field and
+    the conflict."""
     job = copy.deepcopy(job)
     spec: Any = job["spec"]
     workdir = spec.setdefault("workingDir", MOUNTED_AT)
     if not f"{workdir}/".startswith(f"{MOUNTED_AT}/"):
-        raise BadInput(
+        raise InvalidInput(
             f"spec.workingDir is {workdir}, but the folder is mounted at {MOUNTED_AT}; leave it out"
         )
     pod = _at(spec, "template", "spec")
     volumes = pod.setdefault("volumes", [])
     if any(volume.get("name") == CODE for volume in volumes):
-        raise BadInput(f"spec.template.spec.volumes already has a volume {CODE}; give it another name")
+        raise InvalidInput(f"spec.template.spec.volumes already has a volume {CODE}; give it another name")
     items = [
         {"key": f"{number}", "path": path} | ({"mode": 0o555} if path in code.executable else {})
         for number, path in enumerate(sorted(code.files))
@@ -135,7 +135,9 @@ def with_code(job: Object, code: Bundle, name: str) -> Object:
         containers.append(trainer := {"name": "trainer"})
     mounts = trainer.setdefault("volumeMounts", [])
     if any(mount.get("mountPath") == MOUNTED_AT for mount in mounts):
-        raise BadInput(f"container trainer already mounts a volume at {MOUNTED_AT}; choose another mountPath")
+        raise InvalidInput(
+            f"container trainer already mounts a volume at {MOUNTED_AT}; choose another mountPath"
+        )
     mounts.append({"name": CODE, "mountPath": MOUNTED_AT, "readOnly": True})
     return job
 

@@ -15,7 +15,7 @@ from ropeteam.api import commands, strategy
 from ropeteam.api.job import API_VERSION, KIND, TrainingJobSpec
 from ropeteam.api.rule import trainer
 from ropeteam.api.rules import validate as rules
-from ropeteam.cli.errors import BadInput
+from ropeteam.cli.errors import InvalidInput
 from ropeteam.cli.manifest import manifestyaml, usage
 from ropeteam.controller.client.apiclient import (
     CLUSTER_WIDE,
@@ -55,7 +55,7 @@ class Manifest:
 
 
 def given(arguments: tuple[str, ...], workers: int | None) -> Manifest:
-    """Manifest of a file, or of a command to run in so many pods (1). Raises BadInput.
+    """Manifest of a file, or of a command to run in so many pods (1). Raises InvalidInput.
 
     workers: for a file, instead of its spec.workers.
     """
@@ -64,14 +64,14 @@ def given(arguments: tuple[str, ...], workers: int | None) -> Manifest:
     if first.endswith(usage.MANIFESTS) or (single and Path(first).is_file() and not first.endswith(".py")):
         return _of_file(arguments, workers)
     if first.endswith(".py") and program is None:
-        raise BadInput(usage.script_message(arguments, workers))
+        raise InvalidInput(usage.script_message(arguments, workers))
     if single:
-        raise BadInput(f"{first}: no such file or program. {_USAGE}")
+        raise InvalidInput(f"{first}: no such file or program. {_USAGE}")
     return _of_command(arguments, workers or 1)
 
 
 def several(arguments: tuple[str, ...], workers: int | None) -> list[Manifest]:
-    """Manifests of files, or of one command. Raises BadInput."""
+    """Manifests of files, or of one command. Raises InvalidInput."""
     if all(argument.endswith(usage.MANIFESTS) for argument in arguments):
         return [given((argument,), workers) for argument in arguments]
     return [given(arguments, workers)]
@@ -80,9 +80,11 @@ def several(arguments: tuple[str, ...], workers: int | None) -> list[Manifest]:
 def _of_file(arguments: tuple[str, ...], workers: int | None) -> Manifest:
     file, *command = arguments
     if command:
-        raise BadInput(f"{file} is a manifest, which has its own command; leave out: {shlex.join(command)}")
+        raise InvalidInput(
+            f"{file} is a manifest, which has its own command; leave out: {shlex.join(command)}"
+        )
     if not Path(file).is_file():
-        raise BadInput(f"{file}: no such file. {_USAGE}")
+        raise InvalidInput(f"{file}: no such file. {_USAGE}")
     return read(Path(file), workers)
 
 
@@ -90,7 +92,7 @@ def _of_command(command: tuple[str, ...], workers: int) -> Manifest:
     spec = {"workers": workers, "image": "local", "command": list(command)}
     job = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": _name_of(command)}, "spec": spec}
     if errors := list(problems(job, is_typed=True)):
-        raise BadInput("\n  ".join(["this command is invalid:", *errors]))
+        raise InvalidInput("\n  ".join(["this command is invalid:", *errors]))
     return Manifest(_with_names(job, Path("the command")), ())
 
 
@@ -102,19 +104,20 @@ def _name_of(command: tuple[str, ...]) -> str:
 
 
 def read(file: Path, workers: int | None = None) -> Manifest:
-    """Read a file with exactly one TrainingJob, and the objects it needs. Raises BadInput with every problem.
+    """Read a file with exactly one TrainingJob, and the objects it needs. Raises InvalidInput with every
+    problem.
 
     workers: instead of spec.workers.
     """
     documents = [_with_names(document, file) for document in _load(file)]
     jobs = [document for document in documents if document["kind"] == KIND]
     if len(jobs) != 1:
-        raise BadInput(f"{file}: {len(jobs)} documents of kind {KIND}; exactly one can be run")
+        raise InvalidInput(f"{file}: {len(jobs)} documents of kind {KIND}; exactly one can be run")
     if workers is not None and isinstance(jobs[0].get("spec"), dict):
         jobs[0]["spec"]["workers"] = workers
     errors = list(problems(jobs[0]))
     if errors:
-        raise BadInput("\n  ".join([f"{file} is invalid:", *errors]))
+        raise InvalidInput("\n  ".join([f"{file} is invalid:", *errors]))
     return Manifest(jobs[0], tuple(document for document in documents if document is not jobs[0]))
 
 
@@ -148,7 +151,7 @@ async def make_namespace(client: ApiClient, name: str) -> None:
 
 
 async def apply(client: ApiClient, manifest: Manifest, workdir: Path | None) -> None:
-    """Create or patch all documents. Raises BadInput when the server refuses one. workdir: on the local
+    """Create or patch all documents. Raises InvalidInput when the server refuses one. workdir: on the local
     cluster."""
     if workdir is not None:
         manifest.job["metadata"].setdefault("annotations", {}).setdefault(names.WORKDIR, str(workdir))
@@ -157,7 +160,7 @@ async def apply(client: ApiClient, manifest: Manifest, workdir: Path | None) -> 
             await _apply_one(client, document)
         except ApiError as error:
             meta = document["metadata"]
-            raise BadInput(f"{document['kind']} {meta['name']} was refused: {error}") from None
+            raise InvalidInput(f"{document['kind']} {meta['name']} was refused: {error}") from None
 
 
 async def _apply_one(client: ApiClient, document: Object) -> None:
@@ -172,32 +175,34 @@ def _load(file: Path) -> list[Any]:
         with file.open("rb") as stream:
             data = stream.read(MOST_BYTES + 1)
         if len(data) > MOST_BYTES:
-            raise BadInput(f"{file} has more than {MOST_BYTES} bytes, the limit of a server; make it smaller")
+            raise InvalidInput(
+                f"{file} has more than {MOST_BYTES} bytes, the limit of a server; make it smaller"
+            )
         return [each for each in manifestyaml.documents(data.decode()) if each is not None]
-    except manifestyaml.Refused as error:
-        raise BadInput(f"{file}: {error}") from None
+    except manifestyaml.ManifestError as error:
+        raise InvalidInput(f"{file}: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"cannot read {file}: {error}") from None
+        raise InvalidInput(f"cannot read {file}: {error}") from None
 
 
 def _with_names(document: Any, file: Path) -> Object:
-    """The document with its namespace written down. Raises BadInput if it is no Kubernetes object."""
+    """The document with its namespace written down. Raises InvalidInput if it is no Kubernetes object."""
     if not isinstance(document, dict) or not isinstance(document.get("kind"), str):
-        raise BadInput(f"{file}: a document without `kind` is not a Kubernetes object")
+        raise InvalidInput(f"{file}: a document without `kind` is not a Kubernetes object")
     meta = document.get("metadata")
     if not isinstance(meta, dict) or not isinstance(meta.get("name"), str):
-        raise BadInput(f"{file}: {document['kind']} without metadata.name")
+        raise InvalidInput(f"{file}: {document['kind']} without metadata.name")
     if document["kind"] in OF_OTHERS:
         text = "belongs to another operator; Ropeteam runs a TrainingJob, which is shorter: see README"
-        raise BadInput(f"{file}: kind {document['kind']} {text}")
+        raise InvalidInput(f"{file}: kind {document['kind']} {text}")
     if not ObjectRef.knows(document["kind"]):
-        raise BadInput(f"{file}: kind {document['kind']} cannot be applied here; use kubectl apply")
+        raise InvalidInput(f"{file}: kind {document['kind']} cannot be applied here; use kubectl apply")
     for field in ("labels", "annotations"):
         entries = meta[field] = meta.get(field) or {}
         if not isinstance(entries, dict) or not all(isinstance(value, str) for value in entries.values()):
-            raise BadInput(f"{file}: metadata.{field} is not a map of text values; put them in quotes")
+            raise InvalidInput(f"{file}: metadata.{field} is not a map of text values; put them in quotes")
     if not isinstance(meta.get("namespace", ""), str):
-        raise BadInput(f"{file}: metadata.namespace is not text; put it in quotes")
+        raise InvalidInput(f"{file}: metadata.namespace is not text; put it in quotes")
     if document["kind"] not in CLUSTER_WIDE:
         meta.setdefault("namespace", "default")
     return document

@@ -13,6 +13,8 @@ from typing import Any
 
 import yaml
 
+from ropeteam_trainer.contract.errors import RopeteamError
+
 MOST_NODES = 100_000
 DEEPEST = 100
 LONGEST_NUMBER = 100
@@ -20,16 +22,16 @@ _TAG = "tag:yaml.org,2002:"
 _TYPES = {"map", "seq", "str", "int", "float", "bool", "null", "merge"}
 
 
-class Refused(ValueError):
+class ManifestError(RopeteamError, ValueError):
     """Invalid YAML. The text names the problem, the line, and what to change."""
 
 
 def documents(text: str) -> Iterator[Any]:
-    """Documents of a text. Raises Refused."""
+    """Documents of a text. Raises ManifestError."""
     try:
         yield from yaml.load_all(text, _Loader)
     except yaml.YAMLError as error:
-        raise Refused(f"not valid YAML: {' '.join(str(error).split())}") from None
+        raise ManifestError(f"not valid YAML: {' '.join(str(error).split())}") from None
 
 
 class _Loader(yaml.SafeLoader):
@@ -68,7 +70,9 @@ class _Loader(yaml.SafeLoader):
         try:
             return super().scan_flow_scalar_non_spaces(double, start_mark)
         except (ValueError, OverflowError):  # of chr()
-            raise Refused(f"line {start_mark.line + 1}: \\U and digits that are not a character") from None
+            raise ManifestError(
+                f"line {start_mark.line + 1}: \\U and digits that are not a character"
+            ) from None
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
@@ -122,5 +126,5 @@ def _validate_keys(node: yaml.MappingNode) -> None:
         seen.add(key.value)
 
 
-def _refusal(place: Any, sentence: str) -> Refused:
-    return Refused(f"line {place.start_mark.line + 1}: {sentence}")
+def _refusal(place: Any, sentence: str) -> ManifestError:
+    return ManifestError(f"line {place.start_mark.line + 1}: {sentence}")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from ropeteam.api.job import TrainingJobSpec
 from ropeteam.api.strategy import of_contract
-from ropeteam.cli.errors import BadInput
+from ropeteam.cli.errors import InvalidInput
 from ropeteam_trainer.contract.strategy import Scaling, Sharding, Strategy, SyncType
 from ropeteam_trainer.partition import cost
 from ropeteam_trainer.partition.answer import DryRunResult, Model, ModelPart
@@ -32,7 +32,7 @@ def lines(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def rows_of(spec: TrainingJobSpec, answer: DryRunResult | str) -> list[Row]:
-    """Rows of one plan. answer: the script's, or why there is none. Raises BadInput for a job that cannot
+    """Rows of one plan. answer: the script's, or why there is none. Raises InvalidInput for a job that cannot
     work."""
     strategy = of_contract(spec.strategy) if spec.strategy else Strategy()
     grid = layout(strategy, spec.workers * spec.processes)
@@ -70,15 +70,15 @@ def side_by_side(plans: Sequence[Sequence[Row]]) -> Iterator[tuple[str, ...]]:
         yield (name, *("\n".join(texts) or "-" for texts in found))
 
 
-def _refusal(sentences: tuple[str, ...]) -> BadInput:
-    return BadInput("\n  ".join(["this job is invalid:", *sentences]))
+def _refusal(sentences: tuple[str, ...]) -> InvalidInput:
+    return InvalidInput("\n  ".join(["this job is invalid:", *sentences]))
 
 
 def _without_wrap(spec: TrainingJobSpec, outcome: str) -> list[tuple[str, str]]:
     """Rows of a script without job.wrap(): its partition cannot be read from outside."""
     what = f"the script {outcome} without job.wrap()"
     if spec.strategy is not None:
-        raise BadInput(f"spec.strategy is given, but {what}: call {_WRAP} before restore() and the loop")
+        raise InvalidInput(f"spec.strategy is given, but {what}: call {_WRAP} before restore() and the loop")
     return [("the rest", f"unknown: {what}, so how it splits the work is not known"), ("", _ADVICE)]
 
 

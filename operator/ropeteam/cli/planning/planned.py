@@ -11,14 +11,14 @@ from rich.console import Console
 from rich.table import Table
 
 from ropeteam.cli import localstack
-from ropeteam.cli.errors import BadInput
+from ropeteam.cli.errors import InvalidInput
 from ropeteam.cli.manifest.manifests import Manifest
 from ropeteam.cli.planning import cost as plan
 from ropeteam_trainer.partition.answer import DryRunResult
 
 
 def show(jobs: Sequence[Manifest], timeout_seconds: float) -> None:
-    """Print one plan as lines, several as a table. Raises BadInput for a job that cannot work."""
+    """Print one plan as lines, several as a table. Raises InvalidInput for a job that cannot work."""
     plans = [_rows(job, timeout_seconds) for job in jobs]
     if len(jobs) == 1:
         for line in plan.lines(plans[0]):
@@ -34,8 +34,8 @@ def show(jobs: Sequence[Manifest], timeout_seconds: float) -> None:
 def _rows(job: Manifest, timeout_seconds: float) -> list[plan.Row]:
     try:
         return plan.rows_of(job.spec, _dry_run(job, timeout_seconds))
-    except BadInput as error:
-        raise BadInput(f"{job.name}: {error.message}") from None
+    except InvalidInput as error:
+        raise InvalidInput(f"{job.name}: {error.message}") from None
 
 
 def _dry_run(job: Manifest, timeout_seconds: float) -> DryRunResult | str:

@@ -26,7 +26,7 @@ def rehearse(spec: TrainingJobSpec, folder: Path, timeout_seconds: float) -> Dry
         script = podspec.process_spec(
             {}, _container(spec), podspec.ExecutionContext({}, os.environ, folder), lambda *_: None
         )
-    except (podspec.StartError, podspec.NotReady) as error:
+    except podspec.ContainerError as error:
         return f"the script was not run: {error}"
     with tempfile.TemporaryDirectory(prefix="ropeteam-plan-") as scratch:
         answer, output_file = Path(scratch, "answer"), Path(scratch, "output")

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from ropeteam.api.columns import duration
 from ropeteam.api.defaults import Defaults
 from ropeteam.api.status import JobStatus
-from ropeteam.cli.errors import BadInput
+from ropeteam.cli.errors import InvalidInput
 from ropeteam.cli.show.follow import JobPoller
 from ropeteam.cli.show.jobview import TO_ACT_ON, job_view
 from ropeteam.cli.show.redaction import masked
@@ -30,8 +30,8 @@ from ropeteam.core.seen.observation import Observation
 
 
 async def snapshot(client: ApiClient, namespace: str, name: str) -> Observation:
-    """Observation of the job as the operator would read it now, secrets masked. Raises BadInput if there is
-    none."""
+    """Observation of the job as the operator would read it now, secrets masked. Raises InvalidInput if there
+    is none."""
     poller = JobPoller(client, namespace, name)
     caches = make_caches(client, (namespace,), lambda _: None)
     for informer in caches.all:
@@ -39,7 +39,7 @@ async def snapshot(client: ApiClient, namespace: str, name: str) -> Observation:
     key = Key(namespace, name)
     read, job = await read_job(caches, key), await poller.job()
     if read is None or job is None:
-        raise BadInput(f"there is no TrainingJob {name} in namespace {namespace}")
+        raise InvalidInput(f"there is no TrainingJob {name} in namespace {namespace}")
     secrets = await poller.secrets(read.metadata.uid)
     report = None if read.status.finished else await poller.report(job)
     observer = Observer(
@@ -60,15 +60,15 @@ async def snapshot(client: ApiClient, namespace: str, name: str) -> Observation:
 
 
 def explain(text: bytes, source: str) -> Iterator[str]:
-    """Summary of the job's state, then the operator's decision, and why. Raises BadInput for a file that is
-    no snapshot.
+    """Summary of the job's state, then the operator's decision, and why. Raises InvalidInput for a file that
+    is no snapshot.
     """
     try:
         seen = Observation.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
-        raise BadInput(
+        raise InvalidInput(
             f"{source} is not a snapshot of this release ({where}: {first['msg']}); "
             "create one: ropeteam snapshot JOB"
         ) from None

@@ -17,7 +17,7 @@ from pathlib import Path
 import aiohttp
 
 from ropeteam.api.status import JobStatus
-from ropeteam.cli.errors import BadInput
+from ropeteam.cli.errors import InvalidInput
 from ropeteam.cli.show.follow import POLL_SECONDS, JobPoller
 from ropeteam.controller.cache import parsing
 from ropeteam.controller.client.apiclient import ApiClient, ApiError, Object, ObjectRef
@@ -31,9 +31,9 @@ LAST_SECONDS = 10.0
 
 
 def ranks(text: str) -> str:
-    """A rank's number, `all` or `none`. Raises BadInput."""
+    """A rank's number, `all` or `none`. Raises InvalidInput."""
     if text not in ("all", "none") and not text.isdecimal():
-        raise BadInput(f"{text!r} is not a rank; use its number, or all")
+        raise InvalidInput(f"{text!r} is not a rank; use its number, or all")
     return text
 
 
@@ -127,7 +127,7 @@ def has_begun(pod: Object) -> bool:
 
 
 async def follow_logs(client: ApiClient, poller: JobPoller, ranks: str, show: Show) -> None:
-    """Show logs until the job has ended. Raises BadInput if there is none."""
+    """Show logs until the job has ended. Raises InvalidInput if there is none."""
     await _job(poller)
     logs = Logs(client, poller, ranks, show)
     following = asyncio.create_task(logs.follow())
@@ -142,12 +142,12 @@ async def follow_logs(client: ApiClient, poller: JobPoller, ranks: str, show: Sh
 
 async def print_logs(poller: JobPoller, ranks: str, attempt: int | None, show: Show) -> None:
     """Show the output of an attempt's pods until now (the newest, if none is named); for pods that are gone,
-    the incidents that status keeps. Raises BadInput if there is nothing."""
+    the incidents that status keeps. Raises InvalidInput if there is nothing."""
     job = await _job(poller)
     status = JobStatus.model_validate(job.get("status") or {})
     wanted = status.attempt if attempt is None else attempt
     if wanted > status.attempt:
-        raise BadInput(f"{poller.name} has had no attempt {wanted}; its newest is {status.attempt}")
+        raise InvalidInput(f"{poller.name} has had no attempt {wanted}; its newest is {status.attempt}")
     found = [pod for pod in _by_slot(await poller.pods()) if _attempt(pod, status.attempt) == wanted]
     for pod in found:
         text = await poller.log(pod["metadata"]["name"])
@@ -161,7 +161,7 @@ async def print_logs(poller: JobPoller, ranks: str, attempt: int | None, show: S
 async def _job(poller: JobPoller) -> Object:
     job = await poller.job()
     if job is None:
-        raise BadInput(f"there is no TrainingJob {poller.name} in namespace {poller.namespace}")
+        raise InvalidInput(f"there is no TrainingJob {poller.name} in namespace {poller.namespace}")
     return job
 
 
@@ -180,12 +180,12 @@ def _attempt(pod: Object, newest: int) -> int:
 
 
 def _recorded_incidents(job: Object, status: JobStatus, attempt: int) -> Iterator[str]:
-    """Incidents that status keeps of an attempt. Raises BadInput if there are none."""
+    """Incidents that status keeps of an attempt. Raises InvalidInput if there are none."""
     policy = (job.get("spec") or {}).get("cleanPodPolicy", "Running")
     recorded = [each for each in status.incidents if each.attempt == attempt]
     gone = f"the pods of attempt {attempt} are deleted, and their logs with them (cleanPodPolicy is {policy})"
     if not recorded:
-        raise BadInput(gone if attempt else f"{job['metadata']['name']} has not started yet")
+        raise InvalidInput(gone if attempt else f"{job['metadata']['name']} has not started yet")
     yield f"{gone}; status.incidents contains:"
     for each in recorded:
         yield from (f"  {line}" for line in f"{each.id}: {each.cause}: {each.message}".splitlines())

@@ -34,7 +34,7 @@ LARGEST_OBJECT = 20 << 20
 _MIN_BACKOFF, _MAX_BACKOFF = 0.1, 5.0
 _HEALTHY_SECONDS = 5.0
 
-_UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, boundedjson.TooLarge)
+_UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, boundedjson.ResponseTooLarge)
 """Errors for an answer that is no JSON, no list or no event: a proxy in front of an API server may answer."""
 _WATCH_ERRORS = (aiohttp.ClientError, TimeoutError, OSError, ApiError, *_UNREADABLE)
 
@@ -176,7 +176,7 @@ class Informer(Generic[T]):
             most = _PAGE_BYTES if limit > 1 else LARGEST_OBJECT
             try:
                 page = await self._client.request("GET", self._path, params=params, most_bytes=most)
-            except boundedjson.TooLarge:
+            except boundedjson.ResponseTooLarge:
                 if limit == 1:
                     raise
                 limit = max(limit // 5, 1)

@@ -19,12 +19,14 @@ from typing import Any
 
 import yaml
 
+from ropeteam.errors import CannotRun
+
 _PLAIN_USER = {"token", "tokenFile"} | {
     f"client-{part}{form}" for part in ("certificate", "key") for form in ("", "-data")
 }
 
 
-class AccessError(ConnectionError):
+class AccessError(CannotRun, ConnectionError):
     """The API server cannot be accessed. The text names what to change."""
 
 

@@ -22,6 +22,8 @@ import orjson
 from ropeteam.api.job import API_VERSION, PLURAL
 from ropeteam.controller.client import boundedjson
 from ropeteam.controller.client.access import Access
+from ropeteam.errors import AlreadyDone, RequestError
+from ropeteam_trainer.contract.errors import RopeteamError
 
 Object = dict[str, Any]
 
@@ -54,7 +56,7 @@ _UNREADABLE_KINDS = frozenset({"Secret", "Event", "NetworkPolicy"})
 """Kinds that we may not read; their names identify the owner."""
 
 
-class ApiError(Exception):
+class ApiError(RequestError):
     """An error status, with the API server's own message."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -79,15 +81,15 @@ class Conflict(ApiError):
     """409: the object has changed since it was read, or the name is taken."""
 
 
-class Fenced(Exception):
+class Fenced(RopeteamError):
     """This process may not write any more: another operator may lead."""
 
 
-class OwnedObjectExists(Exception):
+class OwnedObjectExists(AlreadyDone):
     """The object to create exists, and its owner is the one that we would have set."""
 
 
-class AlreadyGone(Exception):
+class AlreadyGone(AlreadyDone):
     """The object to delete does not exist, or another object has its name by now."""
 
 
@@ -215,7 +217,7 @@ class ApiClient:
         parse: Callable[[bytes], Object] | None = None,
     ) -> Object:
         """Send one request, with retries of transient errors. `parse` reads a good answer. Raises ApiError,
-        TooLarge, or the last connection error.
+        ResponseTooLarge, or the last connection error.
         """
         for left in reversed(range(_ATTEMPTS)):
             used = self._access

@@ -14,11 +14,13 @@ from typing import Any
 import aiohttp
 import orjson
 
+from ropeteam.errors import RequestError
+
 _DEEPEST_PARSED = 1000
 _BRACES_AND_STRINGS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[{}\[\]]', re.DOTALL)
 
 
-class TooLarge(Exception):
+class ResponseTooLarge(RequestError):
     """More bytes than the caller accepts."""
 
 
@@ -100,18 +102,19 @@ def _parts(value: object) -> list[object]:
 
 
 async def read(answer: aiohttp.ClientResponse, most: int) -> bytes:
-    """Read the whole body. Raises TooLarge, with the connection closed, aiohttp.ClientError."""
+    """Read the whole body. Raises ResponseTooLarge, with the connection closed, aiohttp.ClientError."""
     content = bytearray()
     async for chunk in answer.content.iter_any():
         content += chunk
         if len(content) > most:
             answer.close()
-            raise TooLarge(f"more than {most} bytes")
+            raise ResponseTooLarge(f"more than {most} bytes")
     return bytes(content)
 
 
 async def lines(stream: aiohttp.StreamReader, most: int) -> AsyncIterator[bytes]:
-    """The lines of a watch, without line ends and empty lines. Raises TooLarge, aiohttp.ClientError."""
+    """The lines of a watch, without line ends and empty lines. Raises ResponseTooLarge, and errors of
+    aiohttp: ClientError."""
     partial = bytearray()
     async for chunk in stream.iter_any():
         *ends, rest = chunk.split(b"\n")
@@ -121,4 +124,4 @@ async def lines(stream: aiohttp.StreamReader, most: int) -> AsyncIterator[bytes]
                 yield line
         partial += rest
         if len(partial) > most:
-            raise TooLarge(f"a line of more than {most} bytes")
+            raise ResponseTooLarge(f"a line of more than {most} bytes")

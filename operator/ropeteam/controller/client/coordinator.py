@@ -7,7 +7,7 @@ an expired challenge leads to a retry at once (contract/signing.py).
 Request and answer are signed with the job's token. An answer of anybody else is rejected, but everybody who
 may create pods in a namespace can read the token there, and a coordinator of an earlier release signs
 nothing. So an answer is read up to a size and a time limit, is not decompressed, and no redirect is followed;
-the result is a report within bounds (core/seen/bounds.py) or Unreachable, with a sentence.
+the result is a report within bounds (core/seen/bounds.py) or CoordinatorUnreachable, with a sentence.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from ropeteam.core.seen import bounds
 from ropeteam_trainer.contract import SIGNED, codec, signing, wire
 from ropeteam_trainer.contract.config import COORDINATOR_HTTP_PORT
 from ropeteam_trainer.contract.desired import Desired, JobReport
+from ropeteam_trainer.contract.errors import RopeteamError
 
 _TIMEOUT = aiohttp.ClientTimeout(total=3, connect=1)
 _BASE_BYTES, _SLOT_BYTES = 1 << 20, 4 << 10
@@ -38,7 +39,7 @@ _DESIRED = "PUT /desired"
 _CHANCE = SystemRandom()
 
 
-class Unreachable(Exception):
+class CoordinatorUnreachable(RopeteamError):
     """No report was received. The text is the short reason."""
 
 
@@ -112,11 +113,11 @@ class Coordinators:
         await self._session.close()
 
     async def send_desired(self, address: str, auth: RequestAuth, desired: Desired) -> JobReport:
-        """Send the desired state; returns the report. Raises Unreachable, Fenced."""
+        """Send the desired state; returns the report. Raises CoordinatorUnreachable, Fenced."""
         try:
             report = codec.decode(JobReport, await self._put(address, auth, desired))
             if report.term != desired.term:  # a genuine one would have answered 409
-                raise Unreachable(f"its report is of term {report.term}, not of {desired.term}")
+                raise CoordinatorUnreachable(f"its report is of term {report.term}, not of {desired.term}")
             return bounds.bounded(report, len(desired.slots))
         except TimeoutError:
             why = f"no answer within {_TIMEOUT.total:.0f} s"
@@ -124,21 +125,22 @@ class Coordinators:
             why = f"its report cannot be decoded: {error}"
         except bounds.OutOfBounds as error:
             why = f"its report is out of bounds: {error}"
-        except (Unreachable, aiohttp.ClientError, OSError, ValueError) as error:
+        except (CoordinatorUnreachable, aiohttp.ClientError, OSError, ValueError) as error:
             why = str(error) or type(error).__name__
-        raise Unreachable(f"{address}: {_printable(why)}")
+        raise CoordinatorUnreachable(f"{address}: {_printable(why)}")
 
     async def _put(self, address: str, auth: RequestAuth, desired: Desired) -> bytes:
-        """Send the PUT. Raises Unreachable, errors of aiohttp: ClientError, for odd headers ValueError."""
+        """Send the PUT. Raises CoordinatorUnreachable, errors of aiohttp: ClientError, for odd headers
+        ValueError."""
         body, most = codec.encode(desired), _BASE_BYTES + _SLOT_BYTES * len(desired.slots)
         status, content = await self._send(address, auth, body, most)
         if status == 401 and isinstance(auth, SignedAuth):  # its answer carried a new challenge
             status, content = await self._send(address, auth, body, most)
         if status != 200:
-            raise Unreachable(_quoted(status, content))
+            raise CoordinatorUnreachable(_quoted(status, content))
         values = sum(map(content.count, (b"[", b"{", b",")))
         if values > _BASE_VALUES + _SLOT_VALUES * len(desired.slots):
-            raise Unreachable(f"its report has {values} values, more than a job of this size has")
+            raise CoordinatorUnreachable(f"its report has {values} values, more than a job of this size has")
         return content
 
     async def _send(self, address: str, auth: RequestAuth, body: bytes, most: int) -> tuple[int, bytes]:
@@ -150,13 +152,17 @@ class Coordinators:
         async with self._session.put(url, data=body, headers=headers, allow_redirects=False) as answer:
             encoding = answer.headers.get("Content-Encoding", "")
             if encoding:
-                raise Unreachable(f"its answer is compressed ({encoding}), which was not requested")
+                raise CoordinatorUnreachable(
+                    f"its answer is compressed ({encoding}), which was not requested"
+                )
             status, signature = answer.status, answer.headers.get(signing.HEADER, "")
             content = await _read(answer.content, most if status == 200 else _REFUSAL_BYTES)
         if status == 200 and len(content) > most:
-            raise Unreachable(f"its answer has more than {most} bytes")
+            raise CoordinatorUnreachable(f"its answer has more than {most} bytes")
         if not auth.is_authentic(proof, status, signature, content):
-            raise Unreachable(f"its answer is not signed with this job's token: {_quoted(status, content)}")
+            raise CoordinatorUnreachable(
+                f"its answer is not signed with this job's token: {_quoted(status, content)}"
+            )
         return status, content
 
 

@@ -50,7 +50,7 @@ class _Outlined:
 
     async def iter_chunked(self, _: int) -> AsyncIterator[bytes]:
         """The events of a watch, reduced."""
-        with suppress(boundedjson.TooLarge):  # the watch ends, and kopf opens another
+        with suppress(boundedjson.ResponseTooLarge):  # the watch ends, and kopf opens another
             async for line in boundedjson.lines(self._stream, LARGEST_OBJECT):
                 event = boundedjson.parse_object(line, most=0, ends=b"}}")
                 yield orjson.dumps({"type": event["type"], "object": _outline(event["object"])}) + b"\n"

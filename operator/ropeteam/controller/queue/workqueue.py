@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 
 from ropeteam.controller import metrics
 from ropeteam.controller.queue.fairqueue import FairQueue
+from ropeteam_trainer.contract.errors import RopeteamError
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -155,8 +156,8 @@ async def _handle_once(
 
 
 def _unexpected(error: BaseException) -> bool:
-    """Whether a traceback would help: not for common errors of networks and API servers."""
-    return not isinstance(error, OSError | TimeoutError) and "controller" not in type(error).__module__
+    """Whether a traceback would help: not for errors of networks, nor for ours, whose text is enough."""
+    return not isinstance(error, OSError | TimeoutError | RopeteamError)
 
 
 def _now() -> float:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ropeteam.controller.client.coordinator import Coordinators, RequestAuth, Unreachable, auth_for
+from ropeteam.controller.client.coordinator import Coordinators, CoordinatorUnreachable, RequestAuth, auth_for
 from ropeteam.controller.reconcile.holders import Holders
 from ropeteam.controller.reconcile.jobread import JobRead
 from ropeteam.controller.reconcile.leases import Leases
@@ -72,7 +72,7 @@ class CoordinatorLink:
             report = await self.coordinators.send_desired(
                 current.address, auth, known.leases.with_acknowledgement(desired)
             )
-        except Unreachable as error:
+        except CoordinatorUnreachable as error:
             return None, f"{error}{'' if not key_id or self.keys.accepts(key_id) else _LOCKED_OUT}"
         known.record(desired, report, self.own_clock(), has_previous=bool(current.previous))
         return report, ""

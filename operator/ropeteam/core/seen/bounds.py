@@ -13,6 +13,7 @@ from dataclasses import is_dataclass, replace
 from typing import Any, TypeVar
 
 from ropeteam_trainer.contract.desired import JobReport
+from ropeteam_trainer.contract.errors import ProtocolError
 
 T = TypeVar("T")
 
@@ -30,7 +31,7 @@ _COUNTS = frozenset({"term", "newer_term", "boot", "n", "incarnation"})
 _SIGNED = frozenset({"code", "signal", "unix_ms", "checkpoint_unix_ms", "total_steps"})
 
 
-class OutOfBounds(ValueError):
+class OutOfBounds(ProtocolError, ValueError):
     """A field out of bounds. The text names the field and what was expected."""
 
     where = ""

@@ -13,7 +13,7 @@ from typing import Any
 
 from ropeteam.local.api.verbs import timestamp
 from ropeteam.local.node import shim
-from ropeteam.local.node.podspec import ProcessSpec, StartError
+from ropeteam.local.node.podspec import ContainerStartError, ProcessSpec
 from ropeteam.local.resources import Object
 from ropeteam_trainer.contract import config
 
@@ -88,7 +88,7 @@ class Container:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._shim.wait(), AGAIN_SECONDS)
         if outcome == "error":
-            raise StartError(f"exec: {process.command[0]}: {rest}")
+            raise ContainerStartError(f"exec: {process.command[0]}: {rest}")
         self.end(code, "Completed" if code == 0 else "Error", started)
         return code
 

@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 from ropeteam.local.api.verbs import timestamp
 from ropeteam.local.node import liveness, podspec, volumes
 from ropeteam.local.node.container import AGAIN_SECONDS, Container
-from ropeteam.local.node.podspec import Lookup, NotReady, StartError
+from ropeteam.local.node.podspec import ContainerNotReady, ContainerStartError, Lookup
 from ropeteam.local.resources import Object
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ class Node(Protocol):
     def record(self, pod: Object, kind: str, reason: str, message: str) -> None: ...
 
 
-class Stopping(Exception):
+class _Stopping(Exception):
     """The pod is being deleted: all waits end."""
 
 
@@ -118,7 +118,7 @@ class PodWorker:
             self._publish()
             policy = self.pod["spec"]["restartPolicy"]
             await asyncio.gather(*(self._run(container, policy) for container in self.containers))
-        except Stopping:
+        except _Stopping:
             pass
         except Exception:
             _log.exception("pod %s cannot continue", self.pod["metadata"]["name"])
@@ -162,7 +162,7 @@ class PodWorker:
         """Run, and restart by the policy. Returns the last exit code."""
         try:
             return await self._run_by_policy(container, policy)
-        except Stopping:
+        except _Stopping:
             return 137
 
     async def _run_by_policy(self, container: Container, policy: str) -> int:
@@ -190,7 +190,7 @@ class PodWorker:
             process = await self._when_ready(lambda: self._process_spec(container), container)
             self.node.record(self.pod, "Normal", "Started", f"Started container {container.name}")
             return await self._run_with_probe(container, process)
-        except StartError as error:
+        except ContainerStartError as error:
             container.end(127, "StartError", started, str(error))
             self.node.record(self.pod, "Warning", "Failed", f"Error: {error}")
             return 127
@@ -223,7 +223,7 @@ class PodWorker:
                 text = (
                     f"init container {container.name} is a sidecar, which the local cluster does not support"
                 )
-                raise NotReady("ContainerCreating", text)
+                raise ContainerNotReady("ContainerCreating", text)
         return volumes.make(self.pod, self.node.home, self._lookup)
 
     def _process_spec(self, container: Container) -> podspec.ProcessSpec:
@@ -244,10 +244,10 @@ class PodWorker:
         while not self.stopping:
             try:
                 return attempt()
-            except StartError:
+            except ContainerStartError:
                 raise
             except Exception as error:  # a spec that passed validation may still be invalid
-                reason = error.reason if isinstance(error, NotReady) else "ContainerCreating"
+                reason = error.reason if isinstance(error, ContainerNotReady) else "ContainerCreating"
                 for waiting in [container] if container else [*self.init, *self.containers]:
                     waiting.wait(reason, str(error))
                 if str(error) != reported:
@@ -256,12 +256,12 @@ class PodWorker:
                     )
                 reported = str(error)
             await self._changed()
-        raise Stopping
+        raise _Stopping
 
     async def _changed(self) -> None:
         await self._change.wait()
         if self.stopping:
-            raise Stopping
+            raise _Stopping
 
     async def _sleep(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()

@@ -18,12 +18,17 @@ from typing import Any
 from ropeteam.api.rule import at
 from ropeteam.local import resources as r
 from ropeteam.local.resources import Object, Resource
+from ropeteam_trainer.contract.errors import RopeteamError
 
 Lookup = Callable[[Resource, str], Object | None]
 """An object of the pod's namespace, by kind and name."""
 
 
-class NotReady(Exception):
+class ContainerError(RopeteamError):
+    """A container cannot start."""
+
+
+class ContainerNotReady(ContainerError):
     """A container cannot start yet, for a reason that the user can change while it waits."""
 
     def __init__(self, reason: str, message: str) -> None:
@@ -31,7 +36,7 @@ class NotReady(Exception):
         self.reason, self.message = reason, message
 
 
-class StartError(Exception):
+class ContainerStartError(ContainerError):
     """A container can never start."""
 
 
@@ -56,8 +61,8 @@ class ProcessSpec:
 
 
 def process_spec(pod: Object, container: Object, context: ExecutionContext, lookup: Lookup) -> ProcessSpec:
-    """The command of a container. Raises NotReady for objects that may still be created, StartError for
-    permanent errors."""
+    """The command of a container. Raises ContainerNotReady for objects that may still be created,
+    ContainerStartError for permanent errors."""
     rewrite = _rewriter(context.mounts)
     declared = _environment_from(container.get("envFrom", ()), lookup)
     for row in container.get("env", ()):
@@ -67,14 +72,14 @@ def process_spec(pod: Object, container: Object, context: ExecutionContext, look
     environment = {**context.environment, **{name: rewrite(value) for name, value in declared.items()}}
     arguments = [*container.get("command", ()), *container.get("args", ())]
     if not container.get("command"):
-        raise StartError(
+        raise ContainerStartError(
             f"container {container['name']} has no command. The local cluster does not use the image, so its "
             "entrypoint is unknown; write the command in the manifest"
         )
     arguments = [rewrite(_expand(argument, declared)) for argument in arguments]
     folder = context.folder / rewrite(container.get("workingDir", ""))
     if not folder.is_dir():
-        raise StartError(f"working directory {folder} does not exist on this machine")
+        raise ContainerStartError(f"working directory {folder} does not exist on this machine")
     return ProcessSpec([find_command(arguments[0], environment, folder), *arguments[1:]], environment, folder)
 
 
@@ -83,7 +88,7 @@ def find_command(name: str, environment: Mapping[str, str], folder: Path) -> str
     if "/" in name:
         path = folder / name
         if not path.is_file():
-            raise StartError(f'exec: "{name}": no such file on this machine (the image is not used)')
+            raise ContainerStartError(f'exec: "{name}": no such file on this machine (the image is not used)')
         return str(path)
     if re.fullmatch(r"python[0-9.]*|torchrun", name):
         ours = Path(sys.prefix, "bin", name)
@@ -93,7 +98,7 @@ def find_command(name: str, environment: Mapping[str, str], folder: Path) -> str
             return sys.executable
     found = shutil.which(name, path=environment.get("PATH"))
     if not found:
-        raise StartError(
+        raise ContainerStartError(
             f'exec: "{name}": executable file not found in $PATH (of this machine: the image is not used)'
         )
     return found
@@ -128,7 +133,9 @@ def _value(pod: Object, row: Object, lookup: Lookup) -> str | None:
     for kind, resource in (("secretKeyRef", r.SECRETS), ("configMapKeyRef", r.CONFIG_MAPS)):
         if kind in source:
             return _key_of(resource, source[kind], lookup)
-    raise StartError(f"env {row['name']}: the local cluster does not support valueFrom.{next(iter(source))}")
+    raise ContainerStartError(
+        f"env {row['name']}: the local cluster does not support valueFrom.{next(iter(source))}"
+    )
 
 
 def field_of(pod: Object, path: str) -> Any:
@@ -150,8 +157,8 @@ def _environment_from(sources: Iterable[Object], lookup: Lookup) -> dict[str, st
     return found
 
 
-def _missing(resource: Resource, name: str) -> NotReady:
-    return NotReady("CreateContainerConfigError", f'{resource.kind.lower()} "{name}" not found')
+def _missing(resource: Resource, name: str) -> ContainerNotReady:
+    return ContainerNotReady("CreateContainerConfigError", f'{resource.kind.lower()} "{name}" not found')
 
 
 def _key_of(resource: Resource, ref: Object, lookup: Lookup) -> str | None:
@@ -164,7 +171,7 @@ def _key_of(resource: Resource, ref: Object, lookup: Lookup) -> str | None:
     if owner is None:
         raise _missing(resource, ref["name"])
     text = f"couldn't find key {ref['key']} in {resource.kind} {ref['name']}"
-    raise NotReady("CreateContainerConfigError", text)
+    raise ContainerNotReady("CreateContainerConfigError", text)
 
 
 def contents(value: Object) -> dict[str, bytes]:

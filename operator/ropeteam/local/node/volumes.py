@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ropeteam.local import resources as r
-from ropeteam.local.node.podspec import Lookup, NotReady, contents
+from ropeteam.local.node.podspec import ContainerNotReady, Lookup, contents
 from ropeteam.local.resources import Object
 
 
@@ -19,7 +19,8 @@ def missing_claim(pod: Object, lookup: Lookup) -> str | None:
 
 
 def make(pod: Object, home: Path, lookup: Lookup) -> dict[str, Path]:
-    """Create the folders, by volume name. Idempotent. Raises NotReady for a missing Secret or ConfigMap."""
+    """Create the folders, by volume name. Idempotent. Raises ContainerNotReady for a missing Secret or
+    ConfigMap."""
     return {volume["name"]: _make_one(pod, volume, home, lookup) for volume in pod["spec"].get("volumes", ())}
 
 
@@ -52,7 +53,7 @@ def _make_one(pod: Object, volume: Object, home: Path, lookup: Lookup) -> Path:
         _fill(folder, volume["configMap"], r.CONFIG_MAPS, lookup)
     elif not volume.keys() & {"emptyDir", "persistentVolumeClaim", "hostPath"}:
         kind = ", ".join(volume.keys() - {"name"}) or "no source"
-        raise NotReady(
+        raise ContainerNotReady(
             "ContainerCreating", f'volume "{volume["name"]}": the local cluster does not support {kind}'
         )
     return folder
@@ -63,7 +64,7 @@ def _fill(folder: Path, source: Object, resource: r.Resource, lookup: Lookup) ->
     if owner is None and not source.get("optional"):
         what = f'{resource.kind.lower()} "{source["name"]}" not found'
         text = f'MountVolume.SetUp failed for volume "{folder.name}" : {what}'
-        raise NotReady("ContainerCreating", text)
+        raise ContainerNotReady("ContainerCreating", text)
     data = contents(owner) if owner else {}
     for item in source.get("items") or ({"key": name, "path": name} for name in data):
         target = folder / item["path"]

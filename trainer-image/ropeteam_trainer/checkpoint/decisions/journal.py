@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ropeteam_trainer.checkpoint.decisions.manifest import JOURNAL
 from ropeteam_trainer.contract import codec, seals
+from ropeteam_trainer.contract.errors import RopeteamError
 from ropeteam_trainer.contract.messages import Grant
 from ropeteam_trainer.contract.seals import Keys
 from ropeteam_trainer.contract.world import CheckpointRef, WorldId
@@ -158,7 +159,7 @@ class Claim(NamedTuple):
         return f"{key}.pruning-{self.world_id}-{self.pod}"
 
 
-class Superseded(Exception):
+class Superseded(RopeteamError):
     """Error: a newer world has claimed the run; this one may neither save nor prune any more."""
 
     def __init__(self, by: WorldId) -> None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from ropeteam_trainer.checkpoint.decisions.manifest import Manifest, folder, parse_ref
 from ropeteam_trainer.contract.config import RankPlan, Resume, Trust
+from ropeteam_trainer.contract.errors import StorageError, UserError
 from ropeteam_trainer.contract.world import CheckpointRef, ShardFile, WorldId
 
 RIGHT_HASH = "has the right hash, but is not a state that Ropeteam has saved"
@@ -59,12 +60,12 @@ _UNSIGNED = (
 )
 
 
-class CheckpointNotFound(ValueError):  # FailReason's name
+class CheckpointNotFound(UserError, ValueError):  # FailReason's name
     """Error: `resume.policy: Step` names a missing step, not one committed checkpoint verifies, or those that
     were found are not signed."""
 
 
-class CheckpointUnavailable(OSError):
+class CheckpointUnavailable(StorageError, OSError):
     """Error: checkpoints could not be read for minutes in this pod, while other pods could, or may. They may
     be valid: another node may read them."""
 

@@ -1,8 +1,8 @@
 """Content of a checkpoint's files, and the proof that no rank of ours has written them.
 
-Promise: nothing that they name is executed (torch.load with weights_only). Malformed is proof, whatever
-script, torch or Python reads them. All other errors prove nothing and are raised as they come: a class that
-the script once registered with torch, a name that another torch writes, too little memory.
+Promise: nothing that they name is executed (torch.load with weights_only). MalformedCheckpoint is proof,
+whatever script, torch or Python reads them. All other errors prove nothing and are raised as they come: a
+class that the script once registered with torch, a name that another torch writes, too little memory.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from typing import Any
 import torch
 
 from ropeteam_trainer.checkpoint.format.names import state_name
+from ropeteam_trainer.contract.errors import StorageError
 
 
-class Malformed(ValueError):
+class MalformedCheckpoint(StorageError, ValueError):
     """Content that no rank of ours has written."""
 
 
@@ -68,20 +69,20 @@ def load(name: str, content: bytes) -> Any:
     except (RuntimeError, *_PICKLE_ERRORS) as error:
         text = f"torch refuses {name}: {_last_line(error)}"
         if _is_proof(error, content):
-            raise Malformed(text) from None
+            raise MalformedCheckpoint(text) from None
         if isinstance(error, pickle.UnpicklingError):  # torch advises to load it without weights_only
             raise pickle.UnpicklingError(f"{text} {_DO_WITHOUT}") from None
         raise
 
 
 def _check_archive(name: str, content: bytes) -> None:
-    """Raise Malformed for an archive that no torch.save writes, and ValueError for a compressed one: no
-    torch.save that we know compresses, but another might."""
+    """Raise MalformedCheckpoint for an archive that no torch.save writes, and ValueError for a compressed
+    one: no torch.save that we know compresses, but another might."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             entries = archive.infolist()
     except (zipfile.BadZipFile, NotImplementedError, *_PICKLE_ERRORS):
-        raise Malformed(f"{name} is not a file of torch.save") from None
+        raise MalformedCheckpoint(f"{name} is not a file of torch.save") from None
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
         raise ValueError(
             f"{name} is compressed, which torch.save does not do: it could fill the memory. {_DO_WITHOUT}"
@@ -96,7 +97,7 @@ def _check_archive(name: str, content: bytes) -> None:
         and sum(entry.file_size for entry in entries) <= len(content)
     )
     if not whole:
-        raise Malformed(f"{name} is an archive, but not one of torch.save")
+        raise MalformedCheckpoint(f"{name} is an archive, but not one of torch.save")
 
 
 def _is_proof(error: Exception, content: bytes) -> bool:
@@ -137,12 +138,12 @@ def block(name: str, content: bytes, sizes: tuple[int, ...], dtype: torch.dtype)
         or tuple(found.shape) != sizes
         or found.dtype != dtype
     ):
-        raise Malformed(f"{name} holds something else than the tensors that .metadata lists")
+        raise MalformedCheckpoint(f"{name} holds something else than the tensors that .metadata lists")
     return found
 
 
 def check_state(name: str, tree: Any) -> None:
-    """Raise Malformed if state.pt, the state that ranks share, has another form."""
+    """Raise MalformedCheckpoint if state.pt, the state that ranks share, has another form."""
     whole = (
         isinstance(tree, dict)
         and (tree.get("data", ()) is None or _is_map(tree.get("data"), lambda value: type(value) is int))
@@ -151,22 +152,24 @@ def check_state(name: str, tree: Any) -> None:
         and _is_map(tree.get("optimizers"), _is_part)
     )
     if not whole:
-        raise Malformed(f"{name}: the state that ranks share is incomplete, or has another form")
+        raise MalformedCheckpoint(f"{name}: the state that ranks share is incomplete, or has another form")
 
 
 def check_named(name: str, tree: Any, tensors: Collection[str]) -> None:
-    """Raise Malformed if a tensor of an optimizer in state.pt is missing in `.metadata`. `tree` has passed
-    check_state()."""
+    """Raise MalformedCheckpoint if a tensor of an optimizer in state.pt is missing in `.metadata`. `tree` has
+    passed check_state()."""
     for optimizer, part in tree["optimizers"].items():
         for parameter, keys in part["tensors"].items():
             for key in keys:
                 if state_name(optimizer, parameter, key) not in tensors:
-                    raise Malformed(f"{name} lists tensors of {optimizer} that .metadata does not have")
+                    raise MalformedCheckpoint(
+                        f"{name} lists tensors of {optimizer} that .metadata does not have"
+                    )
 
 
 def check_own(name: str, tree: Any) -> None:
-    """Raise Malformed if rank-<r>.pt, a rank's own state, has another form. An earlier release wrote no
-    `own`."""
+    """Raise MalformedCheckpoint if rank-<r>.pt, a rank's own state, has another form. An earlier release
+    wrote no `own`."""
     rng = tree.get("rng") if isinstance(tree, dict) else None
     whole = (
         isinstance(rng, dict)
@@ -177,7 +180,7 @@ def check_own(name: str, tree: Any) -> None:
         and _is_map(tree.get("own", {}))
     )
     if not whole:
-        raise Malformed(f"{name} holds no states of random generators")
+        raise MalformedCheckpoint(f"{name} holds no states of random generators")
 
 
 def _is_of_python(found: Any) -> bool:

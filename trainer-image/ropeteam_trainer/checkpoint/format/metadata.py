@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from ropeteam_trainer.checkpoint.format.contents import Malformed, runs_code
+from ropeteam_trainer.checkpoint.format.contents import MalformedCheckpoint, runs_code
 from ropeteam_trainer.checkpoint.format.picklesizes import check_sizes
 
 
@@ -50,9 +50,9 @@ _MOST_DIMENSIONS = 64
 
 
 def parse(content: bytes, validated: bool = False) -> Saved:
-    """Index in a `.metadata` file. Raises Malformed if DCP does not write such a file, and ValueError for a
-    name that another version of DCP or Python may write, and for too little memory. `validated`: its sizes
-    are verified already, which takes longer than all other checks."""
+    """Index in a `.metadata` file. Raises MalformedCheckpoint if DCP does not write such a file, and
+    ValueError for a name that another version of DCP or Python may write, and for too little memory.
+    `validated`: its sizes are verified already, which takes longer than all other checks."""
     try:
         if not validated:
             check_sizes(content)
@@ -65,7 +65,9 @@ def parse(content: bytes, validated: bool = False) -> Saved:
         why = error if isinstance(error, _Unknown) else "it needs more memory than there is"
         raise ValueError(f"the .metadata of the checkpoint cannot be read: {why}") from None
     except Exception as error:  # a pickle can go wrong in any way
-        raise Malformed(f"the .metadata of the checkpoint cannot be read: {str(error)[:200]}") from None
+        raise MalformedCheckpoint(
+            f"the .metadata of the checkpoint cannot be read: {str(error)[:200]}"
+        ) from None
 
 
 def _place(index: Any) -> tuple[str, tuple[int, ...]]:

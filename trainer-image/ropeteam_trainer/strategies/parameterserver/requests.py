@@ -29,11 +29,12 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.codec import DecodeError
+from ropeteam_trainer.contract.errors import ProtocolError
 
 A = TypeVar("A")
 
 
-class ServerRefused(RuntimeError):
+class ServerRefused(ProtocolError, RuntimeError):
     """A server has answered a request with a Failure. Repeating it would not help."""
 
 

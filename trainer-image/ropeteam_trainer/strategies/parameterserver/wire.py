@@ -14,6 +14,8 @@ import socket
 import struct
 from collections.abc import Sequence
 
+from ropeteam_trainer.contract.errors import ProtocolError
+
 MOST_HEAD = 1 << 20
 _LENGTHS = struct.Struct(">IQ")
 NONCE, _PROOF = 16, 32
@@ -24,7 +26,7 @@ _HANDSHAKE_SECONDS = 10.0
 """Timeout of the handshake; afterwards there is no limit on silence."""
 
 
-class WrongSecret(ConnectionError):
+class WrongSecret(ProtocolError, ConnectionError):
     """The peer belongs to another job."""
 
 
