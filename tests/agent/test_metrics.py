@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from lab.coordinator.link import Crowd, come_at_once
+from lab.coordinator.link import Crowd, come_at_once, shut
 from prometheus_client.parser import text_string_to_metric_families
 from tests.agent.harness import Coordinator, Pod, a_plan
 from tests.agent.life import Life
@@ -129,8 +129,33 @@ async def test_only_get_metrics_is_answered(served: Any):
     assert await get(port, GET.replace(b" /metrics", b" /metrics?x=y")) == ("200 OK", "a 0\n")
     assert (await get(port, GET.replace(b"GET", b"PUT")))[0] == "405 Method Not Allowed"
     assert (await get(port, GET.replace(b"/metrics", b"/status")))[0] == "404 Not Found"
-    assert (await get(port, b"\r\n\r\n"))[0] == "404 Not Found"
-    assert await get(port, b"GET /" + b"x" * (9 << 10) + b"\r\n\r\n") == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("raw", "status"),
+    [
+        (b"\r\n\r\n", "400 Bad Request"),
+        (b"GET /metrics SPDY/3\r\n\r\n", "400 Bad Request"),
+        (b"GET /metrics HTTP/1.1\r\nno colon\r\n\r\n", "400 Bad Request"),
+        (b"GET /" + b"x" * (9 << 10) + b"\r\n\r\n", "431 Request Header Fields Too Large"),
+        (
+            b"GET /metrics HTTP/1.1\r\nX: " + b"x" * (60 << 10) + b"\r\n\r\n",
+            "431 Request Header Fields Too Large",
+        ),
+    ],
+)
+async def test_a_malformed_request_is_answered_with_a_status(served: Any, raw: bytes, status: str):
+    _, port = served
+    assert (await get(port, raw))[0] == status
+    assert await get(port, GET) == ("200 OK", "a 0\n")
+
+
+async def test_a_request_that_ends_early_is_answered(served: Any):
+    reader, writer = await asyncio.open_connection("127.0.0.1", served[1])
+    writer.write(b"GET /met")
+    writer.write_eof()
+    assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
+    await shut(writer)
 
 
 async def test_a_text_is_made_at_most_once_in_a_while(served: Any, monkeypatch: pytest.MonkeyPatch):

@@ -11,8 +11,9 @@ from tests.coordinator.conftest import Served
 from tests.coordinator.film import Film
 
 from ropeteam_trainer.contract.messages import RankPhase
-from ropeteam_trainer.coordinator.http import Http, Refused, Request
+from ropeteam_trainer.coordinator.http import Http
 from ropeteam_trainer.coordinator.storagehealth import StorageHealth
+from ropeteam_trainer.system.http import Refused, Request
 
 HEALTH = Request("GET", "/healthz", {})
 
@@ -39,7 +40,7 @@ async def test_the_probe_fails_while_storage_does(served: Served):
     assert Http(served.coordinator)._health_answer().status == 200
     with pytest.raises(Refused, match="it hangs") as refused:
         Http(served.coordinator, lambda: "it hangs")._health_answer()
-    assert refused.value.answer.status == 503
+    assert refused.value.response.status == 503
 
 
 def test_ranks_that_do_not_end_are_reported_and_get_another_pod():

@@ -21,7 +21,8 @@ from ropeteam_trainer.agent import link
 from ropeteam_trainer.contract import OLDEST, VERSION, codec, grantchunks, signing, wire
 from ropeteam_trainer.contract.messages import AgentReport, Orders, as_answer
 from ropeteam_trainer.coordinator import server
-from ropeteam_trainer.coordinator.http import Http, Refused, Request
+from ropeteam_trainer.coordinator.http import Http
+from ropeteam_trainer.system.http import Refused, Request
 
 _NEW_IN_DESIRED = ("boot", "heard")
 _NEW_IN_JOB_REPORT = ("stalled", "newer_term", "sent", "leased")

@@ -1,5 +1,7 @@
 """GET /metrics of an agent, for any client that reaches the pod. No other path is served; read only.
 
+A malformed request is answered 4xx with a sentence, and the connection ends.
+
 Metrics must never cost training anything: a port in use is replaced by a free one, and no port at all is a
 line in the log; a text is rendered at most once a second, however often it is requested; a peer has 5 seconds
 and 8 KiB, and 16 peers may be connected (contract/preauth.py).
@@ -9,14 +11,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 from ropeteam_trainer.agent.log import log
 from ropeteam_trainer.agent.machine.metrics import CONTENT_TYPE
 from ropeteam_trainer.agent.processes.waiting import within
 from ropeteam_trainer.contract.config import AGENT_METRICS_PORT
 from ropeteam_trainer.contract.preauth import BACKLOG, HEAD_SECONDS, UnauthenticatedConnections
+from ropeteam_trainer.system.http import Refused, Request, Response, discard, read_head
 
-MOST_HEAD, MOST_PEERS = 8 << 10, 16
+MOST_HEAD, MOST_DISCARDED, MOST_PEERS = 8 << 10, 64 << 10, 16
 FRESH_SECONDS = 1.0
 
 
@@ -53,28 +57,31 @@ class Metrics:
         address, abort = writer.get_extra_info("peername")[0], writer.transport.abort
         self._admission.admit(address, abort)
         try:
-            head = await within(HEAD_SECONDS, reader.readuntil(b"\r\n\r\n"))
-            writer.write(self._answer(head))
+            answer = await self._answer(reader)
+            writer.write(answer.to_bytes())
             await within(HEAD_SECONDS, writer.drain())
-        except (OSError, EOFError, asyncio.LimitOverrunError):
-            pass  # the peer disconnected, sent too much, or is too slow
+            if answer.status >= 400:
+                await within(HEAD_SECONDS, discard(reader, writer, MOST_DISCARDED))
+        except OSError:
+            pass  # the peer disconnected, or is too slow
         finally:
             self._admission.free(address, abort)
             writer.close()
 
-    def _answer(self, head: bytes) -> bytes:
-        method, _, rest = head.partition(b" ")
-        path = rest.partition(b" ")[0].partition(b"?")[0]
-        if path != b"/metrics":
-            return _answer("404 Not Found", b"the only path is /metrics\n")
-        if method != b"GET":
-            return _answer("405 Method Not Allowed", b"/metrics accepts GET\n")
+    async def _answer(self, reader: asyncio.StreamReader) -> Response:
+        try:
+            request = await within(HEAD_SECONDS, read_head(reader, MOST_HEAD))
+            return Response(200, self._metrics(request), CONTENT_TYPE)
+        except Refused as refused:
+            return replace(refused.response, type=CONTENT_TYPE)
+
+    def _metrics(self, request: Request) -> bytes:
+        """The text, if the request is for it. Raises Refused."""
+        if request.path != "/metrics":
+            raise Refused(404, "the only path is /metrics")
+        if request.method != "GET":
+            raise Refused(405, "/metrics accepts GET")
         now = asyncio.get_running_loop().time()
         if now - self._made_at >= FRESH_SECONDS:
             self._text, self._made_at = self._render().encode(), now
-        return _answer("200 OK", self._text)
-
-
-def _answer(status: str, body: bytes) -> bytes:
-    head = f"HTTP/1.1 {status}\r\nContent-Type: {CONTENT_TYPE}\r\nContent-Length: {len(body)}"
-    return f"{head}\r\nConnection: close\r\n\r\n".encode() + body
+        return self._text

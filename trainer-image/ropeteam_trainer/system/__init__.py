@@ -3,5 +3,6 @@
 background.py   the one way to start tasks that nobody awaits
 clocks.py       a clock that runs while the machine is suspended
 folders.py      folders that other processes can write to, too
+http.py         requests read and responses written by a server
 lines.py        lines for stdout and stderr, written by a thread
 """
