@@ -7,8 +7,7 @@ from typing import Any, TypeVar
 
 from ropeteam_trainer.agent.machine import step as machine
 from ropeteam_trainer.agent.machine.effects import ClaimRun, Effect
-from ropeteam_trainer.agent.machine.report import report
-from ropeteam_trainer.agent.machine.state import (
+from ropeteam_trainer.agent.machine.events import (
     Event,
     HeartbeatsRead,
     LinkUp,
@@ -19,6 +18,7 @@ from ropeteam_trainer.agent.machine.state import (
     RunClaimed,
     Tick,
 )
+from ropeteam_trainer.agent.machine.report import report
 from ropeteam_trainer.checkpoint.decisions.journal import Claim, Held
 from ropeteam_trainer.contract.config import CheckpointConfig, PodIdentity, Start, Timeouts, WorkerConfig
 from ropeteam_trainer.contract.local import Beat, FromRank

@@ -9,14 +9,14 @@ import pytest
 from tests.agent.life import Life, a_plan, a_ref, world_id
 
 from ropeteam_trainer.agent.machine.effects import ClaimRun, KillRanks, Prune, StartRanks, WriteManifest
-from ropeteam_trainer.agent.machine.state import (
-    DISK_SECONDS,
+from ropeteam_trainer.agent.machine.events import (
     ClaimFailed,
     LinkUp,
     ManifestWritten,
     ProblemFound,
     RunSuperseded,
 )
+from ropeteam_trainer.agent.machine.state import DISK_SECONDS
 from ropeteam_trainer.contract.config import Timeouts
 from ropeteam_trainer.contract.messages import Grant, Problem
 from ropeteam_trainer.contract.world import FailReason, WorldId

@@ -10,7 +10,7 @@ from tests.agent.life import Life, a_ref, a_served_plan, an_identity, killed, wo
 
 from ropeteam_trainer.agent.machine.effects import KillRanks, Prune, SendToRank, StartRanks, WriteManifest
 from ropeteam_trainer.agent.machine.environment import rank_environment
-from ropeteam_trainer.agent.machine.state import RanksStarted
+from ropeteam_trainer.agent.machine.events import RanksStarted
 from ropeteam_trainer.agent.processes.memory import empty, make
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import RankPlan

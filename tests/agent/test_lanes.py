@@ -21,7 +21,7 @@ from tests.agent.test_checkpoints import run_ref, saved, settings_in
 
 from ropeteam_trainer.agent import checkpoints
 from ropeteam_trainer.agent.lane import Lane
-from ropeteam_trainer.agent.machine.state import LinkUp, OrdersReceived, RanksStarted
+from ropeteam_trainer.agent.machine.events import LinkUp, OrdersReceived, RanksStarted
 from ropeteam_trainer.agent.main import Agent
 from ropeteam_trainer.checkpoint.decisions.journal import Held
 from ropeteam_trainer.checkpoint.decisions.manifest import folder

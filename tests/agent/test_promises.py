@@ -10,7 +10,7 @@ from hypothesis.strategies import booleans, integers, sampled_from
 from tests.agent.life import Life, a_plan
 
 from ropeteam_trainer.agent.machine.effects import Exit, KillRanks, StartRanks
-from ropeteam_trainer.agent.machine.state import LinkLost, LinkUp, OrdersReceived, RankExited, Terminated
+from ropeteam_trainer.agent.machine.events import LinkLost, LinkUp, OrdersReceived, RankExited, Terminated
 from ropeteam_trainer.contract.messages import Orders
 from ropeteam_trainer.contract.world import ProcessExit, WorldId
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ropeteam_trainer.agent.machine import events
+from ropeteam_trainer.agent.machine import apply
 from ropeteam_trainer.agent.script import rankmain
 from ropeteam_trainer.checkpoint.decisions import restore
 from ropeteam_trainer.contract import codec
@@ -21,10 +21,10 @@ from ropeteam_trainer.coordinator.membership import evidence
 @pytest.mark.parametrize(
     ("error", "known"),
     [
-        (restore.CheckpointNotFound("x"), events._PROBLEMS),
-        (restore.CheckpointUnavailable("x"), events._STORAGE),
-        (restore.UnavailableElsewhere("x"), events._STORAGE),
-        (restore.UnavailableEverywhere("x"), events._STORAGE),
+        (restore.CheckpointNotFound("x"), apply._PROBLEMS),
+        (restore.CheckpointUnavailable("x"), apply._STORAGE),
+        (restore.UnavailableElsewhere("x"), apply._STORAGE),
+        (restore.UnavailableEverywhere("x"), apply._STORAGE),
         (torch.OutOfMemoryError("CUDA out of memory"), evidence._WITHOUT_MEMORY),
     ],
     ids=lambda each: type(each).__name__,
@@ -34,7 +34,7 @@ def test_exceptions_with_a_meaning_are_known_by_the_class_that_the_shim_sends(
 ) -> None:
     message = sent_error(error, monkeypatch, tmp_path)
     assert message.error_type == type(error).__name__
-    assert (events._checkpoint_error(message.error_class) or message.error_class) in known
+    assert (apply._checkpoint_error(message.error_class) or message.error_class) in known
 
 
 def sent_error(error: Exception, monkeypatch: pytest.MonkeyPatch, folder: Path) -> FromRank:

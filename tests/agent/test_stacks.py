@@ -13,7 +13,7 @@ from tests.agent.test_pack import PYTHONS, interpreter
 
 from ropeteam_trainer.agent.machine import stacks
 from ropeteam_trainer.agent.machine.effects import KillRanks, ShowStacks
-from ropeteam_trainer.agent.machine.state import StackShown
+from ropeteam_trainer.agent.machine.events import StackShown
 from ropeteam_trainer.agent.processes import proc
 from ropeteam_trainer.agent.script import childhooks
 from ropeteam_trainer.contract.messages import Hang

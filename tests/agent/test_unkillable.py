@@ -17,7 +17,7 @@ from tests.agent.life import Life, killed
 from tests.agent.life import a_plan as world
 
 from ropeteam_trainer.agent.machine.effects import Exit, KillRanks
-from ropeteam_trainer.agent.machine.state import RankUnkillable
+from ropeteam_trainer.agent.machine.events import RankUnkillable
 from ropeteam_trainer.agent.processes.ranksocket import RankSocket
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.local import FromRank, ToRank

@@ -17,8 +17,7 @@ from ropeteam_trainer.agent.machine.effects import (
     StartRanks,
     WriteManifest,
 )
-from ropeteam_trainer.agent.machine.report import urgent_part
-from ropeteam_trainer.agent.machine.state import (
+from ropeteam_trainer.agent.machine.events import (
     LinkLost,
     LinkUp,
     ManifestFailed,
@@ -28,6 +27,7 @@ from ropeteam_trainer.agent.machine.state import (
     StoreDown,
     StoreUp,
 )
+from ropeteam_trainer.agent.machine.report import urgent_part
 from ropeteam_trainer.contract.config import Timeouts
 from ropeteam_trainer.contract.local import FromRank, GroupFormed, ToRank
 from ropeteam_trainer.contract.messages import Grant, Progress, RankPhase, Shard, StoreOffer

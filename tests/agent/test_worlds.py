@@ -13,7 +13,7 @@ from ropeteam_trainer.agent.machine.effects import (
     TerminateRanks,
     WarmUp,
 )
-from ropeteam_trainer.agent.machine.state import (
+from ropeteam_trainer.agent.machine.events import (
     LinkLost,
     LinkUp,
     OrdersReceived,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.agent.life import Life
 
 from ropeteam_trainer.agent.machine.effects import KillRanks
-from ropeteam_trainer.agent.machine.state import LinkLost, LinkUp, OrdersReceived, Tick
+from ropeteam_trainer.agent.machine.events import LinkLost, LinkUp, OrdersReceived, Tick
 from ropeteam_trainer.contract.config import Timeouts
 from ropeteam_trainer.contract.fence import (
     CLOCK_SHARE,

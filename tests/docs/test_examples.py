@@ -14,7 +14,7 @@ from tests.coordinator.film import Film
 from ropeteam.core.decide import decide
 from ropeteam.core.objects.actions import CreatePod
 from ropeteam_trainer.agent.machine.effects import KillRanks, StartRanks
-from ropeteam_trainer.agent.machine.state import LinkUp, RanksStarted
+from ropeteam_trainer.agent.machine.events import LinkUp, RanksStarted
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.config import Timeouts
 from ropeteam_trainer.contract.desired import WorldPhase

@@ -27,7 +27,7 @@ from tests.fuzz import mutations
 from tests.fuzz.campaign import Attempt, Campaign
 
 from ropeteam_trainer.agent.machine import metrics as agent_metrics
-from ropeteam_trainer.agent.machine.state import RankMessage
+from ropeteam_trainer.agent.machine.events import RankMessage
 from ropeteam_trainer.agent.processes.ranksocket import RankSocket
 from ropeteam_trainer.contract import LEASES, codec, wire
 from ropeteam_trainer.contract.config import CheckpointConfig

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from tests.shipped.loop import Process
 from tests.sim.ranks import Rank
 
-from ropeteam_trainer.agent.machine.state import (
+from ropeteam_trainer.agent.machine.events import (
     Event,
     HeartbeatsRead,
     RankDying,

@@ -17,7 +17,7 @@ from tests.sim.kubelet import Pod
 from tests.sim.network import Connection
 from tests.sim.ranks import Rank
 
-from ropeteam_trainer.agent.machine import effects, report, state
+from ropeteam_trainer.agent.machine import effects, events, report
 from ropeteam_trainer.agent.machine import step as machine
 from ropeteam_trainer.checkpoint.decisions import journal
 from ropeteam_trainer.checkpoint.decisions.journal import Claim, Held, Superseded
@@ -67,7 +67,7 @@ class Agent:
         """The newest coordinator that has answered, and when the newest report that it answered was sent."""
         self._sent: list[float] = []
         """When each report of this connection was sent."""
-        self._backlog: deque[state.Event | Callable[[], state.Event]] = deque()
+        self._backlog: deque[events.Event | Callable[[], events.Event]] = deque()
         """Not yet handled: the process handles one event at a time, and reads what came while it was frozen
         when it is awake."""
         self._busy = False
@@ -78,7 +78,7 @@ class Agent:
     # ---- life, as a Container of the kubelet
 
     def terminate(self) -> None:
-        self.see(state.Terminated())
+        self.see(events.Terminated())
 
     def kill(self) -> None:
         self._end()
@@ -118,7 +118,7 @@ class Agent:
 
     # ---- the machine
 
-    def see(self, event: state.Event | Callable[[], state.Event]) -> None:
+    def see(self, event: events.Event | Callable[[], events.Event]) -> None:
         self._backlog.append(event)
         if not self._busy:
             self._handle()
@@ -144,8 +144,8 @@ class Agent:
             number: heartbeat for number, rank in self.ranks.items() if (heartbeat := rank.send_heartbeat())
         }
         if heartbeats:
-            self.see(state.HeartbeatsRead(next(iter(self.ranks.values())).plan.world_id, heartbeats))
-        self.see(state.Tick())
+            self.see(events.HeartbeatsRead(next(iter(self.ranks.values())).plan.world_id, heartbeats))
+        self.see(events.Tick())
         if self.is_awake:
             self._world.checks.alone(self, self._world.clock.now - self._answered_at)
             self._polls_without_answer = self._polls_without_answer + 1 if self._waits_without_answer() else 0
@@ -169,7 +169,7 @@ class Agent:
                     self._signal(world_id, number, 15)
             case effects.ShowStacks(world_id, ranks):
                 for number in ranks:
-                    self.see(state.StackShown(world_id, number, Hang()))
+                    self.see(events.StackShown(world_id, number, Hang()))
             case effects.SendToRank(world_id, number, message):
                 if (rank := self.ranks.get(number)) and rank.plan.world_id == world_id:
                     rank.receive(message)
@@ -220,7 +220,7 @@ class Agent:
             self._world.clock.after(0.1 + 0.5 * self._world.random.random(), rank.when_awake, rank.boot)
         self.every_rank = [*(rank for rank in self.every_rank if rank.alive), *self.ranks.values()]
         self._world.checks.ranks_live(self)
-        self.see(state.RanksStarted(plan.world_id))
+        self.see(events.RanksStarted(plan.world_id))
 
     def _signal(self, world_id: WorldId, number: int, signal: int) -> None:
         """A rank that was never started is gone as well: its kill is answered all the same."""
@@ -228,20 +228,20 @@ class Agent:
         if rank is not None and rank.plan.world_id == world_id:
             rank.signalled(signal)
         elif signal == 9:
-            self.see(state.RankExited(world_id, number, ProcessExit(None, 9)))
+            self.see(events.RankExited(world_id, number, ProcessExit(None, 9)))
 
     def on_message(self, rank: Rank, message: FromRank) -> None:
-        self.see(state.RankMessage(rank.plan.world_id, rank.number, message))
+        self.see(events.RankMessage(rank.plan.world_id, rank.number, message))
 
     def reaped(self, rank: Rank, exit: ProcessExit) -> None:
         """Its page is read once more, all descendants are killed, then the machine is told. That a signal
         takes it apart may be seen before."""
         world_id, heartbeat = rank.plan.world_id, rank.send_heartbeat()
         if heartbeat:
-            self.see(state.HeartbeatsRead(world_id, {rank.number: heartbeat}))
+            self.see(events.HeartbeatsRead(world_id, {rank.number: heartbeat}))
         if exit.signal is not None and not rank.finished and self._world.random.random() < 0.7:
-            self.see(state.RankDying(world_id, rank.number, exit))
-        event = state.RankExited(world_id, rank.number, replace(exit, reached_end=rank.finished))
+            self.see(events.RankDying(world_id, rank.number, exit))
+        event = events.RankExited(world_id, rank.number, replace(exit, reached_end=rank.finished))
         self._world.clock.after(0.01 + 0.1 * self._world.random.random(), self.see, event)
 
     def _open_store(self, world_id: WorldId) -> None:
@@ -249,19 +249,19 @@ class Agent:
             return
         chance = self._world.random.random()
         if chance < 0.05:
-            self.see(state.StoreDown(world_id))
+            self.see(events.StoreDown(world_id))
             return
         if chance < 0.08 and not self.config.servers:  # theirs would end slot 0 alone
             self._world.clock.after(100 * (chance - 0.05), self._store_dies, world_id)
         port = self.stores[world_id] = 30000 + self._world.next_number()
-        self.see(state.StoreUp(StoreOffer(world_id, self.state.identity.pod_ip, port)))
+        self.see(events.StoreUp(StoreOffer(world_id, self.state.identity.pod_ip, port)))
 
     def _store_dies(self, world_id: WorldId) -> None:
         """Maybe before its plan comes, maybe while ranks wait in it, maybe after."""
         if self.alive and world_id in self.stores:
             self._world.film.write(self.pod.name, f"loses the store of {world_id}")
             del self.stores[world_id]
-            self.see(state.StoreDown(world_id))
+            self.see(events.StoreDown(world_id))
 
     def _waits_without_answer(self) -> bool:
         """Ranks live here, and nobody has asked for their end, although the store that we held is gone."""
@@ -283,11 +283,11 @@ class Agent:
         try:
             held = disk.carry_out(journal.claim(Claim(plan.world_id, self.pod.uid)))
         except Superseded as found:
-            self.see(state.RunSuperseded(found.by))
+            self.see(events.RunSuperseded(found.by))
             return
         restore = disk.carry_out(journal.lineage(held, plan.restore))
         ancestors = disk.carry_out(journal.ancestors(restore))
-        self.see(state.RunClaimed(plan.world_id, held, restore, ancestors))
+        self.see(events.RunClaimed(plan.world_id, held, restore, ancestors))
 
     def _write_manifest(self, held: Held, grant: Grant) -> None:
         if not self.alive:
@@ -298,22 +298,22 @@ class Agent:
         try:
             ref = self._world.disk.carry_out(journal.commit(held, grant))
         except OSError:
-            self.see(state.ManifestFailed(grant.ref))
+            self.see(events.ManifestFailed(grant.ref))
             return
         except Superseded as found:
-            self.see(state.RunSuperseded(found.by))
+            self.see(events.RunSuperseded(found.by))
             return
         self._world.moments["manifest"] += 1
         self._world.checks.manifest_written(self, grant)
         self._world.film.write(self.pod.name, f"writes the manifest of step {ref.step}, world {ref.world_id}")
         lost = self._world.confirmations_lost and self._world.random.random() < 0.5
-        self.see(state.ManifestFailed(grant.ref) if lost else state.ManifestWritten(ref))
+        self.see(events.ManifestFailed(grant.ref) if lost else events.ManifestWritten(ref))
 
     def _prune(self, held: Held, keep: tuple[CheckpointRef, ...]) -> None:
         try:
             self._world.disk.carry_out(journal.prune(held, keep))
         except Superseded as found:
-            self.see(state.RunSuperseded(found.by))
+            self.see(events.RunSuperseded(found.by))
 
     # ---- the link
 
@@ -326,7 +326,7 @@ class Agent:
         self._connection, self._last_sent = world.network.connect(self, server), None
         self._received_at, self._sent = world.clock.now, []
         server.accepted(self._connection)
-        self.see(state.LinkUp())
+        self.see(events.LinkUp())
 
     def _drop(self) -> None:
         """The connection is over, whoever ended it; another one is tried soon."""
@@ -335,7 +335,7 @@ class Agent:
             connection.close(by=self)
             self._timer.cancel()
             self._timer = self._world.clock.after(0.3 + 0.4 * self._world.random.random(), self._connect)
-            self.see(state.LinkLost())
+            self.see(events.LinkLost())
 
     def _watch_connection(self) -> None:
         """TCP_USER_TIMEOUT: what is not acknowledged for lostSeconds ends the connection."""
@@ -354,7 +354,7 @@ class Agent:
             assert orders.answers is not None
             self._note(orders)
             sent = self._sent[orders.answers - 1]
-            self.see(lambda: state.OrdersReceived(orders, self._world.clock.now - sent))
+            self.see(lambda: events.OrdersReceived(orders, self._world.clock.now - sent))
 
     def _note(self, orders: Orders) -> None:
         """Who is superseded gives no sign of life."""

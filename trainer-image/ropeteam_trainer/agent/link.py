@@ -16,7 +16,7 @@ from dataclasses import replace
 from random import Random
 
 from ropeteam_trainer.agent.log import log
-from ropeteam_trainer.agent.machine.state import Event, LinkLost, LinkUp, OrdersReceived
+from ropeteam_trainer.agent.machine.events import Event, LinkLost, LinkUp, OrdersReceived
 from ropeteam_trainer.agent.processes.waiting import within
 from ropeteam_trainer.contract import LEASES, OLDEST, codec, grantchunks, wire
 from ropeteam_trainer.contract.errors import ProtocolError

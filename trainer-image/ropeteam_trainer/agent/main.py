@@ -48,8 +48,7 @@ from ropeteam_trainer.agent.machine.effects import (
     WriteManifest,
 )
 from ropeteam_trainer.agent.machine.environment import interface_names
-from ropeteam_trainer.agent.machine.report import report, steps_matter, urgent_part
-from ropeteam_trainer.agent.machine.state import (
+from ropeteam_trainer.agent.machine.events import (
     ClaimFailed,
     Event,
     ManifestFailed,
@@ -59,6 +58,7 @@ from ropeteam_trainer.agent.machine.state import (
     Terminated,
     Tick,
 )
+from ropeteam_trainer.agent.machine.report import report, steps_matter, urgent_part
 from ropeteam_trainer.agent.pod import Pod, Processes
 from ropeteam_trainer.agent.processes import proc
 from ropeteam_trainer.agent.processes.memory import make as make_memory

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from ropeteam_trainer.agent.lane import Lane
 from ropeteam_trainer.agent.log import log
-from ropeteam_trainer.agent.machine.state import Event, HeartbeatsRead, ProblemFound
+from ropeteam_trainer.agent.machine.events import Event, HeartbeatsRead, ProblemFound
 from ropeteam_trainer.agent.processes.ranks import LaunchSettings, Ranks
 from ropeteam_trainer.agent.processes.reaper import Reaper
 from ropeteam_trainer.agent.processes.stores import StoreHost

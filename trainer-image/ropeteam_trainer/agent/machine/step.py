@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ropeteam_trainer.agent.machine import hang
+from ropeteam_trainer.agent.machine.apply import Stepped, apply_event
 from ropeteam_trainer.agent.machine.effects import (
     ClaimRun,
     CloseStore,
@@ -35,8 +36,8 @@ from ropeteam_trainer.agent.machine.effects import (
     WriteManifest,
 )
 from ropeteam_trainer.agent.machine.environment import server_addresses
-from ropeteam_trainer.agent.machine.events import Stepped, apply_event
-from ropeteam_trainer.agent.machine.state import Event, RankState, State, World
+from ropeteam_trainer.agent.machine.events import Event
+from ropeteam_trainer.agent.machine.state import RankState, State, World
 from ropeteam_trainer.checkpoint.decisions.journal import Held
 from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.local import ToRank

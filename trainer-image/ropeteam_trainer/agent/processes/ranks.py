@@ -29,7 +29,7 @@ from ropeteam_trainer.agent.machine.environment import (
     rendezvous_address,
     servers_secret,
 )
-from ropeteam_trainer.agent.machine.state import (
+from ropeteam_trainer.agent.machine.events import (
     Event,
     HeartbeatsRead,
     RankDying,

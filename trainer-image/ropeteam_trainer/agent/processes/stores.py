@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ropeteam_trainer.agent.log import log
-from ropeteam_trainer.agent.machine.state import Event, StoreDown, StoreUp
+from ropeteam_trainer.agent.machine.events import Event, StoreDown, StoreUp
 from ropeteam_trainer.agent.processes.proc import kill
 from ropeteam_trainer.agent.processes.reaper import Reaper
 from ropeteam_trainer.agent.processes.zygoteclient import ZygoteClient
