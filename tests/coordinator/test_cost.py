@@ -15,7 +15,7 @@ from ropeteam_trainer.contract import VERSION
 from ropeteam_trainer.contract.messages import Progress, RankPhase, Shard
 from ropeteam_trainer.contract.world import ShardFile
 from ropeteam_trainer.coordinator.membership import step as membership
-from ropeteam_trainer.coordinator.membership.state.state import Pod
+from ropeteam_trainer.coordinator.membership.state.events import Pod
 
 FEW, MANY = 32, 512
 MORE = 1.1

@@ -11,7 +11,7 @@ from ropeteam_trainer.contract.messages import RankPhase
 from ropeteam_trainer.contract.world import Cause, ProcessExit
 from ropeteam_trainer.coordinator.membership import step as membership
 from ropeteam_trainer.coordinator.membership.state import slotfacts, slotindex
-from ropeteam_trainer.coordinator.membership.state.state import Pod
+from ropeteam_trainer.coordinator.membership.state.events import Pod
 
 ABORTED = ProcessExit(None, 6, reached_end=True)
 

@@ -30,7 +30,7 @@ from ropeteam_trainer.coordinator.log import Log
 from ropeteam_trainer.coordinator.membership import step as membership
 from ropeteam_trainer.coordinator.membership.orders import Reply
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
-from ropeteam_trainer.coordinator.membership.state.state import Pod, pod_of
+from ropeteam_trainer.coordinator.membership.state.events import Pod, pod_of
 from ropeteam_trainer.system.clocks import asleep_seconds
 
 FIRST_REPORT_SECONDS = 10.0

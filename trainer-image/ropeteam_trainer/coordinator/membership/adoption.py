@@ -19,19 +19,9 @@ from ropeteam_trainer.contract.world import Member, Plan
 from ropeteam_trainer.coordinator.membership import preserving, progress
 from ropeteam_trainer.coordinator.membership.evidence import KILLED_BY_US, collect
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
-from ropeteam_trainer.coordinator.membership.state.state import (
-    Agent,
-    Decided,
-    Moment,
-    ReportReceived,
-    State,
-    agent_of_slot,
-    desired_slot,
-    enter,
-    member_pod,
-    pod_of,
-    with_world,
-)
+from ropeteam_trainer.coordinator.membership.state.events import Moment, ReportReceived, pod_of
+from ropeteam_trainer.coordinator.membership.state.slots import agent_of_slot, desired_slot, member_pod
+from ropeteam_trainer.coordinator.membership.state.state import Agent, Decided, State, enter, with_world
 from ropeteam_trainer.coordinator.membership.state.world import World
 
 _WAITING = "waiting for the agents to report what they run, so that a world can be adopted"

@@ -17,15 +17,14 @@ from dataclasses import replace
 from ropeteam_trainer.contract.messages import AgentReport, Grant, Shard
 from ropeteam_trainer.contract.world import CheckpointRef, ShardFile
 from ropeteam_trainer.coordinator.membership.state import slotset
-from ropeteam_trainer.coordinator.membership.state.state import (
-    Moment,
-    State,
+from ropeteam_trainer.coordinator.membership.state.events import Moment
+from ropeteam_trainer.coordinator.membership.state.ranks import (
     lead_started_in,
-    present,
     ranks_of_member,
     ranks_of_members,
-    with_world,
 )
+from ropeteam_trainer.coordinator.membership.state.slots import present
+from ropeteam_trainer.coordinator.membership.state.state import State, with_world
 
 AWAITED_COMMIT_SECONDS = 600
 """Time for which pods, once training is done, wait for the last checkpoint to be committed and saved in

@@ -23,14 +23,9 @@ from ropeteam_trainer.contract.world import Cause
 from ropeteam_trainer.coordinator.membership.commits import savers
 from ropeteam_trainer.coordinator.membership.evidence import LOST, POD_TERMINATING, Evidence
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
-from ropeteam_trainer.coordinator.membership.state.state import (
-    Moment,
-    State,
-    enter,
-    lead_started_in,
-    ranks_of_members,
-    with_world,
-)
+from ropeteam_trainer.coordinator.membership.state.events import Moment
+from ropeteam_trainer.coordinator.membership.state.ranks import lead_started_in, ranks_of_members
+from ropeteam_trainer.coordinator.membership.state.state import State, enter, with_world
 
 DEBOUNCE_SECONDS = 1.0
 

@@ -17,15 +17,16 @@ from ropeteam_trainer.contract.messages import RankPhase, RankReport
 from ropeteam_trainer.contract.peererrors import blames_a_peer
 from ropeteam_trainer.contract.world import Cause, ProcessExit
 from ropeteam_trainer.coordinator.membership.state import slotindex
-from ropeteam_trainer.coordinator.membership.state.slotset import ALL, Slots, has
-from ropeteam_trainer.coordinator.membership.state.state import (
+from ropeteam_trainer.coordinator.membership.state.events import Pod
+from ropeteam_trainer.coordinator.membership.state.ranks import (
     MemberRanks,
-    Pod,
-    State,
-    holds_slot,
-    lost,
+    is_aborted_at_end,
+    is_clean,
     ranks_of_members,
 )
+from ropeteam_trainer.coordinator.membership.state.slots import holds_slot, lost
+from ropeteam_trainer.coordinator.membership.state.slotset import ALL, Slots, has
+from ropeteam_trainer.coordinator.membership.state.state import State
 
 POD_TERMINATING, LOST, AGENT_REPORTED, SIGNAL, ERROR, CONSEQUENCE, KILLED_BY_US = 6, 5, 4, 3, 2, 1, 0
 
@@ -64,7 +65,7 @@ def world_done(state: State) -> bool:
 def is_done(state: State, rank: RankReport) -> bool:
     """Whether the rank's script has exited and ended well: exit code 0, or a signal after its end while a
     sibling exited cleanly."""
-    return slotindex.is_clean(rank) or (slotindex.is_aborted_at_end(rank) and state.facts.clean != 0)
+    return is_clean(rank) or (is_aborted_at_end(rank) and state.facts.clean != 0)
 
 
 def _evidence_of_member(
@@ -105,7 +106,7 @@ def _evidence_of_rank(
             f"rank {rank.rank} is gone, its exit was not observed",
             rank.rank,
         )
-    if slotindex.is_aborted_at_end(rank) and not slotindex.all_members(state, state.facts.exited):
+    if is_aborted_at_end(rank) and not slotindex.all_members(state, state.facts.exited):
         return None  # a sibling's end decides
     weight, cause = _weight_and_cause(state, exit)
     if weight < least:
@@ -122,7 +123,7 @@ def _after_an_end(state: State, sign: Evidence) -> Evidence:
         for member_ranks in ranks_of_members(state, state.facts.clean)
         for rank in member_ranks.known.values()
     )
-    ended = next(((slot, rank.rank) for slot, rank in known if slotindex.is_clean(rank)), None)
+    ended = next(((slot, rank.rank) for slot, rank in known if is_clean(rank)), None)
     if ended is None:
         return sign
     slot, number = ended

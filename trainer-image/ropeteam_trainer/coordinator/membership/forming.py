@@ -16,15 +16,9 @@ from ropeteam_trainer.contract.world import Member, Plan
 from ropeteam_trainer.coordinator.membership import commits, incidents, preserving, unstartable
 from ropeteam_trainer.coordinator.membership.drains import DEBOUNCE_SECONDS
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
-from ropeteam_trainer.coordinator.membership.state.state import (
-    Moment,
-    State,
-    agent_of_slot,
-    desired_slot,
-    enter,
-    leaving,
-    lost,
-)
+from ropeteam_trainer.coordinator.membership.state.events import Moment
+from ropeteam_trainer.coordinator.membership.state.slots import agent_of_slot, desired_slot, leaving, lost
+from ropeteam_trainer.coordinator.membership.state.state import State, enter
 from ropeteam_trainer.coordinator.membership.state.world import World
 
 TICK_SECONDS = 1.0

@@ -18,8 +18,9 @@ from ropeteam_trainer.contract.featurelevel import FeatureLevel
 from ropeteam_trainer.contract.messages import AgentReport, GroupReport, Problem, ProcessGroup
 from ropeteam_trainer.contract.world import FailReason
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
+from ropeteam_trainer.coordinator.membership.state.ranks import is_clean, ranks_of_members
 from ropeteam_trainer.coordinator.membership.state.slotset import Slots
-from ropeteam_trainer.coordinator.membership.state.state import State, ranks_of_members
+from ropeteam_trainer.coordinator.membership.state.state import State
 from ropeteam_trainer.coordinator.membership.state.world import Group, World
 
 MAX_SHOWN, MAX_GROUPS, MAX_SLOTS_SHOWN = 10, 32, 16
@@ -137,7 +138,7 @@ def _first_ended(state: State, among: Slots) -> int | None:
         for rank in member_ranks.known.values()
     )
     return min(
-        (each.rank for each in known if slotindex.is_clean(each) and slotset.has(among, each.rank)),
+        (each.rank for each in known if is_clean(each) and slotset.has(among, each.rank)),
         default=None,
     )
 

@@ -26,15 +26,11 @@ from ropeteam_trainer.coordinator.membership.evidence import (
     first_hung,
     is_script,
 )
+from ropeteam_trainer.coordinator.membership.state.events import Moment
+from ropeteam_trainer.coordinator.membership.state.ranks import ranks_of_member
+from ropeteam_trainer.coordinator.membership.state.slots import desired_slot
 from ropeteam_trainer.coordinator.membership.state.slotset import Slots
-from ropeteam_trainer.coordinator.membership.state.state import (
-    FailureHistory,
-    Fault,
-    Moment,
-    State,
-    desired_slot,
-    ranks_of_member,
-)
+from ropeteam_trainer.coordinator.membership.state.state import FailureHistory, Fault, State
 
 MAX_INCIDENTS = 10
 BACKOFF_FIRST, BACKOFF_MOST = 1.0, 60.0

@@ -17,16 +17,10 @@ from ropeteam_trainer.coordinator.membership import commits, lease
 from ropeteam_trainer.coordinator.membership.drains import ranks_terminated
 from ropeteam_trainer.coordinator.membership.forming import STORE_SLOT
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
-from ropeteam_trainer.coordinator.membership.state.state import (
-    Agent,
-    State,
-    agent_of_slot,
-    holds_slot,
-    lead_started_in,
-    member_pod,
-    pod_of,
-    refusal,
-)
+from ropeteam_trainer.coordinator.membership.state.events import pod_of
+from ropeteam_trainer.coordinator.membership.state.ranks import lead_started_in
+from ropeteam_trainer.coordinator.membership.state.slots import agent_of_slot, holds_slot, member_pod, refusal
+from ropeteam_trainer.coordinator.membership.state.state import Agent, State
 
 
 class Reply(NamedTuple):

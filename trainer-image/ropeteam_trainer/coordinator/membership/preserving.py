@@ -16,8 +16,9 @@ from __future__ import annotations
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.coordinator.membership import progress
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
+from ropeteam_trainer.coordinator.membership.state.events import Moment
 from ropeteam_trainer.coordinator.membership.state.slotset import Slots
-from ropeteam_trainer.coordinator.membership.state.state import Moment, State, enter, new_attempt, with_world
+from ropeteam_trainer.coordinator.membership.state.state import State, enter, new_attempt, with_world
 
 
 def stop(state: State, at: Moment) -> State:

@@ -10,15 +10,10 @@ from dataclasses import replace
 
 from ropeteam_trainer.coordinator.membership import commits, groups, incidents
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
-from ropeteam_trainer.coordinator.membership.state.state import (
-    Moment,
-    ReportReceived,
-    State,
-    member_pod,
-    pod_of,
-    ranks_of_member,
-    with_world,
-)
+from ropeteam_trainer.coordinator.membership.state.events import Moment, ReportReceived, pod_of
+from ropeteam_trainer.coordinator.membership.state.ranks import ranks_of_member
+from ropeteam_trainer.coordinator.membership.state.slots import member_pod
+from ropeteam_trainer.coordinator.membership.state.state import State, with_world
 
 
 def absorb(state: State, received: Iterable[ReportReceived], at: Moment) -> State:

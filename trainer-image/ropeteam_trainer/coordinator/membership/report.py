@@ -6,14 +6,14 @@ from ropeteam_trainer.contract.desired import JobReport, ReplacementRequest, Slo
 from ropeteam_trainer.contract.world import Cause
 from ropeteam_trainer.coordinator.membership import forming, groups, lease, stage, unstartable
 from ropeteam_trainer.coordinator.membership.state import slotset
-from ropeteam_trainer.coordinator.membership.state.state import (
-    State,
+from ropeteam_trainer.coordinator.membership.state.slots import (
     agent_of_slot,
     holds_slot,
     leaving,
     lost,
     member_pod,
 )
+from ropeteam_trainer.coordinator.membership.state.state import State
 
 _LINEAGE_SHOWN = 10
 

@@ -12,7 +12,8 @@ from ropeteam_trainer.contract.desired import Stage, WorldPhase
 from ropeteam_trainer.contract.featurelevel import FeatureLevel
 from ropeteam_trainer.coordinator.membership import groups
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
-from ropeteam_trainer.coordinator.membership.state.state import State, ranks_of_members, with_world
+from ropeteam_trainer.coordinator.membership.state.ranks import ranks_of_members
+from ropeteam_trainer.coordinator.membership.state.state import State, with_world
 from ropeteam_trainer.coordinator.membership.state.world import World
 
 IMPORT_SECONDS, INIT_SECONDS = 10.0, 2.0

@@ -38,7 +38,6 @@ from ropeteam_trainer.contract.config import CoordinatorConfig
 from ropeteam_trainer.contract.desired import Desired, WorldPhase
 from ropeteam_trainer.contract.messages import AgentReport
 from ropeteam_trainer.contract.world import CheckpointRef
-from ropeteam_trainer.coordinator.membership import adoption as recall
 from ropeteam_trainer.coordinator.membership import (
     commits,
     drains,
@@ -51,35 +50,34 @@ from ropeteam_trainer.coordinator.membership import (
     stage,
     unstartable,
 )
+from ropeteam_trainer.coordinator.membership.adoption import adopt_or_replan
 from ropeteam_trainer.coordinator.membership.evidence import Evidence, collect, world_done
 from ropeteam_trainer.coordinator.membership.forming import wake_at
 from ropeteam_trainer.coordinator.membership.lease import may_answer
 from ropeteam_trainer.coordinator.membership.orders import Replies, affected, orders, reply
 from ropeteam_trainer.coordinator.membership.report import job_report
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
-from ropeteam_trainer.coordinator.membership.state.lateness import PAUSE_SECONDS
-from ropeteam_trainer.coordinator.membership.state.state import (
-    Agent,
-    Decided,
+from ropeteam_trainer.coordinator.membership.state.events import (
     DesiredReceived,
     Event,
     LeasesRenewed,
     Moment,
     ReportReceived,
     ReportsReceived,
-    State,
     Tick,
+    pod_of,
+)
+from ropeteam_trainer.coordinator.membership.state.lateness import PAUSE_SECONDS
+from ropeteam_trainer.coordinator.membership.state.ranks import ranks_of_members
+from ropeteam_trainer.coordinator.membership.state.slots import (
     accepted,
     desired_slot,
-    enter,
     holds_slot,
     is_member,
     lost,
-    new_attempt,
-    pod_of,
-    ranks_of_members,
     refusal,
 )
+from ropeteam_trainer.coordinator.membership.state.state import Agent, Decided, State, enter, new_attempt
 
 __all__ = [
     "DesiredReceived",
@@ -268,7 +266,7 @@ def _note_problems(state: State, at: Moment) -> State:
 def _waiting(state: State, at: Moment) -> Decided:
     if state.failure:
         return Decided(enter(state, WorldPhase.FAILED, at))
-    return recall.adopt_or_replan(state, at)
+    return adopt_or_replan(state, at)
 
 
 def _forming(state: State, at: Moment) -> Decided:

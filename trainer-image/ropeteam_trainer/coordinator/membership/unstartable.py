@@ -16,7 +16,9 @@ from ropeteam_trainer.contract.desired import ReplacementRequest
 from ropeteam_trainer.contract.messages import AgentReport, Problem
 from ropeteam_trainer.contract.world import Cause, FailReason
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
-from ropeteam_trainer.coordinator.membership.state.state import Moment, State, UnstartableSlot, agent_of_slot
+from ropeteam_trainer.coordinator.membership.state.events import Moment
+from ropeteam_trainer.coordinator.membership.state.slots import agent_of_slot
+from ropeteam_trainer.coordinator.membership.state.state import State, UnstartableSlot
 
 PAUSE_FIRST, PAUSE_MOST = 15.0, 300.0
 REPORT_AFTER = 3

@@ -1,6 +1,8 @@
 """State of the coordinator, as frozen values.
 
-state.py       the whole of it, and the events that change it
+state.py       the whole of it; events.py: the events that change it
+slots.py       the pods that hold the slots, and the reports that count
+ranks.py       the ranks of the members of the current world
 world.py       one formed world: its plan and its progress
 slotset.py     sets of slots as whole numbers
 slotfacts.py   facts that may hold of a slot

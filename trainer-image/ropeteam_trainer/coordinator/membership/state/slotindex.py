@@ -15,24 +15,20 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ropeteam_trainer.contract.desired import WorldPhase
-from ropeteam_trainer.contract.messages import RankPhase, RankReport
-from ropeteam_trainer.contract.world import ProcessExit
+from ropeteam_trainer.contract.messages import RankPhase
 from ropeteam_trainer.coordinator.membership.state import slotset
-from ropeteam_trainer.coordinator.membership.state.slotfacts import Facts
-from ropeteam_trainer.coordinator.membership.state.slotset import Slots
-from ropeteam_trainer.coordinator.membership.state.state import (
-    Agent,
+from ropeteam_trainer.coordinator.membership.state.events import Pod, pod_of
+from ropeteam_trainer.coordinator.membership.state.ranks import (
     MemberRanks,
-    Pod,
-    State,
-    desired_slot,
-    holds_slot,
-    lead_started_in,
-    lost,
-    member_pod,
-    pod_of,
+    is_aborted_at_end,
+    is_clean,
     ranks_of_member,
+    shards_of,
 )
+from ropeteam_trainer.coordinator.membership.state.slotfacts import Facts
+from ropeteam_trainer.coordinator.membership.state.slots import desired_slot, holds_slot, lost, member_pod
+from ropeteam_trainer.coordinator.membership.state.slotset import Slots
+from ropeteam_trainer.coordinator.membership.state.state import Agent, State
 from ropeteam_trainer.coordinator.membership.state.world import World
 
 _ROUNDING = 0.001
@@ -155,25 +151,6 @@ def _count(saved: dict[int, int], state: State, member_ranks: MemberRanks | None
         saved[step] = saved.get(step, 0) + sign * len(ranks)
 
 
-def shards_of(state: State, member_ranks: MemberRanks | None) -> list[tuple[int, int]]:
-    """Step and rank of each shard that counts: written by a rank that saves, reported by the rank's agent."""
-    if member_ranks is None or member_ranks.agent is None or not member_ranks.agent.report.shards:
-        return []
-    if not member_ranks.known or not saves(state, member_ranks.member.slot):
-        return []
-    world_id = lead_started_in(state)
-    return [
-        (s.step, s.rank)
-        for s in member_ranks.agent.report.shards
-        if s.world_id == world_id and s.rank in member_ranks.ranks
-    ]
-
-
-def saves(state: State, slot: int) -> bool:
-    """Whether the slot's ranks save: all do; with parameter servers only the first of these."""
-    return not state.config.servers or slot == state.config.lead_slot
-
-
 # ---- facts of one slot
 
 
@@ -244,17 +221,3 @@ _NO_RANK_FACTS = dict.fromkeys(
     ),
     False,
 )
-
-
-def is_clean(rank: RankReport) -> bool:
-    """Whether the rank's script ended well. A script that received SIGTERM and exits 0 has not."""
-    return rank.exit is not None and rank.exit.clean and not rank.exit.killed
-
-
-def is_aborted_at_end(rank: RankReport) -> bool:
-    """Whether the rank died by a signal after its script's end (gloo sometimes ends by SIGABRT)."""
-    return rank.exit is not None and _aborted(rank.exit)
-
-
-def _aborted(exit: ProcessExit) -> bool:
-    return exit.signal is not None and exit.reached_end and not (exit.hung or exit.oom or exit.killed)

@@ -1,79 +1,24 @@
-"""State of the coordinator, as frozen values, and the events that change it.
+"""State of the coordinator, as frozen values. It is replaced, never mutated; its dicts are treated as frozen.
 
-Nothing here decides. `State` is replaced, never mutated; its dicts are treated as frozen too.
 Limits: times are monotonic seconds of this process (`now`), or wall clock in fields named unix_ms.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ropeteam_trainer.contract import OLDEST, VERSION
 from ropeteam_trainer.contract.config import CoordinatorConfig
-from ropeteam_trainer.contract.desired import Desired, Incident, ReplacementRequest, SlotDesired, WorldPhase
-from ropeteam_trainer.contract.messages import AgentReport, Grant, Problem, Progress, RankReport
-from ropeteam_trainer.contract.world import CheckpointRef, Member, WorldId
+from ropeteam_trainer.contract.desired import Desired, Incident, ReplacementRequest, WorldPhase
+from ropeteam_trainer.contract.messages import AgentReport, Grant, Problem, Progress
+from ropeteam_trainer.contract.world import CheckpointRef, WorldId
 from ropeteam_trainer.coordinator.membership.state import slotset
+from ropeteam_trainer.coordinator.membership.state.events import Moment, Pod
 from ropeteam_trainer.coordinator.membership.state.lateness import Lateness
 from ropeteam_trainer.coordinator.membership.state.slotfacts import NOBODY, Facts
 from ropeteam_trainer.coordinator.membership.state.slotset import Slots
 from ropeteam_trainer.coordinator.membership.state.world import World
-
-
-class Pod(NamedTuple):
-    """Identity of an agent. A slot's pods follow one another; their incarnations only grow."""
-
-    slot: int
-    incarnation: int
-    uid: str
-
-
-class Moment(NamedTuple):
-    now: float
-    unix_ms: int
-
-
-@dataclass(frozen=True)
-class ReportReceived:
-    """A report of one agent. Reports of one pod must be passed in the order in which its newest connection
-    delivered them."""
-
-    report: AgentReport
-    applied: bool = False
-    """The agent has applied the newest orders sent on its connection (`applied_orders` is the last number; 0
-    with nothing sent yet counts). This proves that a withdrawn plan, never confirmed by the agent, will not
-    be started any more."""
-
-
-@dataclass(frozen=True)
-class ReportsReceived:
-    """Reports of several agents, read in one turn of the event loop: one decision for all of them."""
-
-    reports: tuple[ReportReceived, ...]
-
-
-@dataclass(frozen=True)
-class LeasesRenewed:
-    """Leases of agents with nothing new to report (`slotindex.lease_is_enough`)."""
-
-    received_at: dict[Pod, float]
-    """Time at which the last lease of each was received."""
-
-
-@dataclass(frozen=True)
-class DesiredReceived:
-    desired: Desired
-
-
-@dataclass(frozen=True)
-class Tick:
-    """Passing of time: `wake_at` has been reached."""
-
-
-Event = ReportReceived | ReportsReceived | LeasesRenewed | DesiredReceived | Tick
 
 
 @dataclass(frozen=True)
@@ -237,123 +182,6 @@ class Decided(NamedTuple):
 _RUNNING = (WorldPhase.RUNNING, WorldPhase.DRAINING, WorldPhase.COMPLETING, WorldPhase.COMPLETE)
 
 
-def pod_of(report: AgentReport) -> Pod:
-    return Pod(report.slot, report.incarnation, report.pod_uid)
-
-
-def desired_slot(state: State, slot: int) -> SlotDesired | None:
-    """The desired state of a slot; None before it was received."""
-    return state.desired.slots.get(str(slot)) if state.desired else None
-
-
-def holds_slot(state: State, pod: Pod) -> bool:
-    """Whether this very pod holds the slot, by the desired state."""
-    desired = desired_slot(state, pod.slot)
-    return desired is not None and desired.pod_uid != "" and (desired.incarnation, desired.pod_uid) == pod[1:]
-
-
-def is_member(state: State, pod: Pod) -> bool:
-    """Whether the pod's ranks belong to the world that runs or is being stopped."""
-    if state.world is None or not (state.running or state.phase is WorldPhase.STOPPING):
-        return False
-    return member_pod(state.world, pod.slot) == pod
-
-
-def member_pod(world: World, slot: int) -> Pod | None:
-    """The pod that holds a slot in this world."""
-    member = world.plan.member(slot)
-    return Pod(slot, member.incarnation, member.pod_uid) if member else None
-
-
-def refusal(state: State, report: AgentReport) -> str:
-    """Why the reporting agent is refused, or "". A pod that is being deleted may still end its world in good
-    order."""
-    config, pod, desired = state.config, pod_of(report), desired_slot(state, report.slot)
-    if report.job_uid != config.job_uid:
-        return f"this is the coordinator of job {config.job_uid}, not of {report.job_uid}"
-    if not OLDEST <= report.contract <= VERSION:
-        return f"contract {report.contract} is unknown; this coordinator supports {OLDEST} to {VERSION}"
-    if not 0 <= report.slot < config.slots or (state.desired and desired is None):
-        return f"slot {report.slot} is not part of this job"
-    if desired is None:
-        return ""
-    if pod.incarnation < desired.incarnation:
-        return f"incarnation {pod.incarnation} of slot {pod.slot} was replaced by {desired.incarnation}"
-    if pod.incarnation == desired.incarnation and desired.pod_uid not in ("", pod.uid):
-        return f"slot {pod.slot} is held by another pod ({desired.pod_uid})"
-    if pod.incarnation == desired.incarnation and desired.terminating and not is_member(state, pod):
-        return f"the pod of slot {pod.slot} is being deleted"
-    return ""
-
-
-def accepted(state: State, report: AgentReport) -> bool:
-    """Whether the report counts. Neither accepted nor refused: a pod not yet in the desired state."""
-    return not refusal(state, report) and holds_slot(state, pod_of(report))
-
-
-def agent_of_slot(state: State, slot: int) -> Agent | None:
-    """The agent that holds a slot, lost or not."""
-    desired = desired_slot(state, slot)
-    if desired is None or not desired.pod_uid:
-        return None
-    agent = state.agents.get(Pod(slot, desired.incarnation, desired.pod_uid))
-    return agent if agent and not refusal(state, agent.report) else None
-
-
-def lost(state: State, agent: Agent, now: float) -> bool:
-    """Whether the agent's lease has expired."""
-    return now - agent.received_at > state.config.timeouts.lost
-
-
-def present(state: State, slot: int, now: float) -> Agent | None:
-    """The agent that holds a slot, if its lease is valid."""
-    agent = agent_of_slot(state, slot)
-    return agent if agent and not lost(state, agent, now) else None
-
-
-def leaving(state: State, slot: int) -> bool:
-    """Whether the slot's pod is terminating: SIGTERM was received, or its deletion was requested."""
-    agent, desired = agent_of_slot(state, slot), desired_slot(state, slot)
-    return agent is not None and desired is not None and (agent.report.terminating or desired.terminating)
-
-
-def member_agent(state: State, member: Member) -> Agent | None:
-    """The last report of a member of the world, even if its slot was given to another pod since."""
-    return state.agents.get(Pod(member.slot, member.incarnation, member.pod_uid))
-
-
-class MemberRanks(NamedTuple):
-    """The ranks of one member of the current world, as its agent last reported. Preserved ranks may still be
-    reported under their previous world."""
-
-    member: Member
-    ranks: range
-    agent: Agent | None
-    known: dict[int, RankReport]
-    """Empty until the agent has confirmed the plan."""
-
-    @property
-    def reports(self) -> tuple[RankReport | None, ...]:
-        return tuple(self.known.get(rank) for rank in self.ranks)
-
-
-def ranks_of_members(state: State, among: Slots) -> Iterator[MemberRanks]:
-    """The ranks of these members of the current world, in slot order."""
-    return (
-        found for slot in slotset.each(among & state.everybody) if (found := ranks_of_member(state, slot))
-    )
-
-
-def ranks_of_member(state: State, slot: int) -> MemberRanks | None:
-    world = state.world
-    member = world.plan.member(slot) if world else None
-    if world is None or member is None:
-        return None
-    ranks, agent = world.plan.ranks(slot), member_agent(state, member)
-    reports = agent.report.ranks if agent and world.has(agent.report) else ()
-    return MemberRanks(member, ranks, agent, {each.rank: each for each in reports if each.rank in ranks})
-
-
 def new_attempt(state: State) -> bool:
     """Whether the operator replaces all pods on purpose: the end of this world is then no incident."""
     return (
@@ -361,11 +189,6 @@ def new_attempt(state: State) -> bool:
         and state.desired is not None
         and state.desired.attempt > state.world.plan.attempt
     )
-
-
-def lead_started_in(state: State) -> WorldId | None:
-    """The world under which the leading rank of the current world saves checkpoints; None: no world."""
-    return state.world.plan.started_in(state.config.lead_slot) if state.world else None
 
 
 def with_world(state: State, **changes: object) -> State:

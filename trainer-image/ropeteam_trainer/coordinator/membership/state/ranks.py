@@ -1,0 +1,83 @@
+"""The ranks of the members of the current world, as their agents report them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ropeteam_trainer.contract.messages import RankReport
+from ropeteam_trainer.contract.world import Member, ProcessExit, WorldId
+from ropeteam_trainer.coordinator.membership.state import slotset
+from ropeteam_trainer.coordinator.membership.state.slots import member_agent
+from ropeteam_trainer.coordinator.membership.state.slotset import Slots
+from ropeteam_trainer.coordinator.membership.state.state import Agent, State
+
+
+class MemberRanks(NamedTuple):
+    """The ranks of one member of the current world, as its agent last reported. Preserved ranks may still be
+    reported under their previous world."""
+
+    member: Member
+    ranks: range
+    agent: Agent | None
+    known: dict[int, RankReport]
+    """Empty until the agent has confirmed the plan."""
+
+    @property
+    def reports(self) -> tuple[RankReport | None, ...]:
+        return tuple(self.known.get(rank) for rank in self.ranks)
+
+
+def ranks_of_members(state: State, among: Slots) -> Iterator[MemberRanks]:
+    """The ranks of these members of the current world, in slot order."""
+    return (
+        found for slot in slotset.each(among & state.everybody) if (found := ranks_of_member(state, slot))
+    )
+
+
+def ranks_of_member(state: State, slot: int) -> MemberRanks | None:
+    world = state.world
+    member = world.plan.member(slot) if world else None
+    if world is None or member is None:
+        return None
+    ranks, agent = world.plan.ranks(slot), member_agent(state, member)
+    reports = agent.report.ranks if agent and world.has(agent.report) else ()
+    return MemberRanks(member, ranks, agent, {each.rank: each for each in reports if each.rank in ranks})
+
+
+def lead_started_in(state: State) -> WorldId | None:
+    """The world under which the leading rank of the current world saves checkpoints; None: no world."""
+    return state.world.plan.started_in(state.config.lead_slot) if state.world else None
+
+
+def shards_of(state: State, member_ranks: MemberRanks | None) -> list[tuple[int, int]]:
+    """Step and rank of each shard that counts: written by a rank that saves, reported by the rank's agent."""
+    if member_ranks is None or member_ranks.agent is None or not member_ranks.agent.report.shards:
+        return []
+    if not member_ranks.known or not saves(state, member_ranks.member.slot):
+        return []
+    world_id = lead_started_in(state)
+    return [
+        (s.step, s.rank)
+        for s in member_ranks.agent.report.shards
+        if s.world_id == world_id and s.rank in member_ranks.ranks
+    ]
+
+
+def saves(state: State, slot: int) -> bool:
+    """Whether the slot's ranks save: all do; with parameter servers only the first of these."""
+    return not state.config.servers or slot == state.config.lead_slot
+
+
+def is_clean(rank: RankReport) -> bool:
+    """Whether the rank's script ended well. A script that received SIGTERM and exits 0 has not."""
+    return rank.exit is not None and rank.exit.clean and not rank.exit.killed
+
+
+def is_aborted_at_end(rank: RankReport) -> bool:
+    """Whether the rank died by a signal after its script's end (gloo sometimes ends by SIGABRT)."""
+    return rank.exit is not None and _aborted(rank.exit)
+
+
+def _aborted(exit: ProcessExit) -> bool:
+    return exit.signal is not None and exit.reached_end and not (exit.hung or exit.oom or exit.killed)

@@ -1,0 +1,96 @@
+"""The pods that hold the slots, and the reports that count: those of these pods.
+
+Example: the operator desires incarnation 3 of slot 1. A report of incarnation 2 is refused: its agent ends
+its ranks. One of incarnation 4 neither counts nor is refused: the operator may have created it just now.
+"""
+
+from __future__ import annotations
+
+from ropeteam_trainer.contract import OLDEST, VERSION
+from ropeteam_trainer.contract.desired import SlotDesired, WorldPhase
+from ropeteam_trainer.contract.messages import AgentReport
+from ropeteam_trainer.contract.world import Member
+from ropeteam_trainer.coordinator.membership.state.events import Pod, pod_of
+from ropeteam_trainer.coordinator.membership.state.state import Agent, State
+from ropeteam_trainer.coordinator.membership.state.world import World
+
+
+def desired_slot(state: State, slot: int) -> SlotDesired | None:
+    """The desired state of a slot; None before it was received."""
+    return state.desired.slots.get(str(slot)) if state.desired else None
+
+
+def holds_slot(state: State, pod: Pod) -> bool:
+    """Whether this very pod holds the slot, by the desired state."""
+    desired = desired_slot(state, pod.slot)
+    return desired is not None and desired.pod_uid != "" and (desired.incarnation, desired.pod_uid) == pod[1:]
+
+
+def is_member(state: State, pod: Pod) -> bool:
+    """Whether the pod's ranks belong to the world that runs or is being stopped."""
+    if state.world is None or not (state.running or state.phase is WorldPhase.STOPPING):
+        return False
+    return member_pod(state.world, pod.slot) == pod
+
+
+def member_pod(world: World, slot: int) -> Pod | None:
+    """The pod that holds a slot in this world."""
+    member = world.plan.member(slot)
+    return Pod(slot, member.incarnation, member.pod_uid) if member else None
+
+
+def refusal(state: State, report: AgentReport) -> str:
+    """Why the reporting agent is refused, or "". A pod that is being deleted may still end its world in good
+    order."""
+    config, pod, desired = state.config, pod_of(report), desired_slot(state, report.slot)
+    if report.job_uid != config.job_uid:
+        return f"this is the coordinator of job {config.job_uid}, not of {report.job_uid}"
+    if not OLDEST <= report.contract <= VERSION:
+        return f"contract {report.contract} is unknown; this coordinator supports {OLDEST} to {VERSION}"
+    if not 0 <= report.slot < config.slots or (state.desired and desired is None):
+        return f"slot {report.slot} is not part of this job"
+    if desired is None:
+        return ""
+    if pod.incarnation < desired.incarnation:
+        return f"incarnation {pod.incarnation} of slot {pod.slot} was replaced by {desired.incarnation}"
+    if pod.incarnation == desired.incarnation and desired.pod_uid not in ("", pod.uid):
+        return f"slot {pod.slot} is held by another pod ({desired.pod_uid})"
+    if pod.incarnation == desired.incarnation and desired.terminating and not is_member(state, pod):
+        return f"the pod of slot {pod.slot} is being deleted"
+    return ""
+
+
+def accepted(state: State, report: AgentReport) -> bool:
+    """Whether the report counts. Neither accepted nor refused: a pod not yet in the desired state."""
+    return not refusal(state, report) and holds_slot(state, pod_of(report))
+
+
+def agent_of_slot(state: State, slot: int) -> Agent | None:
+    """The agent that holds a slot, lost or not."""
+    desired = desired_slot(state, slot)
+    if desired is None or not desired.pod_uid:
+        return None
+    agent = state.agents.get(Pod(slot, desired.incarnation, desired.pod_uid))
+    return agent if agent and not refusal(state, agent.report) else None
+
+
+def lost(state: State, agent: Agent, now: float) -> bool:
+    """Whether the agent's lease has expired."""
+    return now - agent.received_at > state.config.timeouts.lost
+
+
+def present(state: State, slot: int, now: float) -> Agent | None:
+    """The agent that holds a slot, if its lease is valid."""
+    agent = agent_of_slot(state, slot)
+    return agent if agent and not lost(state, agent, now) else None
+
+
+def leaving(state: State, slot: int) -> bool:
+    """Whether the slot's pod is terminating: SIGTERM was received, or its deletion was requested."""
+    agent, desired = agent_of_slot(state, slot), desired_slot(state, slot)
+    return agent is not None and desired is not None and (agent.report.terminating or desired.terminating)
+
+
+def member_agent(state: State, member: Member) -> Agent | None:
+    """The last report of a member of the world, even if its slot was given to another pod since."""
+    return state.agents.get(Pod(member.slot, member.incarnation, member.pod_uid))
