@@ -13,7 +13,7 @@ from tests.coordinator.film import Film
 from ropeteam_trainer.contract.messages import RankPhase
 from ropeteam_trainer.coordinator.http import Http
 from ropeteam_trainer.coordinator.storagehealth import StorageHealth
-from ropeteam_trainer.system.http import Refused, Request
+from ropeteam_trainer.system.http import HttpError, Request
 
 HEALTH = Request("GET", "/healthz", {})
 
@@ -38,7 +38,7 @@ async def test_the_folder_is_touched_by_a_thread(tmp_path: Path):
 
 async def test_the_probe_fails_while_storage_does(served: Served):
     assert Http(served.coordinator)._health_answer().status == 200
-    with pytest.raises(Refused, match="it hangs") as refused:
+    with pytest.raises(HttpError, match="it hangs") as refused:
         Http(served.coordinator, lambda: "it hangs")._health_answer()
     assert refused.value.response.status == 503
 

@@ -22,7 +22,7 @@ from ropeteam_trainer.contract import OLDEST, VERSION, codec, grantchunks, signi
 from ropeteam_trainer.contract.messages import AgentReport, Orders, as_answer
 from ropeteam_trainer.coordinator import server
 from ropeteam_trainer.coordinator.http import Http
-from ropeteam_trainer.system.http import Refused, Request
+from ropeteam_trainer.system.http import HttpError, Request
 
 _NEW_IN_DESIRED = ("boot", "heard")
 _NEW_IN_JOB_REPORT = ("stalled", "newer_term", "sent", "leased")
@@ -115,7 +115,7 @@ def _authenticate(http: Http, request: Request) -> bool:
     if not _is_previous():
         return _authenticated(http, request)
     if not http._has_bearer(request):
-        raise Refused(401, "a bearer of this job is needed")
+        raise HttpError(401, "a bearer of this job is needed")
     return False
 
 

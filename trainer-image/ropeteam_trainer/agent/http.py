@@ -18,7 +18,7 @@ from ropeteam_trainer.agent.machine.metrics import CONTENT_TYPE
 from ropeteam_trainer.agent.processes.waiting import within
 from ropeteam_trainer.contract.config import AGENT_METRICS_PORT
 from ropeteam_trainer.contract.preauth import BACKLOG, HEAD_SECONDS, UnauthenticatedConnections
-from ropeteam_trainer.system.http import Refused, Request, Response, discard, read_head
+from ropeteam_trainer.system.http import HttpError, Request, Response, discard, read_head
 
 MOST_HEAD, MOST_DISCARDED, MOST_PEERS = 8 << 10, 64 << 10, 16
 FRESH_SECONDS = 1.0
@@ -72,15 +72,15 @@ class Metrics:
         try:
             request = await within(HEAD_SECONDS, read_head(reader, MOST_HEAD))
             return Response(200, self._metrics(request), CONTENT_TYPE)
-        except Refused as refused:
+        except HttpError as refused:
             return replace(refused.response, type=CONTENT_TYPE)
 
     def _metrics(self, request: Request) -> bytes:
-        """The text, if the request is for it. Raises Refused."""
+        """The text, if the request is for it. Raises HttpError."""
         if request.path != "/metrics":
-            raise Refused(404, "the only path is /metrics")
+            raise HttpError(404, "the only path is /metrics")
         if request.method != "GET":
-            raise Refused(405, "/metrics accepts GET")
+            raise HttpError(405, "/metrics accepts GET")
         now = asyncio.get_running_loop().time()
         if now - self._made_at >= FRESH_SECONDS:
             self._text, self._made_at = self._render().encode(), now

@@ -21,6 +21,7 @@ Python's own functions would expect a builtin, that is its second base. Private 
           UnavailableEverywhere     checkpoint/decisions/restore.py
         MalformedCheckpoint         ValueError, checkpoint/format/contents.py
         UnexpectedFile              OSError, system/folders.py
+      HttpError                     system/http.py
       Superseded                    checkpoint/decisions/journal.py
 """
 

@@ -25,7 +25,7 @@ from ropeteam_trainer.contract.desired import Desired, JobReport
 from ropeteam_trainer.contract.preauth import HEAD_SECONDS, UnauthenticatedConnections
 from ropeteam_trainer.coordinator.metrics import render
 from ropeteam_trainer.coordinator.server import Coordinator
-from ropeteam_trainer.system.http import Refused, Request, Response, discard, read_body, read_head
+from ropeteam_trainer.system.http import HttpError, Request, Response, discard, read_body, read_head
 
 MOST_HEAD, MOST_BODY, MAX_UNAUTHENTICATED = 16 << 10, 1 << 20, 64
 SECONDS = 10.0
@@ -76,7 +76,7 @@ class Http:
             if request.path == "/metrics":
                 return self._metrics_answer()
             answer = await self._authenticated_answer(request, reader, proved)
-        except Refused as refused:
+        except HttpError as refused:
             return refused.response
         given = self._gate.sign(_signature(request), answer.status, answer.body, self._coordinator.now())
         return replace(answer, headers=((signing.HEADER, given),)) if given else answer
@@ -92,16 +92,16 @@ class Http:
                 return _report_answer(self._coordinator.report())
             body = await asyncio.wait_for(read_body(reader, request, MOST_BODY), SECONDS)
             if signed and not signing.covers(_signature(request), body):
-                raise Refused(401, "the body is not the one that was signed")
+                raise HttpError(401, "the body is not the one that was signed")
             return _report_answer(
                 self._coordinator.desire(parse_desired(body, self._coordinator.state.config))
             )
-        except Refused as refused:
+        except HttpError as refused:
             return refused.response
 
     def _health_answer(self) -> Response:
         if problem := self._storage_problem():
-            raise Refused(503, problem)
+            raise HttpError(503, problem)
         return Response(200, b"ok\n")
 
     def _metrics_answer(self) -> Response:
@@ -114,16 +114,20 @@ class Http:
         return self._metrics
 
     def _authenticate(self, request: Request) -> bool:
-        """Whether the request is signed; if not, it has the bearer. Raises Refused."""
+        """Whether the request is signed; if not, it has the bearer. Raises HttpError."""
         now = self._coordinator.now()
         if self._gate.admits(f"{request.method} {request.path}", _signature(request), now):
             self._signed_at = now if request.method == "PUT" else self._signed_at
             return True
         if not self._has_bearer(request):
             term = self._coordinator.state.config.term
-            raise Refused(401, f"not signed for this job's term {term}, or the challenge is not the last one")
+            raise HttpError(
+                401, f"not signed for this job's term {term}, or the challenge is not the last one"
+            )
         if now < self._signed_at + BEARER_SECONDS:
-            raise Refused(401, f"a bearer is accepted if nothing was signed for {BEARER_SECONDS:.0f} seconds")
+            raise HttpError(
+                401, f"a bearer is accepted if nothing was signed for {BEARER_SECONDS:.0f} seconds"
+            )
         return False
 
     def _has_bearer(self, request: Request) -> bool:
@@ -140,9 +144,9 @@ def _signature(request: Request) -> str:
 def _check_route(request: Request) -> None:
     method = _ROUTES.get(request.path)
     if method is None:
-        raise Refused(404, f"no such path; the paths are {', '.join(_ROUTES)}")
+        raise HttpError(404, f"no such path; the paths are {', '.join(_ROUTES)}")
     if request.method != method:
-        raise Refused(405, f"{request.path} accepts {method}")
+        raise HttpError(405, f"{request.path} accepts {method}")
 
 
 def _report_answer(report: JobReport) -> Response:
@@ -150,19 +154,19 @@ def _report_answer(report: JobReport) -> Response:
 
 
 def parse_desired(body: bytes, config: CoordinatorConfig) -> Desired:
-    """The desired state in a body. Raises Refused with the reason."""
+    """The desired state in a body. Raises HttpError with the reason."""
     try:
         desired = codec.decode(Desired, body)
     except codec.DecodeError as error:
-        raise Refused(400, str(error)) from None
+        raise HttpError(400, str(error)) from None
     if not OLDEST <= desired.contract <= VERSION:
-        raise Refused(400, f"contract {desired.contract} is unknown; this coordinator supports {VERSION}")
+        raise HttpError(400, f"contract {desired.contract} is unknown; this coordinator supports {VERSION}")
     if desired.term != config.term:
-        raise Refused(409, f"this is the coordinator of term {config.term}, not of {desired.term}")
+        raise HttpError(409, f"this is the coordinator of term {config.term}, not of {desired.term}")
     known = {str(slot) for slot in range(config.slots)}
     strange = sorted(set(desired.slots) - known)
     if strange:
-        raise Refused(
+        raise HttpError(
             400, f"Desired.slots: unknown slots {', '.join(strange[:5])}; there are 0 to {config.slots - 1}"
         )
     return desired

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from ropeteam_trainer.contract.errors import RopeteamError
+
 _PHRASES = {
     200: "OK",
     400: "Bad Request",
@@ -52,7 +54,7 @@ class Response:
         return "".join(f"{line}\r\n" for line in (*lines, "")).encode() + self.body
 
 
-class Refused(Exception):
+class HttpError(RopeteamError):
     """Refusal of a request, with the status and sentence of its response."""
 
     def __init__(self, status: int, sentence: str) -> None:
@@ -61,23 +63,25 @@ class Refused(Exception):
 
 
 async def read_head(reader: asyncio.StreamReader, most: int) -> Request:
-    """Read request line and headers. `most`: the limit of the reader. Raises Refused."""
+    """Read request line and headers. `most`: the limit of the reader. Raises HttpError."""
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.LimitOverrunError:
-        raise Refused(431, f"request line and headers have more than {most} bytes") from None
+        raise HttpError(431, f"request line and headers have more than {most} bytes") from None
     except asyncio.IncompleteReadError:
-        raise Refused(400, "the request ended before its headers did") from None
+        raise HttpError(400, "the request ended before its headers did") from None
     return _parse_head(head)
 
 
 async def read_body(reader: asyncio.StreamReader, request: Request, most: int) -> bytes:
-    """Read the body, of at most `most` bytes. Raises Refused."""
+    """Read the body, of at most `most` bytes. Raises HttpError."""
     size = _body_size(request, most)
     try:
         return await reader.readexactly(size)
     except asyncio.IncompleteReadError as error:
-        raise Refused(400, f"Content-Length is {size}, but only {len(error.partial)} were received") from None
+        raise HttpError(
+            400, f"Content-Length is {size}, but only {len(error.partial)} were received"
+        ) from None
 
 
 async def discard(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, most: int) -> None:
@@ -92,22 +96,22 @@ def _parse_head(head: bytes) -> Request:
     lines = head.decode("latin-1").split("\r\n")
     parts = lines[0].split(" ")
     if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
-        raise Refused(400, "this is not an HTTP/1.1 request")
+        raise HttpError(400, "this is not an HTTP/1.1 request")
     headers = {}
     for line in lines[1:-2]:
         name, colon, value = line.partition(":")
         if not colon or not name or name != name.strip():
-            raise Refused(400, "a header line has no name")
+            raise HttpError(400, "a header line has no name")
         headers[name.lower()] = value.strip()
     return Request(parts[0], parts[1].partition("?")[0], headers)
 
 
 def _body_size(request: Request, most: int) -> int:
     if "transfer-encoding" in request.headers or "content-length" not in request.headers:
-        raise Refused(411, "Content-Length is required; chunks are not accepted")
+        raise HttpError(411, "Content-Length is required; chunks are not accepted")
     text = request.headers["content-length"]
     if not (text.isascii() and text.isdigit() and len(text) < 20):
-        raise Refused(400, "Content-Length is not a number")
+        raise HttpError(400, "Content-Length is not a number")
     if int(text) > most:
-        raise Refused(413, f"the body has more than {most} bytes")
+        raise HttpError(413, f"the body has more than {most} bytes")
     return int(text)
