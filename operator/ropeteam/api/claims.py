@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ropeteam.api.rule import at
 
-if TYPE_CHECKING:
-    from ropeteam.api.job import TrainingJobSpec
 
-
-def claims(spec: TrainingJobSpec) -> dict[str, str]:
-    """A claim's name to the field that wants it; the first, where several do."""
+def claims(spec: Any) -> dict[str, str]:
+    """Each claim's name, and the first field that names it. spec: as the API server has it. Total: what is no
+    volume names no claim."""
     found: dict[str, str] = {}
     for field, volume in _volumes(spec):
         name = at(volume, "persistentVolumeClaim.claimName")
-        if isinstance(name, str):
+        if name and isinstance(name, str):
             found.setdefault(name, field)
     return found
 
 
-def _volumes(spec: TrainingJobSpec) -> Iterator[tuple[str, Any]]:
-    if spec.checkpoint:
-        yield "spec.checkpoint.volume", spec.checkpoint.volume
-    for number, volume in enumerate(at(spec.template, "spec.volumes") or ()):
+def _volumes(spec: Any) -> Iterator[tuple[str, Any]]:
+    yield "spec.checkpoint.volume", at(spec, "checkpoint.volume")
+    volumes = at(spec, "template.spec.volumes")
+    for number, volume in enumerate(volumes if isinstance(volumes, list) else ()):
         yield f"spec.template.spec.volumes[{number}]", volume

@@ -11,7 +11,7 @@ import json
 import platform
 import shutil
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from importlib import metadata
@@ -21,6 +21,7 @@ from typing import Any
 import aiohttp
 import click
 
+from ropeteam.api.claims import claims
 from ropeteam.api.job import API_VERSION, GROUP, PLURAL
 from ropeteam.api.rule import at
 from ropeteam.cli.connect import connected, kubeconfig_of
@@ -254,9 +255,9 @@ async def _job(requests: _Requests, namespace: str, name: str) -> Job:
     )
     spec = at(job.items[0], "spec") if job.items else {}
     base = f"/api/v1/namespaces/{namespace}"
-    claims = {
+    found = {
         each: await requests.fetch(f"{base}/persistentvolumeclaims/{each}", f"claims in {namespace}")
-        for each in _claims(spec)
+        for each in claims(spec)
     }
     pulls = [str(each.get("name")) for each in at(spec, "template.spec.imagePullSecrets") or ()]
     secrets = {
@@ -264,11 +265,4 @@ async def _job(requests: _Requests, namespace: str, name: str) -> Job:
         for each in pulls
     }
     service = await requests.fetch(f"{base}/services/{name}", f"services in {namespace}")
-    return Job(name, namespace, job, claims, secrets, service)
-
-
-def _claims(spec: Any) -> Iterator[str]:
-    """Names of claims in a spec, each once."""
-    volumes = [at(spec, "checkpoint.volume"), *(at(spec, "template.spec.volumes") or ())]
-    names = (at(each, "persistentVolumeClaim.claimName") for each in volumes)
-    yield from dict.fromkeys(str(name) for name in names if name)
+    return Job(name, namespace, job, found, secrets, service)

@@ -27,7 +27,7 @@ def with_claims(manifest: Manifest) -> Manifest:
     """Manifest with each claim that the job names."""
     existing = {each["metadata"]["name"] for each in _own_claims(manifest)}
     meta = {"namespace": manifest.namespace}
-    missing = (name for name in _claim_fields(manifest) if name not in existing)
+    missing = (name for name in claims(manifest.job["spec"]) if name not in existing)
     created = (
         {"apiVersion": "v1", "kind": _CLAIM, "metadata": {"name": name, **meta}, "spec": _SPEC}
         for name in missing
@@ -38,7 +38,7 @@ def with_claims(manifest: Manifest) -> Manifest:
 def claim_lines(manifest: Manifest, home: Path) -> Iterator[str]:
     """Lines: the folder of each claim. manifest: as it was written."""
     existing = {each["metadata"]["name"] for each in _own_claims(manifest)}
-    for name, field in _claim_fields(manifest).items():
+    for name, field in claims(manifest.job["spec"]).items():
         created = "" if name in existing else f" (created here; on a real cluster {field} needs a {_CLAIM})"
         yield f"claim {name}: folder {_folder(home, manifest.namespace, name)}{created}"
 
@@ -69,10 +69,6 @@ def _mounts(job: Object, home: Path) -> Iterator[tuple[str, str]]:
     for path, volume in rows:
         claim = at(volume, "persistentVolumeClaim.claimName")
         yield path, str(_folder(home, namespace, claim)) if claim else "a folder of each pod"
-
-
-def _claim_fields(manifest: Manifest) -> dict[str, str]:
-    return claims(manifest.spec)
 
 
 def _own_claims(manifest: Manifest) -> Iterator[Object]:

@@ -263,7 +263,7 @@ def _unscheduled(view: View, pods: list[PodSeen]) -> Reason | None:
 
 def _claim_fix(view: View, text: str) -> str:
     """Fix of a claim. The scheduler names one that does not exist; of an unbound one it reports only that."""
-    requested = claims(view.spec)
+    requested = claims(view.seen.spec)
     missing = next((name for name in requested if f'"{name}"' in text), None)
     if missing is not None:
         return f"{requested[missing]} requires it: create the claim {missing}, or correct its name there."
