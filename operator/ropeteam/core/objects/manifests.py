@@ -38,7 +38,7 @@ and one that hangs is restarted before fenceSeconds (120) have passed, so that i
 TOKEN_VOLUME = "ropeteam-token"
 STATE_PATH = "/ropeteam-state"
 DRAIN_MARGIN_SECONDS = 10
-"""A pod's grace period beyond drainSeconds."""
+"""Seconds beyond drainSeconds, for a pod's grace period and for the drain of the gang."""
 
 
 def secret(seen: Observation, spec: TrainingJobSpec) -> CreateSecret:

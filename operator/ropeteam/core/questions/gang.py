@@ -15,6 +15,7 @@ from ropeteam.api.conditions import ConditionType
 from ropeteam.api.job import TrainingJobSpec
 from ropeteam.api.status import CoordinatorStatus, JobStatus, SlotStatus
 from ropeteam.core.objects.actions import Action, DeletePod
+from ropeteam.core.objects.manifests import DRAIN_MARGIN_SECONDS
 from ropeteam.core.questions.answer import Answer
 from ropeteam.core.questions.pending import live_answer
 from ropeteam.core.seen import previouscoordinators, unservedrequests
@@ -24,7 +25,6 @@ from ropeteam.core.seen.view import View, with_changes
 from ropeteam.core.status.conditions import NOT_SUSPENDED, ConditionFact
 from ropeteam_trainer.contract.desired import WorldPhase
 
-DRAIN_MARGIN_SECONDS = 10
 _MUTABLE_FIELDS: Any = {
     "suspend": True,
     "restarted_at": True,
