@@ -19,8 +19,9 @@ API_VERSION = f"{GROUP}/{VERSION}"
 Argument = Annotated[str, Field(max_length=16_384)]
 """One word of a command."""
 
-
 MOST_WORKERS = 4096
+GPU = "nvidia.com/gpu"
+"""The extended resource that spec.gpusPerWorker requests."""
 
 
 class Launcher(StrEnum):

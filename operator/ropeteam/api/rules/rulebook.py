@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from ropeteam.api.commands import MAX_RANKS
+from ropeteam.api.job import GPU
 from ropeteam.api.quantity import amount
 from ropeteam.api.rule import Change, Changes, Rule, Spec, at, spec_with, template_with, trainer, trainer_has
 from ropeteam.api.rules.command import COMMAND_RULES
@@ -21,7 +22,6 @@ from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.strategy import SyncType
 
 MAX_NAME, MAX_SLOTS = 40, 4096
-GPU = "nvidia.com/gpu"
 NAME = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 """DNS-1035: also good for the Service."""
 OUTSIDE = "(^/)|((^|/)[.][.](/|$))|(^([.]?/)*[.]?$)"

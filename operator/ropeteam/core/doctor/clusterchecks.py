@@ -14,11 +14,10 @@ from datetime import datetime
 from typing import Any
 
 from ropeteam.api.crd import job_schema
-from ropeteam.api.job import GROUP, VERSION
+from ropeteam.api.job import GPU, GROUP, VERSION
 from ropeteam.api.quantity import amount
 from ropeteam.api.rule import at
 from ropeteam.core.doctor.findings import Finding, Object, Read, fail, name_of, not_known, ok, warn
-from ropeteam.core.objects.workerpod import GPU
 from ropeteam.core.seen.unservedrequests import KUEUE
 
 OLDEST = (1, 30)

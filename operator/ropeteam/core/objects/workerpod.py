@@ -14,7 +14,7 @@ import copy
 from typing import Any
 
 from ropeteam.api import strategy
-from ropeteam.api.job import Checkpoint, TrainingJobSpec, Worlds
+from ropeteam.api.job import GPU, Checkpoint, TrainingJobSpec, Worlds
 from ropeteam.api.quantity import amount
 from ropeteam.api.status import SlotStatus
 from ropeteam.core.objects import manifests, nonroot, poddefaults
@@ -32,7 +32,6 @@ SIGNING_VOLUME = "ropeteam-signing"
 SHM_VOLUME = "ropeteam-shm"
 SHARD_CACHE_VOLUME = "ropeteam-shard-cache"
 SHARD_CACHE_PATH = "/shard-cache"
-GPU = "nvidia.com/gpu"
 METRICS_PORT = {"name": "metrics", "containerPort": contract.AGENT_METRICS_PORT, "protocol": "TCP"}
 
 

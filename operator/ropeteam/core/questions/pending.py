@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ropeteam.api.claims import claims
 from ropeteam.api.conditions import ConditionType
+from ropeteam.api.job import GPU
 from ropeteam.api.status import JobStatus
 from ropeteam.core.objects import policy
 from ropeteam.core.objects.actions import Action
@@ -280,7 +281,7 @@ def _requests(view: View) -> str:
     for part in (resources.get("limits"), resources.get("requests")):
         requested |= part if isinstance(part, dict) else {}
     if spec.gpus_per_worker:
-        requested["nvidia.com/gpu"] = spec.gpus_per_worker
+        requested[GPU] = spec.gpus_per_worker
     per_worker = ", ".join(f"{amount} {name}" for name, amount in sorted(requested.items()))
     slots = len(view.status.slots)
     if not per_worker:
