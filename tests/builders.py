@@ -37,6 +37,8 @@ class Scene(Observation):
         return scene
 
     def but(self, **fields: Any) -> Scene:
+        if unknown := fields.keys() - Observation.model_fields.keys():
+            raise TypeError(f"an Observation has no field {', '.join(sorted(unknown))}")
         return self.model_copy(update=fields)
 
     def worker(self, slot: int) -> PodSeen:
@@ -103,7 +105,7 @@ def deleted(slot: int, grace: float = 70) -> Change:
 
 
 def ended(slot: int, code: int = 1, exit_reason: str = "Error", **fields: Any) -> Change:
-    """The trainer container has terminated. `words`: the kubelet's reason; `fields`: of the pod."""
+    """The trainer container has terminated. `exit_reason`: the kubelet's; `fields`: of the pod."""
     container = ContainerSeen(exit_code=code, exit_reason=exit_reason)
     phase = "Succeeded" if code == 0 else "Failed"
     fields = {"phase": phase, "container": container, **fields}
