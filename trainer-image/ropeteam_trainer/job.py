@@ -1,7 +1,7 @@
 """The public face of the library: init, wrap, report, phase, restore, batches.
 
     job = ropeteam_trainer.init()                                  # feature level 1
-    model, optimizer = job.wrap(model, optimizer)                  # level 4: applies spec.strategy
+    model, optimizer = job.wrap(model, optimizer)                  # applies spec.strategy
     step = job.restore(model=model, optimizer=optimizer)           # level 2: after wrapping, before the loop
     for batch in job.batches(data, global_batch=96, epochs=3):     # level 3
         loss = loss_of(model, batch)

@@ -258,8 +258,8 @@ class JobStatus(StatusModel):
     launcher: str = Field(default="", max_length=256)
     """How the agents start the command."""
     feature_level: int = Field(default=0, ge=0, le=5)
-    """How much of the library the script uses: 0 none, 1 init(), 2 restore(), 3 batches(), 4 wrap(),
-    5 parameter servers."""
+    """How much of the library the script uses: 0 none, 1 init(), 2 restore(), 3 batches(). 2 and 3 need
+    spec.checkpoint. Higher values are for later releases."""
     progress: ProgressStatus | None = None
     """Progress of training."""
     checkpoint: CheckpointStatus | None = None
