@@ -60,13 +60,33 @@ def test_progress_without_an_end_has_no_percent_and_no_eta() -> None:
     assert (progress.summary, progress.eta) == ("", "")
 
 
-@pytest.mark.parametrize(
-    ("state", "expected"), [("Running", "AsRunning"), ("Starting", "AsRunning"), ("Failed", "AsFailed")]
+ORDER = (
+    ConditionType.COMPLETE,
+    ConditionType.FAILED,
+    ConditionType.ACCEPTED,
+    ConditionType.STALLED,
+    ConditionType.RECOVERING,
+    ConditionType.SUSPENDED,
+    ConditionType.DEGRADED,
 )
-def test_the_reason_is_that_of_the_condition_that_explains_the_state(state: str, expected: str) -> None:
-    kinds = (ConditionType.RUNNING, ConditionType.FAILED)
-    conditions = tuple(a_condition(kind, reason=f"As{kind}") for kind in kinds)
-    assert with_columns(JobStatus(state=state, conditions=conditions)).reason == expected
+
+
+@pytest.mark.parametrize("number", range(len(ORDER)))
+def test_the_reason_is_that_of_the_condition_that_explains_the_state(number: int) -> None:
+    """Of the conditions from this one on, each of which would explain it, the first does."""
+    conditions = [a_condition(ConditionType.RUNNING, "False")]
+    for kind in ORDER[number:]:
+        status = "False" if kind is ConditionType.ACCEPTED else "True"
+        conditions.append(a_condition(kind, status, reason=f"As{kind}"))
+    assert with_columns(JobStatus(conditions=tuple(conditions))).reason == f"As{ORDER[number]}"
+
+
+@pytest.mark.parametrize("running", ["True", "False"])
+def test_where_nothing_else_explains_the_state_running_does(running: str) -> None:
+    absent = [a_condition(kind, "False") for kind in ORDER if kind is not ConditionType.ACCEPTED]
+    accepted = a_condition(ConditionType.ACCEPTED, "True")
+    waits = a_condition(ConditionType.RUNNING, running, "PodsStarting")
+    assert with_columns(JobStatus(conditions=(*absent, accepted, waits))).reason == "PodsStarting"
 
 
 @pytest.mark.parametrize(

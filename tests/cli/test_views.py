@@ -88,6 +88,18 @@ def test_a_refused_spec_is_shown_and_waited_for_no_longer() -> None:
     assert (seen.refused, seen.reason, seen.why) == (True, "PodRefused", "no")
 
 
+def test_a_job_that_has_failed_shows_why_though_its_spec_was_not_accepted() -> None:
+    no, end = (
+        Condition(type=kind, status=status, reason=reason, message=reason, last_transition_time=NOW)
+        for kind, status, reason in (
+            (ConditionType.ACCEPTED, "False", "ImmutableField"),
+            (ConditionType.FAILED, "True", "CommandNotFound"),
+        )
+    )
+    seen = job_view("gpt", JobStatus(state="Failed", conditions=(no, end)), None, NOW)
+    assert (seen.refused, seen.reason) == (False, "CommandNotFound")
+
+
 def test_each_incident_is_printed_when_it_opens_and_when_it_is_over() -> None:
     new_incidents, open_ = (
         NewIncidents(),

@@ -3,26 +3,38 @@ texts."""
 
 from __future__ import annotations
 
-from ropeteam.api.conditions import ConditionType
+from ropeteam.api.conditions import Condition, ConditionType
 from ropeteam.api.status import JobStatus, ProgressStatus
 
-_CONDITION_OF_STATE = {
-    "Complete": ConditionType.COMPLETE,
-    "Failed": ConditionType.FAILED,
-    "Invalid": ConditionType.ACCEPTED,
-    "Suspended": ConditionType.SUSPENDED,
-    "Recovering": ConditionType.RECOVERING,
-    "Restarting": ConditionType.RECOVERING,
-}
-"""The condition that explains a state. Any other: Running, with what is waited for."""
+_EXPLANATIONS = (
+    ConditionType.STALLED,
+    ConditionType.RECOVERING,
+    ConditionType.SUSPENDED,
+    ConditionType.DEGRADED,
+)
+
+
+def explaining(status: JobStatus) -> Condition | None:
+    """The condition that explains the state of a job: its end; a spec that is not accepted; the first of
+    _EXPLANATIONS that is True; else Running, with what is waited for."""
+    for kind in (ConditionType.COMPLETE, ConditionType.FAILED):
+        if status.holds(kind):
+            return status.condition(kind)
+    if is_refused(status):
+        return status.condition(ConditionType.ACCEPTED)
+    kind = next((kind for kind in _EXPLANATIONS if status.holds(kind)), ConditionType.RUNNING)
+    return status.condition(kind)
+
+
+def is_refused(status: JobStatus) -> bool:
+    """Whether the spec was not accepted."""
+    accepted = status.condition(ConditionType.ACCEPTED)
+    return accepted is not None and accepted.status == "False"
 
 
 def with_columns(status: JobStatus) -> JobStatus:
     """`status` with the texts that only the columns need."""
-    kind = _CONDITION_OF_STATE.get(status.state, ConditionType.RUNNING)
-    if status.state in ("Starting", "Running") and status.holds(ConditionType.DEGRADED):
-        kind = ConditionType.DEGRADED  # the column STATE shows the rest
-    explains = status.condition(kind)
+    explains = explaining(status)
     newest = status.incidents[-1] if status.incidents else None
     failures, workers = status.failures, status.workers
     return status.model_copy(

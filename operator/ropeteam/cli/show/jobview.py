@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from ropeteam.api.columns import duration
+from ropeteam.api.columns import duration, explaining, is_refused
 from ropeteam.api.conditions import ConditionType
 from ropeteam.api.status import IncidentStatus, JobStatus
 from ropeteam.core.status import incidents
@@ -15,15 +15,6 @@ from ropeteam_trainer.contract.desired import JobReport
 
 TO_ACT_ON = (ConditionType.FAILED, ConditionType.STALLED, ConditionType.DEGRADED)
 """Conditions that a person must act on: where one holds, its message replaces the coordinator's sentence."""
-_EXPLANATIONS = (
-    ConditionType.FAILED,
-    ConditionType.COMPLETE,
-    ConditionType.STALLED,
-    ConditionType.RECOVERING,
-    ConditionType.SUSPENDED,
-    ConditionType.DEGRADED,
-    ConditionType.RUNNING,
-)
 
 
 @dataclass(frozen=True)
@@ -59,10 +50,7 @@ def job_view(name: str, status: JobStatus, report: JobReport | None, now: dateti
         report = None
     if report is not None:
         status = incidents.merge(status, report.incidents, now)
-    accepted = status.condition(ConditionType.ACCEPTED)
-    refused = accepted is not None and accepted.status == "False"
-    holding = next((c for kind in _EXPLANATIONS if (c := status.condition(kind)) and c.holds), None)
-    shown = accepted if refused else holding or status.condition(ConditionType.RUNNING)
+    refused, shown = is_refused(status), explaining(status)
     progress = status.progress
     view = JobView(
         name=name,
