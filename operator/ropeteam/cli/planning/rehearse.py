@@ -14,6 +14,7 @@ from typing import Any
 
 from ropeteam.api.job import TrainingJobSpec
 from ropeteam.api.strategy import of_contract
+from ropeteam.core.objects import trainercontainer
 from ropeteam.local.node import podspec, shim
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import RankPlan, Resume
@@ -56,18 +57,10 @@ def rehearse(spec: TrainingJobSpec, folder: Path, timeout_seconds: float) -> Dry
 def _container(spec: TrainingJobSpec) -> dict[str, Any]:
     """Fields that define the process of the container `trainer`, except values that exist in a cluster
     only."""
-    containers = (spec.template or {}).get("spec", {}).get("containers", [])
-    ours = (each for each in containers if each.get("name") == config.TRAINER_CONTAINER)
-    given: dict[str, Any] = next(ours, {})
-    command, args = spec.command or given.get("command", ()), spec.args or given.get("args", ())
-    rows = [*given.get("env", ()), *(spec.env or ())]
-    return {
-        "name": config.TRAINER_CONTAINER,
-        "command": list(command),
-        "args": list(args),
-        "env": [row for row in rows if "value" in row],
-        "workingDir": spec.working_dir or given.get("workingDir", ""),
-    }
+    merged = trainercontainer.merged(spec)
+    fields = ("name", "command", "args", "workingDir")
+    container: dict[str, Any] = {name: merged[name] for name in fields if name in merged}
+    return container | {"env": [row for row in merged["env"] if "value" in row]}
 
 
 def _as_first_rank(spec: TrainingJobSpec) -> dict[str, str]:

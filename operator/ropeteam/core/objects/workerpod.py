@@ -17,7 +17,7 @@ from ropeteam.api import strategy
 from ropeteam.api.job import GPU, Checkpoint, TrainingJobSpec, Worlds
 from ropeteam.api.quantity import amount
 from ropeteam.api.status import SlotStatus
-from ropeteam.core.objects import manifests, nonroot, poddefaults
+from ropeteam.core.objects import manifests, nonroot, poddefaults, trainercontainer
 from ropeteam.core.objects.podparts import dict_at, dicts_at, folder, list_at, mount
 from ropeteam.core.seen import names
 from ropeteam.core.seen.observation import Observation, Role
@@ -42,7 +42,7 @@ def worker_pod(seen: Observation, spec: TrainingJobSpec, slot: SlotStatus) -> di
     _add_volumes(seen, spec, pod_spec)
     container = _trainer(spec, pod_spec)
     _set_resources(spec, container, is_server(spec, slot))
-    container["env"] = [*_user_env(spec, container), *_our_env(seen, spec, slot)]
+    container["env"] += _our_env(seen, spec, slot)
     if spec.shard_cache and not is_server(spec, slot):
         _add_shard_cache(spec.shard_cache, container, pod_spec)
     _set_security_defaults(pod_spec, container, seen.status.capabilities_dropped)
@@ -85,21 +85,16 @@ def _metadata(seen: Observation, template: dict[str, Any], slot: SlotStatus, rol
 
 
 def _trainer(spec: TrainingJobSpec, pod_spec: dict[str, Any]) -> dict[str, Any]:
-    """Container `trainer`, with the short form merged in and the agent in front of its command."""
-    containers = dicts_at(pod_spec, "containers")
-    container = next((each for each in containers if each.get("name") == contract.TRAINER_CONTAINER), None)
-    if container is None:
-        container = {"name": contract.TRAINER_CONTAINER}
+    """Container `trainer`, in its place or the first one, with the agent in front of its command."""
+    containers, container = dicts_at(pod_spec, "containers"), trainercontainer.merged(spec)
+    place = trainercontainer.position(containers)
+    if place is None:
         containers.insert(0, container)
-    if spec.image is not None:
-        container["image"] = spec.image
-    if spec.working_dir is not None:
-        container["workingDir"] = spec.working_dir
-    command = spec.command or list_at(container, "command")
-    args = spec.args or list_at(container, "args")
+    else:
+        containers[place] = container
     python = spec.agent_python or "python3"
-    container["command"] = [python, "-I", contract.AGENT_PYZ, "--", *command, *args]
-    container.pop("args", None)
+    user = (*container["command"], *container.pop("args"))
+    container["command"] = [python, "-I", contract.AGENT_PYZ, "--", *user]
     mount(container, AGENT_VOLUME, contract.AGENT_PYZ.rpartition("/")[0], readOnly=True)
     list_at(container, "volumeMounts").append(manifests.token_mount())
     if spec.checkpoint:
@@ -125,8 +120,7 @@ def _add_shard_cache(size: str, container: dict[str, Any], pod_spec: dict[str, A
 
 
 def _set_resources(spec: TrainingJobSpec, container: dict[str, Any], is_parameter_server: bool) -> None:
-    resources = dict_at(container, "resources")
-    resources.update(copy.deepcopy(spec.resources or {}))
+    resources = container["resources"]
     if not is_parameter_server:
         if spec.gpus_per_worker:
             dict_at(resources, "limits")[GPU] = str(spec.gpus_per_worker)
@@ -150,13 +144,6 @@ def _add_volumes(seen: Observation, spec: TrainingJobSpec, pod_spec: dict[str, A
         volumes.append(copy.deepcopy(spec.checkpoint.volume) | {"name": CHECKPOINT_VOLUME})
         if signing := spec.checkpoint.signing:
             volumes.append({"name": SIGNING_VOLUME, "secret": {"secretName": signing.secret_name}})
-
-
-def _user_env(spec: TrainingJobSpec, container: dict[str, Any]) -> list[Any]:
-    """Variables of the template, then of the short form; a name that both have is kept once."""
-    short_form = list(copy.deepcopy(spec.env or ()))
-    named = {each.get("name") for each in short_form}
-    return [each for each in dicts_at(container, "env") if each.get("name") not in named] + short_form
 
 
 def _our_env(seen: Observation, spec: TrainingJobSpec, slot: SlotStatus) -> list[dict[str, Any]]:
