@@ -21,6 +21,7 @@ from ropeteam_trainer.contract.world import WorldId
 from ropeteam_trainer.data.feed import Feed
 from ropeteam_trainer.job import Job
 from ropeteam_trainer.rank import agentlink
+from ropeteam_trainer.rank.exchange import CONTRACT
 from ropeteam_trainer.rank.trace import Trace
 from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.roles.collective import CollectiveRole
@@ -133,7 +134,5 @@ def _plan_without_agent(
     if checkpoint is not None:
         path = Path(checkpoint.directory).absolute()
         checkpoint = replace(checkpoint, directory=str(path))
-        number = world.from_rank_0(
-            lambda: next_world_id(path), {"ropeteam_trainer.contract.world.Epoch": WorldId}
-        )
+        number = world.from_rank_0(lambda: next_world_id(path), CONTRACT)
     return RankPlan(str(number), (), False, checkpoint, Resume.LATEST, None, "", "", strategy)

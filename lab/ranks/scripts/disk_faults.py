@@ -23,6 +23,7 @@ from ropeteam_trainer.checkpoint.objects.stateful import SavedObjects
 from ropeteam_trainer.checkpoint.objects.tensorshard import shard_of
 from ropeteam_trainer.checkpoint.writer import ShardWriter
 from ropeteam_trainer.contract.world import CheckpointRef, ShardFile, WorldId
+from ropeteam_trainer.rank.exchange import CONTRACT
 from ropeteam_trainer.rank.world import World
 
 WORLD_ID = WorldId(1, 0, 1)
@@ -80,11 +81,7 @@ ref = CheckpointRef(6, WORLD_ID)
 saved = reader.load_metadata(
     root,
     ref,
-    [
-        file
-        for of_rank in world.gather(files[6], {"ropeteam_trainer.contract.world.ShardFile": ShardFile})
-        for file in of_rank
-    ],
+    [file for of_rank in world.gather(files[6], CONTRACT) for file in of_rank],
 )
 into = {"model.weight": torch.zeros_like(model.weight)}
 into |= {f"model.{name}": torch.ones(()) for name in ("one", "two")}

@@ -38,8 +38,8 @@ from ropeteam_trainer.checkpoint.decisions.restore import (
 )
 from ropeteam_trainer.contract import seals
 from ropeteam_trainer.contract.config import RankPlan
-from ropeteam_trainer.contract.world import CheckpointRef, ShardFile, WorldId
-from ropeteam_trainer.rank.exchange import Vocabulary
+from ropeteam_trainer.contract.world import CheckpointRef, ShardFile
+from ropeteam_trainer.rank.exchange import CONTRACT, Vocabulary
 from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.system.folders import Location, UnexpectedFile
 
@@ -53,9 +53,7 @@ CHOSEN: Vocabulary = {
     "ropeteam_trainer.checkpoint.restore.Choice": Choice,
     "ropeteam_trainer.checkpoint.restore.CheckpointNotFound": CheckpointNotFound,
     "ropeteam_trainer.checkpoint.manifest.Manifest": Manifest,
-    "ropeteam_trainer.contract.world.CheckpointRef": CheckpointRef,
-    "ropeteam_trainer.contract.world.Epoch": WorldId,
-    "ropeteam_trainer.contract.world.ShardFile": ShardFile,
+    **CONTRACT,
 }
 """Classes of which rank 0's choice consists."""
 

@@ -42,6 +42,7 @@ from ropeteam_trainer.contract.config import RankPlan
 from ropeteam_trainer.contract.local import FromRank
 from ropeteam_trainer.contract.world import CheckpointRef, ShardFile, WorldId
 from ropeteam_trainer.rank.agentlink import AgentLink, HeartbeatWriter, NoAgent
+from ropeteam_trainer.rank.exchange import CONTRACT
 from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.system.folders import Folder, location
 
@@ -210,7 +211,7 @@ class Checkpoints:
 
     def _commit(self, step: int) -> None:
         """Write the manifest once all ranks have written, and prune. Used without an agent."""
-        shards = self._world.gather(self._shard, {"ropeteam_trainer.contract.world.ShardFile": ShardFile})
+        shards = self._world.gather(self._shard, CONTRACT)
         if self._world.rank != 0 or not all(shards):
             return
         parent = self._lineage[0] if self._lineage else None

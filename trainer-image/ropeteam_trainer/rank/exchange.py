@@ -20,12 +20,19 @@ from typing import Any
 
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.errors import ProtocolError
+from ropeteam_trainer.contract.world import CheckpointRef, ShardFile, WorldId
 
 Vocabulary = Mapping[str, type]
 """Dataclasses, NamedTuples and exceptions of ours, by their names on the wire (module.Class). A name is never
 changed. Python's own exceptions need none."""
 PLAIN: Vocabulary = {}
 """Plain values only."""
+CONTRACT: Vocabulary = {
+    "ropeteam_trainer.contract.world.CheckpointRef": CheckpointRef,
+    "ropeteam_trainer.contract.world.Epoch": WorldId,
+    "ropeteam_trainer.contract.world.ShardFile": ShardFile,
+}
+"""Classes of the contract. A caller that sends classes of its own adds their names."""
 _SCALARS = (str, bytes, int, float, bool, type(None))
 
 
