@@ -78,9 +78,8 @@ def main(arguments: list[str]) -> int:
 
 def run(benchmark: Benchmark) -> int:
     """The exit status."""
-    module, *arguments = benchmark.command or (benchmark.name,)
     print(f"=== {benchmark.name}: about {benchmark.minutes} min", flush=True)
-    command = [sys.executable, "-m", f"benchmarks.{module}", *arguments]
+    command = [sys.executable, "-m", f"benchmarks.{benchmark.module}", *benchmark.command[1:]]
     return subprocess.run(command, env={**os.environ, **benchmark.environment}).returncode
 
 
