@@ -16,7 +16,7 @@ from ropeteam.api.conditions import Condition, ConditionType
 from ropeteam.cli.errors import InvalidInput
 from ropeteam.cli.show import inspect
 from ropeteam.controller.client import access
-from ropeteam.controller.client.apiclient import ApiClient
+from ropeteam.controller.client.apiclient import ApiClient, ApiError
 from ropeteam.core.decide import decide
 from ropeteam.core.seen.observation import Observation
 from ropeteam.local.cluster import LocalCluster
@@ -82,6 +82,30 @@ async def test_a_snapshot_of_a_refused_job_shows_the_refusal_that_status_reports
     assert not seen.refusal.message.startswith("The API server refuses")
     lines = list(inspect.explain(seen.model_dump_json().encode(), "file"))
     assert lines[-1] == "  would change nothing"
+
+
+class ReaderOfANamespace(ApiClient):
+    """A client whose user has a Role, and so may not list Nodes."""
+
+    async def request(self, *args: Any, **fields: Any) -> Any:
+        if args[1] == "/api/v1/nodes":
+            raise ApiError(403, 'nodes is forbidden: User "reader" cannot list resource "nodes"')
+        return await super().request(*args, **fields)
+
+
+async def test_a_snapshot_needs_no_right_to_read_nodes_and_notes_what_is_unknown(tmp_path: Path) -> None:
+    async with (
+        LocalCluster(tmp_path / "home") as cluster,
+        ReaderOfANamespace(partial(access.load, cluster.kubeconfig)) as reader,
+    ):
+        await reader.create(job())
+        notes: list[str] = []
+        seen = await inspect.snapshot(reader, "default", "job", notes.append)
+    assert seen.metadata.name == "job"
+    (note,) = notes
+    assert note.startswith(
+        "note: no lost node is recognised here, since nodes cannot be read: nodes is forbid"
+    )
 
 
 async def test_a_snapshot_of_no_job_is_refused(tmp_path: Path) -> None:

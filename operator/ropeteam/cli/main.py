@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -231,7 +232,7 @@ def _snapshot(job: str, namespace: str, kubeconfig: Path | None, home: Path) -> 
 
     async def read_snapshot() -> Any:
         async with connected(kubeconfig_of(kubeconfig, home)) as client:
-            return await inspect.snapshot(client, namespace, job)
+            return await inspect.snapshot(client, namespace, job, partial(click.echo, err=True))
 
     return str(errors.run(read_snapshot()).model_dump_json(indent=1))
 
