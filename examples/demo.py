@@ -24,7 +24,7 @@ from rich.console import Console
 
 from ropeteam.cli import errors
 from ropeteam.cli.localstack import LocalStack
-from ropeteam.cli.manifest import manifests
+from ropeteam.cli.manifest.read import read_manifest
 from ropeteam.cli.run import JobResult, train
 from ropeteam.cli.show.follow import POLL_SECONDS, JobPoller
 from ropeteam.cli.show.jobview import JobView, recovery_seconds
@@ -69,7 +69,7 @@ def main() -> int:
 
 async def _train(home: Path, console: Console) -> JobResult:
     async with LocalStack(home) as local:
-        return await train(manifests.read(MANIFEST), local, console, keep=False, alongside=inject_faults)
+        return await train(read_manifest(MANIFEST), local, console, keep=False, alongside=inject_faults)
 
 
 async def inject_faults(client: ApiClient, follower: JobPoller) -> None:

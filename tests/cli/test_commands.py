@@ -22,7 +22,8 @@ from ropeteam.cli import errors
 from ropeteam.cli.connect import connected
 from ropeteam.cli.localstack import LocalStack
 from ropeteam.cli.main import cli
-from ropeteam.cli.manifest import manifests
+from ropeteam.cli.manifest.apply import apply
+from ropeteam.cli.manifest.read import Manifest, read_manifest
 from ropeteam.cli.run import JobResult, train
 
 PATIENCE = 90.0
@@ -87,10 +88,10 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 
 def run(file: Path, home: Path) -> tuple[JobResult, str]:
-    return trained(manifests.read(file), home)
+    return trained(read_manifest(file), home)
 
 
-def trained(read: manifests.Manifest, home: Path, ranks: str = "none") -> tuple[JobResult, str]:
+def trained(read: Manifest, home: Path, ranks: str = "none") -> tuple[JobResult, str]:
     """`ropeteam run`, in this process; the cluster and the operator are processes anyway."""
     console = Console(record=True, width=200, file=io.StringIO())
 
@@ -182,9 +183,9 @@ def test_watch_snapshot_and_explain_of_a_job_on_a_cluster(tmp_path: Path, home: 
     folder.mkdir()
     file = manifest(folder, script)
 
-    async def apply() -> None:
+    async def create() -> None:
         async with connected(home / "kubeconfig") as client:
-            await manifests.apply(client, manifests.read(file), folder)
+            await apply(client, read_manifest(file), folder)
 
     def command(*arguments: str) -> Result:
         return CliRunner().invoke(cli, [*arguments, "--kubeconfig", str(home / "kubeconfig")])
@@ -194,7 +195,7 @@ def test_watch_snapshot_and_explain_of_a_job_on_a_cluster(tmp_path: Path, home: 
         assert taken.exit_code == 0, taken.output
         return taken.output
 
-    asyncio.run(apply())
+    asyncio.run(create())
     taken_at_last = wait_until(
         "the coordinator reports its world", lambda: [t for t in [snapshot()] if '"world_size": 2' in t]
     )

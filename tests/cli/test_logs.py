@@ -20,7 +20,8 @@ from tests.cli.test_commands import PATIENCE, manifest, ropeteam, trained
 from ropeteam.cli import errors
 from ropeteam.cli.connect import connected
 from ropeteam.cli.main import cli
-from ropeteam.cli.manifest import manifests
+from ropeteam.cli.manifest.apply import apply
+from ropeteam.cli.manifest.read import Manifest, read_arguments, read_manifest
 from ropeteam.cli.show import logs
 from ropeteam.cli.show.follow import JobPoller
 from ropeteam.controller.client.apiclient import ObjectRef
@@ -38,7 +39,7 @@ raise ValueError('no learning rate')
 """
 
 
-def shown(read: manifests.Manifest, home: Path, ranks: str) -> list[str]:
+def shown(read: Manifest, home: Path, ranks: str) -> list[str]:
     ending, text = trained(read, home, ranks)
     assert ending.exit_code == 0
     return text.splitlines()
@@ -48,7 +49,7 @@ def test_run_prints_what_rank_0_prints_and_keeps_the_logs_of_all(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    output = shown(manifests.read(manifest(tmp_path, GREETS)), home, "0")
+    output = shown(read_manifest(manifest(tmp_path, GREETS)), home, "0")
     assert "rank 0 of 2" in output
     assert not [line for line in output if "rank 1 of 2" in line]
     folder = home / "logs" / "default" / "job"
@@ -61,7 +62,7 @@ def test_a_command_runs_without_a_manifest(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "My train_1.py").write_text(GREETS)
-    read = manifests.given(("torchrun", "--nproc-per-node", "1", "My train_1.py"), 2)
+    read = read_arguments(("torchrun", "--nproc-per-node", "1", "My train_1.py"), 2)
     assert read.name == "my-train-1"
     output = shown(read, home, "all")
     assert {"[rank 0] rank 0 of 2", "[rank 1] rank 1 of 2"} <= set(output)
@@ -76,7 +77,7 @@ def test_a_script_runs_in_the_environment_that_is_activated(
     monkeypatch.setenv("VIRTUAL_ENV", str(theirs))
     monkeypatch.setenv("PATH", f"{theirs}/bin:{os.environ['PATH']}")
     file = manifest(tmp_path, "import sys; print('prefix', sys.prefix)")
-    assert f"prefix {theirs}" in shown(manifests.read(file), home, "0")
+    assert f"prefix {theirs}" in shown(read_manifest(file), home, "0")
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def test_what_cannot_be_run_is_refused_with_the_way_to_go_on(
     arguments: tuple[str, ...], workers: int | None, expected: str
 ) -> None:
     with pytest.raises(errors.InvalidInput) as error:
-        manifests.given(arguments, workers)
+        read_arguments(arguments, workers)
     assert expected in error.value.message
 
 
@@ -134,10 +135,10 @@ async def test_the_log_of_an_ended_job_is_shown_while_it_comes_and_what_is_missi
     assert shown[-1] == "ropeteam: the log of pod job-0-1 has not ended; the rest is not shown"
 
 
-def apply(folder: Path, home: Path, **spec: Any) -> None:
+def create(folder: Path, home: Path, **spec: Any) -> None:
     async def work() -> None:
         async with connected(home / "kubeconfig") as client:
-            await manifests.apply(client, manifests.read(manifest(folder, FAILS, **spec)), folder)
+            await apply(client, read_manifest(manifest(folder, FAILS, **spec)), folder)
 
     asyncio.run(work())
 
@@ -154,7 +155,7 @@ async def _workers(home: Path) -> list[Any]:
 @pytest.mark.usefixtures("up")
 def test_logs_of_a_job_that_has_failed(tmp_path: Path, home: Path) -> None:
     assert "there is no TrainingJob job in namespace default" in command(home, "logs", "job").output
-    apply(tmp_path, home, recovery={"maxFailures": 0})
+    create(tmp_path, home, recovery={"maxFailures": 0})
     followed = command(home, "logs", "job", "-f", "--rank", "1")
     assert followed.exit_code == 0, followed.output
     assert "rank 1 of 2" in followed.output.splitlines()
@@ -170,7 +171,7 @@ def test_logs_of_a_job_that_has_failed(tmp_path: Path, home: Path) -> None:
 
 @pytest.mark.usefixtures("up")
 def test_logs_of_pods_that_are_gone_are_what_status_keeps(tmp_path: Path, home: Path) -> None:
-    apply(tmp_path, home, recovery={"maxFailures": 0}, cleanPodPolicy="All")
+    create(tmp_path, home, recovery={"maxFailures": 0}, cleanPodPolicy="All")
     assert command(home, "watch", "job").exit_code == 1
     wait_until("the pods are gone", lambda: not asyncio.run(_workers(home)))
     printed = command(home, "logs", "job")
@@ -185,8 +186,8 @@ def test_watch_reports_that_a_job_was_deleted(tmp_path: Path, home: Path) -> Non
 
     async def apply_and_delete() -> None:
         async with connected(home / "kubeconfig") as client:
-            read = manifests.read(endless)
-            await manifests.apply(client, read, tmp_path)
+            read = read_manifest(endless)
+            await apply(client, read, tmp_path)
             made = await client.get(ObjectRef.of(read.job))
             watch = ropeteam("watch", "job", "--kubeconfig", str(home / "kubeconfig"), cwd=tmp_path)
             assert watch.stdout is not None

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from ropeteam.cli.errors import InvalidInput
 from ropeteam.cli.main import cli
-from ropeteam.cli.manifest import manifests
+from ropeteam.cli.manifest.read import read_arguments, read_manifest
 
 VALID = """
 apiVersion: ropeteam.dev/v1alpha1
@@ -105,7 +105,7 @@ def test_a_missing_file_is_named() -> None:
 
 def test_documents_without_a_namespace_go_to_the_default_one(file: Path) -> None:
     file.write_text(VALID + CLAIM)
-    manifest = manifests.read(file)
+    manifest = read_manifest(file)
     assert (manifest.name, manifest.namespace) == ("good", "default")
     assert [each["metadata"]["namespace"] for each in manifest.others] == ["default"]
 
@@ -138,7 +138,7 @@ def test_the_schema_for_editors_is_the_one_in_the_repository() -> None:
 def test_a_file_that_is_no_text_is_refused(file: Path) -> None:
     file.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InvalidInput, match="cannot read"):
-        manifests.read(file)
+        read_manifest(file)
 
 
 def test_a_job_of_another_operator_is_recognized(file: Path) -> None:
@@ -189,14 +189,14 @@ def test_a_slip_of_the_command_line_is_answered_with_what_to_write(
 def test_what_can_run_is_run(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(file.parent)
     file.write_text(VALID)
-    assert manifests.given(("job.yaml",), None).job["spec"]["workers"] == 2
-    assert manifests.given(("job.yaml",), 3).job["spec"]["workers"] == 3, "of a manifest, instead"
+    assert read_arguments(("job.yaml",), None).job["spec"]["workers"] == 2
+    assert read_arguments(("job.yaml",), 3).job["spec"]["workers"] == 3, "of a manifest, instead"
     file.rename("job")
-    assert manifests.given(("job",), None).name == "good", "a manifest by any other name"
+    assert read_arguments(("job",), None).name == "good", "a manifest by any other name"
     Path("train.py").write_text("#!/usr/bin/env python\n")
     Path("train.py").chmod(0o755)
-    assert manifests.given(("./train.py",), None).job["spec"]["command"] == ["./train.py"]
-    assert manifests.given(("true",), 2).job["spec"]["workers"] == 2
+    assert read_arguments(("./train.py",), None).job["spec"]["command"] == ["./train.py"]
+    assert read_arguments(("true",), 2).job["spec"]["workers"] == 2
 
 
 def test_a_manifest_without_an_image_is_valid_on_this_machine_only(file: Path) -> None:
@@ -204,7 +204,7 @@ def test_a_manifest_without_an_image_is_valid_on_this_machine_only(file: Path) -
     result = ropeteam("validate", str(file))
     assert result.exit_code == 2, result.output
     assert "spec.image is missing, and a cluster refuses pods without one" in result.output
-    assert manifests.given((str(file),), None).name == "good"
+    assert read_arguments((str(file),), None).name == "good"
     template = "template: {spec: {containers: [{name: trainer, image: mine}]}}"
     file.write_text(VALID.replace("image: local", template))
     assert ropeteam("validate", str(file)).exit_code == 0

@@ -10,7 +10,8 @@ from lab.waiting import wait_until
 from tests.cli import test_commands
 from tests.cli.test_commands import manifest, ropeteam, run
 
-from ropeteam.cli.manifest import localvolumes, manifests
+from ropeteam.cli.manifest import localvolumes
+from ropeteam.cli.manifest.read import read_manifest
 
 home, up = test_commands.home, test_commands.up
 
@@ -60,7 +61,7 @@ def test_claims_that_nobody_makes_are_created_and_listed_with_their_folders(
 
 
 def test_files_are_missed_where_a_mount_of_the_job_is_and_nowhere_else(tmp_path: Path) -> None:
-    job = manifests.read(manifest(tmp_path, "", **WITH_CLAIMS)).job
+    job = read_manifest(manifest(tmp_path, "", **WITH_CLAIMS)).job
     error = "FileNotFoundError: [Errno 2] No such file or directory: '{}' (train.py:3)"
 
     def hinted(*paths: str) -> list[str]:

@@ -19,7 +19,8 @@ from tests.cli import test_commands
 from tests.cli.test_commands import manifest
 
 from ropeteam.cli.connect import connected
-from ropeteam.cli.manifest import manifests
+from ropeteam.cli.manifest.apply import apply
+from ropeteam.cli.manifest.read import read_manifest
 
 home, up = test_commands.home, test_commands.up
 ROOT = Path(__file__).parents[2]
@@ -63,13 +64,13 @@ def test_bash_completes_commands_and_options() -> None:
 
 @pytest.mark.usefixtures("programs", "up")
 def test_bash_completes_names_of_jobs(tmp_path: Path, home: Path) -> None:
-    read = manifests.read(manifest(tmp_path, "import time; time.sleep(3600)", suspend=True))
+    read = read_manifest(manifest(tmp_path, "import time; time.sleep(3600)", suspend=True))
 
-    async def apply() -> None:
+    async def create() -> None:
         async with connected(home / "kubeconfig") as client:
-            await manifests.apply(client, read, tmp_path)
+            await apply(client, read, tmp_path)
 
-    asyncio.run(apply())
+    asyncio.run(create())
     for command in ("watch", "logs", "snapshot", "doctor"):
         named = partial(completed, command, "--home", str(home), "j")
         assert wait_until("an answer within the seconds that a prompt waits", named) == ["job"]

@@ -27,7 +27,7 @@ from tests.fuzz.campaign import Attempt, Campaign
 from tests.fuzz.specs import SPECS
 
 from ropeteam.cli.main import cli
-from ropeteam.cli.manifest import manifests
+from ropeteam.cli.manifest.read import read_manifest
 from ropeteam_trainer.checkpoint import reader
 from ropeteam_trainer.checkpoint.decisions import journal
 from ropeteam_trainer.checkpoint.decisions.journal import CheckpointKey, Held, JournalEntry, List, ReadEntry
@@ -111,7 +111,7 @@ async def _yaml() -> AsyncIterator[Attempt]:
             assert code in (0, 2)
             assert output.startswith("error: ") or "is valid" in output
             if code == 0:
-                _made(manifests.read(file).job)
+                _made(read_manifest(file).job)
             return ["good" if code == 0 else "refused"]
 
         yield attempt

@@ -80,12 +80,12 @@ def run(arguments: tuple[str, ...], workers: int | None, ranks: str, home: Path,
         async with LocalStack(home) as local:  # its processes import their modules while we import ours
             from rich.console import Console
 
-            from ropeteam.cli.manifest import manifests
+            from ropeteam.cli.manifest.read import read_arguments
             from ropeteam.cli.run import train
             from ropeteam.cli.show import logs
 
             shown = logs.ranks(ranks)
-            read = manifests.given(arguments, workers)
+            read = read_arguments(arguments, workers)
             return (await train(read, local, Console(), keep, ranks=shown)).exit_code
 
     raise SystemExit(errors.run(run_job()))
@@ -104,12 +104,12 @@ def submit(folder: Path, manifest: Path, kubeconfig: Path | None, home: Path) ->
     """
     from ropeteam.cli import errors
     from ropeteam.cli.connect import connected, kubeconfig_of
-    from ropeteam.cli.manifest import manifests
+    from ropeteam.cli.manifest.read import read_manifest
     from ropeteam.cli.submit import submit
 
     async def create_objects() -> None:
         async with connected(kubeconfig_of(kubeconfig, home)) as client:
-            await submit(client, manifests.read(manifest), folder, click.echo)
+            await submit(client, read_manifest(manifest), folder, click.echo)
 
     errors.run(create_objects())
 
@@ -289,10 +289,10 @@ def validate(manifest: Path) -> None:
     from ropeteam.api import commands
     from ropeteam.api.job import TrainingJobSpec
     from ropeteam.cli import errors
-    from ropeteam.cli.manifest import manifests
+    from ropeteam.cli.manifest.read import needs_image, read_manifest
 
-    read = manifests.read(manifest)
-    if manifests.needs_image(read.job):
+    read = read_manifest(manifest)
+    if needs_image(read.job):
         raise errors.InvalidInput(
             f"{manifest}: spec.image is missing, and a cluster refuses pods without one (`ropeteam run` on "
             "this machine does not need it); set it to an image with Python 3.10 and your packages"
@@ -320,10 +320,10 @@ def plan(arguments: tuple[str, ...], workers: int | None, timeout_seconds: int) 
     Ranks, memory, messages and batch, but not time. Runs the script on this machine up to job.wrap(), as one
     rank without communication and with a model that takes no memory. Exit status 2: the job is invalid.
     """
-    from ropeteam.cli.manifest import manifests
+    from ropeteam.cli.manifest.read import read_several
     from ropeteam.cli.planning import planned
 
-    planned.show(manifests.several(arguments, workers), timeout_seconds)
+    planned.show(read_several(arguments, workers), timeout_seconds)
 
 
 @cli.command()

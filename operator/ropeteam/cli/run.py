@@ -15,7 +15,9 @@ from rich.console import Console
 from ropeteam.cli.connect import connected
 from ropeteam.cli.errors import CommandFailed
 from ropeteam.cli.localstack import LocalStack, PrintLine
-from ropeteam.cli.manifest import localvolumes, manifests
+from ropeteam.cli.manifest import localvolumes
+from ropeteam.cli.manifest.apply import apply, make_namespace
+from ropeteam.cli.manifest.read import Manifest
 from ropeteam.cli.show.follow import JobPoller
 from ropeteam.cli.show.jobview import JobView
 from ropeteam.cli.show.logs import Logs
@@ -45,7 +47,7 @@ class JobResult:
 
 
 async def train(
-    manifest: manifests.Manifest,
+    manifest: Manifest,
     local: LocalStack,
     console: Console,
     keep: bool,
@@ -58,8 +60,8 @@ async def train(
         async with AsyncExitStack() as stack:
             await _start(local, shown.print_line, manifest)
             client = await stack.enter_async_context(connected(local.kubeconfig))
-            await manifests.make_namespace(client, manifest.namespace)
-            await manifests.apply(client, localvolumes.with_claims(manifest), Path.cwd())
+            await make_namespace(client, manifest.namespace)
+            await apply(client, localvolumes.with_claims(manifest), Path.cwd())
             for line in localvolumes.claim_lines(manifest, local.home):
                 shown.print_line(line)
             poller = JobPoller(client, manifest.namespace, manifest.name)
@@ -83,7 +85,7 @@ async def train(
             return result
 
 
-async def _start(local: LocalStack, print_line: PrintLine, manifest: manifests.Manifest) -> None:
+async def _start(local: LocalStack, print_line: PrintLine, manifest: Manifest) -> None:
     """Start the cluster. Raises CommandFailed; if another cluster runs there and has a job of this name: with
     it."""
     try:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from ropeteam.cli.errors import CommandError, InvalidInput
 from ropeteam.cli.manifest import bundle
-from ropeteam.cli.manifest.manifests import Manifest, apply
+from ropeteam.cli.manifest.apply import apply
+from ropeteam.cli.manifest.read import Manifest
 from ropeteam.controller.client.apiclient import ApiClient, ApiError, NotFound, Object, ObjectRef
 
 

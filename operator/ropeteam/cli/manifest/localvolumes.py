@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ropeteam.api.claims import claims
 from ropeteam.api.rule import at, trainer
-from ropeteam.cli.manifest.manifests import Manifest
+from ropeteam.cli.manifest.read import Manifest
 from ropeteam.controller.client.apiclient import Object
 
 _CLAIM = "PersistentVolumeClaim"

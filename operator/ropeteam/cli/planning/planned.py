@@ -12,7 +12,7 @@ from rich.table import Table
 
 from ropeteam.cli import localstack
 from ropeteam.cli.errors import InvalidInput
-from ropeteam.cli.manifest.manifests import Manifest
+from ropeteam.cli.manifest.read import Manifest
 from ropeteam.cli.planning import cost as plan
 from ropeteam_trainer.partition.answer import DryRunResult
 

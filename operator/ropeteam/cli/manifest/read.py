@@ -1,4 +1,4 @@
-"""A manifest: its documents, their problems, and how they are created in a cluster."""
+"""Read a manifest from a file or a command line: its documents, and their problems."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,16 +16,7 @@ from ropeteam.api.rule import trainer
 from ropeteam.api.rules import validate as rules
 from ropeteam.cli.errors import InvalidInput
 from ropeteam.cli.manifest import manifestyaml, usage
-from ropeteam.controller.client.apiclient import (
-    CLUSTER_WIDE,
-    ApiClient,
-    ApiError,
-    Conflict,
-    Object,
-    ObjectRef,
-    OwnedObjectExists,
-)
-from ropeteam.core.seen import names
+from ropeteam.controller.client.apiclient import CLUSTER_WIDE, Object, ObjectRef
 
 OF_OTHERS = frozenset({"TrainJob", "PyTorchJob", "MPIJob", "JobSet", "RayJob", "TFJob"})
 _USAGE = "To run a command: ropeteam run -n 2 -- torchrun train.py"
@@ -54,7 +44,7 @@ class Manifest:
         return str(self.job["metadata"]["namespace"])
 
 
-def given(arguments: tuple[str, ...], workers: int | None) -> Manifest:
+def read_arguments(arguments: tuple[str, ...], workers: int | None) -> Manifest:
     """Manifest of a file, or of a command to run in so many pods (1). Raises InvalidInput.
 
     workers: for a file, instead of its spec.workers.
@@ -70,11 +60,11 @@ def given(arguments: tuple[str, ...], workers: int | None) -> Manifest:
     return _of_command(arguments, workers or 1)
 
 
-def several(arguments: tuple[str, ...], workers: int | None) -> list[Manifest]:
+def read_several(arguments: tuple[str, ...], workers: int | None) -> list[Manifest]:
     """Manifests of files, or of one command. Raises InvalidInput."""
     if all(argument.endswith(usage.MANIFESTS) for argument in arguments):
-        return [given((argument,), workers) for argument in arguments]
-    return [given(arguments, workers)]
+        return [read_arguments((argument,), workers) for argument in arguments]
+    return [read_arguments(arguments, workers)]
 
 
 def _of_file(arguments: tuple[str, ...], workers: int | None) -> Manifest:
@@ -85,7 +75,7 @@ def _of_file(arguments: tuple[str, ...], workers: int | None) -> Manifest:
         )
     if not Path(file).is_file():
         raise InvalidInput(f"{file}: no such file. {_USAGE}")
-    return read(Path(file), workers)
+    return read_manifest(Path(file), workers)
 
 
 def _of_command(command: tuple[str, ...], workers: int) -> Manifest:
@@ -103,7 +93,7 @@ def _name_of(command: tuple[str, ...]) -> str:
     return name[:40].strip("-") if name[:1].isalpha() else "job"
 
 
-def read(file: Path, workers: int | None = None) -> Manifest:
+def read_manifest(file: Path, workers: int | None = None) -> Manifest:
     """Read a file with exactly one TrainingJob, and the objects it needs. Raises InvalidInput with every
     problem.
 
@@ -142,32 +132,6 @@ def problems(job: Object, is_typed: bool = False) -> Iterator[str]:
 def needs_image(job: Object) -> bool:
     """Whether the job has no image. `run` needs none, every cluster does."""
     return not (job["spec"].get("image") or trainer(job["spec"]).get("image"))
-
-
-async def make_namespace(client: ApiClient, name: str) -> None:
-    """Create a namespace on a local cluster, which starts with `default` alone."""
-    with suppress(OwnedObjectExists, Conflict):
-        await client.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
-
-
-async def apply(client: ApiClient, manifest: Manifest, workdir: Path | None) -> None:
-    """Create or patch all documents. Raises InvalidInput when the server refuses one. workdir: on the local
-    cluster."""
-    if workdir is not None:
-        manifest.job["metadata"].setdefault("annotations", {}).setdefault(names.WORKDIR, str(workdir))
-    for document in (*manifest.others, manifest.job):
-        try:
-            await _apply_one(client, document)
-        except ApiError as error:
-            meta = document["metadata"]
-            raise InvalidInput(f"{document['kind']} {meta['name']} was refused: {error}") from None
-
-
-async def _apply_one(client: ApiClient, document: Object) -> None:
-    try:
-        await client.create(document)
-    except (OwnedObjectExists, Conflict):
-        await client.merge(ObjectRef.of(document), document)
 
 
 def _load(file: Path) -> list[Any]:
