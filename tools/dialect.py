@@ -26,9 +26,11 @@ _STRING_OR_COMMENT = re.compile(
     r'"""(?:\\.|[^\\])*?"""|'
     r"'''(?:\\.|[^\\])*?'''|"
     r'"(?:\\.|[^"\\\n])*"|'
-    r"'(?:\\.|[^'\\\n])*'|#[^\n]*",
+    r"'(?:\\.|[^'\\\n])*'|"
+    r"#[^\n]*(?:\n[ \t]*#[^\n]*)*",
     re.DOTALL,
 )
+_NEXT_COMMENT_LINE = re.compile(r"(?<=\n)[ \t]*#")
 _PRONOUN = re.compile(
     r"\"+\s*(Its?|They|Their|What|Who|Whose|Whom|Whoever|Whatever|Which|Nobody|Somebody|Those|These|Ours"
     r"|The same|All that|Whether (?:it|they))\b"
@@ -67,7 +69,7 @@ def breaches(name: str, text: str, rules: Rules) -> Iterator[Breach]:
         if is_docstring and (pronoun := _PRONOUN.match(found[0])):
             yield Breach(f"{name}:pronoun", f"line {line}: a docstring begins with {pronoun[1]!r}")
         if is_docstring or found[0][0] == "#" or (" " in found[0] and not name.startswith("tests/")):
-            yield from of_prose(name, found[0], line, rules)
+            yield from of_prose(name, _NEXT_COMMENT_LINE.sub("", found[0]), line, rules)
 
 
 def of_names(name: str, text: str, rules: Rules) -> Iterator[Breach]:

@@ -1,7 +1,7 @@
 """A pod for tests: one real agent process and, in the test itself, the coordinator that it talks to.
 
 The coordinator here has no judgement: a test gives orders and waits for reports. Whatever a pod started is
-found by a marker in its environment, so a test can ask whether anything is left.
+found by a marker in its environment, so a test can find whether anything is left.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MARKER = "ROPETEAM_TEST_POD"
 
 
 class _Reader(asyncio.StreamReader):
-    """What came before a reset counts, as it does for the coordinator's own protocol: an agent that ends with
+    """Data received before a reset counts, as in the coordinator's own protocol: an agent that ends with
     orders unread resets the connection, and the last report may still wait here."""
 
     def set_exception(self, exc: Exception) -> None:  # noqa: ARG002
@@ -47,7 +47,7 @@ class Coordinator:
         self.history: list[AgentReport] = []
         self.connections = 0
         self.silent = False
-        """Hears, and says nothing."""
+        """Receive, and send nothing."""
         self.dropped_links = False
         """Ends each connection at its first report."""
         self.older = False
@@ -59,7 +59,7 @@ class Coordinator:
         self.sent = b""
         """All bytes that the newest connection was sent."""
         self.explain: Callable[[], str] = str
-        """What else to say when a wait is without effect."""
+        """More text for a wait that is without effect."""
         self.port = 0
         self._orders: Orders | None = None
         self._number = 0
@@ -98,7 +98,7 @@ class Coordinator:
             self._writer = None
 
     def order(self, **changes: Any) -> None:
-        """Orders of term 1, boot 0 unless told otherwise; what is not named stays as it was ordered last."""
+        """Orders of term 1, boot 0 unless named otherwise; what is not named stays as it was ordered last."""
         self._orders = replace(self._orders or Orders(term=1, boot=0, number=0), **changes)
         self._send()
 
@@ -245,7 +245,7 @@ class Pod:
         return await asyncio.wait_for(asyncio.to_thread(self.process.wait), DEADLINE_SECONDS)
 
     def text(self) -> str:
-        """What has come out so far. Output has a thread of its own: reports may be ahead of it while the pod
+        """Output so far. It has a thread of its own: reports may be ahead of it while the pod
         lives."""
         return self.output.read_text(errors="replace") if self.output.exists() else ""
 

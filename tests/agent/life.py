@@ -77,7 +77,7 @@ class Life:
         self.now = 1000.0
         self.state = machine.initial(config, an_identity(slot), launch, self.now)
         self.disk_answers = True
-        """A run is claimed in the instant in which that is asked for."""
+        """A run is claimed in the instant in which that is requested."""
         self.did: tuple[Effect, ...] = ()
         self.all: list[Effect] = []
         self._orders = Orders(term=1, boot=0, number=0)

@@ -40,7 +40,7 @@ class State:
     answers: tuple[tuple[Any, ...], ...]
     """By world."""
     listings: tuple[frozenset[str], ...]
-    """What the journal has looked like, oldest first; none that nobody can see any more."""
+    """Former states of the journal, oldest first; none that no process can see any more."""
     seen: tuple[int, ...]
     """By world: how old its next listing can be."""
     deleted: frozenset[tuple[int, CheckpointKey]] = frozenset()

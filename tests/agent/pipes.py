@@ -13,7 +13,7 @@ SMALL = 4096
 
 
 class Pipe:
-    """`w` is for whoever prints. It is small, so it is full soon."""
+    """`w` is for the writer. It is small, so it is full soon."""
 
     def __init__(self) -> None:
         self.r, self.w = os.pipe()
@@ -35,7 +35,7 @@ class Pipe:
         return not poll.poll(0)
 
     def read(self) -> str:
-        """All that has been read so far, with what is there now."""
+        """The bytes read so far, with what is there now."""
         try:
             while data := os.read(self.r, 1 << 16):
                 self.text += data.decode()
@@ -49,6 +49,6 @@ class Pipe:
         )
 
     def close(self) -> None:
-        """Nobody reads any more. `w` stays open: a thread of Lines may still write there, and its number must
+        """End reading. `w` stays open: a thread of Lines may still write there, and its number must
         not become that of another test's pipe."""
         os.close(self.r)

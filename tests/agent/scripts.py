@@ -59,7 +59,7 @@ def facts(text: str) -> dict[str, Any]:
 
 
 def under_python(folder: Path, *arguments: str) -> dict[str, Any]:
-    """What the same command line says without us."""
+    """Output of the same command line without us."""
     command = [sys.executable, *arguments]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
     return facts(done.stdout)

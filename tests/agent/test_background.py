@@ -11,7 +11,7 @@ from ropeteam_trainer.system.background import background, end_loudly
 
 
 class Process:
-    """What a process hears of its own faults."""
+    """Faults of a process that reach its own log."""
 
     def __init__(self) -> None:
         self.output: list[str] = []

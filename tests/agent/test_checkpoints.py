@@ -87,7 +87,7 @@ def saved_by_an_old_library(path, *steps: int, n: int = 1) -> None:
 
 
 def test_what_a_library_older_than_folders_of_runs_saves_is_committed_and_found_where_it_lies(tmp_path):
-    """It is in the image of a job that is older than its operator."""
+    """The library in the image of a job that is older than its operator."""
     saved_by_an_old_library(tmp_path, 10, 20)
     first = write_manifest(settings_in(tmp_path), claimed(tmp_path).held, Grant(run_ref(10), 4, FILES, None))
     assert (first.run, ref_text(first)) == ("", f"step-10/1.0.1#{first.digest}")

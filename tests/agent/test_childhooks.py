@@ -1,4 +1,4 @@
-"""What any Python process below a rank reports to the agent, and that it changes nothing else."""
+"""Any Python process below a rank reports to the agent, and changes nothing else."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def test_of_processes_of_mp_spawn_the_one_that_went_first_is_known(
 
 
 def cause_of(site: Site) -> FromRank:
-    """Of all that was told of errors, what the agent takes."""
+    """The one of all reported errors that the agent takes."""
     known: FromRank | None = None
     for received in site.received:
         if received.error_type is not None:
@@ -303,7 +303,7 @@ open("goes", "w").close()
 def test_of_those_that_torchrun_finds_ended_at_once_the_one_that_missed_no_peer_counts(
     site: Site, way: str, signal: int | None, code: int | None
 ) -> None:
-    """It looks every three seconds here, and takes rank 0."""
+    """torchrun looks every three seconds here, and takes rank 0."""
     (site.folder / "x.py").write_text(SECOND_GOES_FIRST + way)
     site.run(
         "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--monitor-interval=3", "x.py"

@@ -1,4 +1,4 @@
-"""Which of several errors of a rank and its processes is told as the reason of its end."""
+"""Choice of one error, of several of a rank and its processes, as the reason of its end."""
 
 from __future__ import annotations
 

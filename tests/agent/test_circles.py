@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(120)  # they would continue for ever
 def found(
     directory: Path, entries: dict[CheckpointRef, JournalEntry], *named: CheckpointRef
 ) -> checkpoints.Claimed:
-    """What a world continues from whose job's status names these."""
+    """Checkpoint that a world continues from when its job's status names these."""
     config = WorkerConfig(
         "j", "n", "u", 1, 2, 2, "c:1", Timeouts(), checkpoint=CheckpointConfig(str(directory))
     )

@@ -53,7 +53,7 @@ def zygotes(pod):
 
 
 def stores(pod, zygote):
-    """What it has forked, but for the process in between, which forks the orphan and ends."""
+    """Processes that it has forked, but for the process in between, which forks the orphan and ends."""
     return {pid for pid in zygotes(pod) - {zygote} if parent(pid) not in (zygote, None)}
 
 

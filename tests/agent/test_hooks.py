@@ -1,4 +1,4 @@
-"""What is added to libraries that a script imports, and that it is never in the way."""
+"""Hooks in libraries that a script imports, which are never in the way."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ async def test_a_forked_rank_is_warned_too(make_pod, coordinator):
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "expected"),
     [
         ("import sys", "no hook in transformers.trainer: "),
         ("raise ImportError('it is broken')", "it is broken"),
     ],
 )
-def test_a_version_that_is_not_known_is_left_alone(shim, tmp_path, source, said):
+def test_a_version_that_is_not_known_is_left_alone(shim, tmp_path, source, expected):
     fake_transformers(tmp_path, source)
     done = shim("script", "x.py")
-    assert said in done.stderr
+    assert expected in done.stderr
     assert ("goes on" in done.stdout) is (done.returncode == 0) is ("ImportError" not in source)
 
 

@@ -1,4 +1,4 @@
-"""Of all that the processes of a rank tell, the innermost cause counts."""
+"""Of all that the processes of a rank report, the innermost cause counts."""
 
 from __future__ import annotations
 

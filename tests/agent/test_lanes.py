@@ -1,4 +1,4 @@
-"""What takes long in an agent holds up nothing else: to delete old checkpoints, to start ranks, a disk that
+"""Slow work of an agent holds up nothing else: to delete old checkpoints, to start ranks, a disk that
 hangs. The agent is real; its pod is a fake that takes as long as a test wants.
 """
 

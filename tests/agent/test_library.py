@@ -84,7 +84,7 @@ def load(): time.sleep(1000)
 
 
 async def test_a_rank_that_hangs_shows_all_its_stacks_and_those_of_its_processes(make_pod, coordinator):
-    pod = make_pod(timeouts=Timeouts(lost=2, hang=10))  # they are asked 2 s before it is killed
+    pod = make_pod(timeouts=Timeouts(lost=2, hang=10))  # stacks are requested 2 s before it is killed
     await started(pod, coordinator, f"{HANGS}beat(1)\nload()\n")
     exit = exit_of(await coordinator.wait_for(lambda r: r.stopped))
     assert exit.message.endswith("(spec.recovery.hangSeconds), in x.py:29 (load)")
@@ -211,10 +211,10 @@ async def test_a_named_key_signs_manifests_and_the_journal(named, coordinator, t
 
 
 @pytest.mark.parametrize(
-    ("entry", "told"), [(None, "has no entry checkpoint-keys"), ("ab" * 31, "line 1"), ("\n", "is empty")]
+    ("entry", "problem"), [(None, "has no entry checkpoint-keys"), ("ab" * 31, "line 1"), ("\n", "is empty")]
 )
 async def test_named_keys_that_cannot_be_used_are_a_problem_and_nothing_is_written(
-    named, coordinator, tmp_path, entry, told
+    named, coordinator, tmp_path, entry, problem
 ):
     pod = named(entry)
     (pod.folder / "x.py").write_text("print('began')")
@@ -226,7 +226,7 @@ async def test_named_keys_that_cannot_be_used_are_a_problem_and_nothing_is_writt
     assert report.problem.message.startswith(
         "checkpoints cannot be signed: the Secret of spec.checkpoint.signing"
     )
-    assert told in report.problem.message
+    assert problem in report.problem.message
     assert report.ranks == ()
     assert not list((tmp_path / "checkpoints").iterdir())
 

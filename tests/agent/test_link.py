@@ -1,4 +1,4 @@
-"""The connection to the coordinator, with real sockets: coming back, and whom not to trust."""
+"""The connection to the coordinator, with real sockets: coming back, and peers that are not trusted."""
 
 from __future__ import annotations
 

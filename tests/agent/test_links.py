@@ -1,4 +1,4 @@
-"""Whatever somebody else puts into the folder of checkpoints: an agent touches nothing outside of it, waits
+"""Foreign files and links in the folder of checkpoints: an agent touches nothing outside of it, waits
 for nobody, and continues with what it can read."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PLACE = "run-uid/step-30/1.0.1"
 
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Path:
-    """What is not ours, in the shape of what is."""
+    """Foreign files in the shape of ours."""
     folder = tmp_path / "elsewhere"
     (folder / "1.0.1" / "deep").mkdir(parents=True)
     for name in ("notes", "1.0.1/manifest.json", "1.0.1/deep/notes"):

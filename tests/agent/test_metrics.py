@@ -104,7 +104,7 @@ async def get(port: int, raw: bytes, address: str = "127.0.0.1") -> tuple[str, s
     reader, writer = await asyncio.open_connection(address, port)
     writer.write(raw)
     answer = ""
-    with suppress(ConnectionResetError):  # closed before it read what we said
+    with suppress(ConnectionResetError):  # closed before it read what we sent
         answer = (await reader.read()).decode()
     writer.close()
     head, _, body = answer.partition("\r\n\r\n")

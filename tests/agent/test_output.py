@@ -1,4 +1,4 @@
-"""What ranks print, and an output that nobody reads: real pipes, and a real agent with its stdout full."""
+"""Output of ranks, and an output that nobody reads: real pipes, and a real agent with its stdout full."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_all_lines_go_out_in_order_to_one_who_reads(pipe: Pipe):
 
 
 async def printed(pipe: Pipe, pieces: list[bytes], last: str) -> list[str]:
-    """What comes out of what a rank writes piece by piece."""
+    """Lines that come out of what a rank writes piece by piece."""
     sink, (read_end, write_end) = Lines(pipe.w), os.pipe()
     output = Output(read_end, "rank 0", sink)
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""What is known before anything is started: final faults at once, passing ones only after they lasted."""
+"""Faults known before anything is started: final faults at once, passing ones only after they lasted."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class AgentDay(RuleBasedStateMachine):
 
     @rule(n=integers(2, 4), started_in=integers(1, 3))
     def orders_that_keep_ranks(self, n, started_in):
-        """They live on if they are those that the plan means, else they end."""
+        """Ranks live on if they are those of the plan, else they end."""
         before, plan = self.life.state, a_plan(n)
         preserved = replace(plan.members[0], started_in=WorldId(1, 0, started_in))
         plan = replace(plan, members=(preserved, *plan.members[1:]))

@@ -27,7 +27,7 @@ async def started(pod, coordinator, script, *, processes=1, **environment):
 
 
 async def pids(pod, count=1):
-    """What `print('pid', ...)` said."""
+    """Output of `print('pid', ...)`."""
     await wait_until_async(pod.text, lambda: pod.text().count("pid ") >= count)
     return [int(line.split()[-1]) for line in pod.text().splitlines() if "] pid " in line]
 
@@ -238,7 +238,7 @@ async def test_a_shell_line_runs_once_per_pod(make_pod, coordinator):
 
 
 @pytest.mark.parametrize(
-    ("command", "reason", "word"),
+    ("command", "reason", "named"),
     [
         (("no-such-program", "x"), "CommandNotFound", "no-such-program"),
         (("train.py", "x"), "CommandNotFound", "begin spec.command with one: [torchrun, train.py]"),
@@ -246,12 +246,12 @@ async def test_a_shell_line_runs_once_per_pod(make_pod, coordinator):
         (("torchrun", "--nnope", "x.py"), "LauncherRefused", "--nnope"),
     ],
 )
-async def test_a_command_that_cannot_work_is_a_problem_at_once(pod, coordinator, command, reason, word):
+async def test_a_command_that_cannot_work_is_a_problem_at_once(pod, coordinator, command, reason, named):
     pod.start(*command)
     coordinator.order(plan=a_plan())
     report = await coordinator.wait_for(lambda r: r.problem)
     assert report.problem.reason.value == reason
-    assert word in report.problem.message
+    assert named in report.problem.message
     assert report.plan is None
 
 

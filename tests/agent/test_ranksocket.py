@@ -1,4 +1,4 @@
-"""The socket of a rank: who asks for a secret, and when this process has no descriptor left."""
+"""The socket of a rank: clients that request a secret, and when this process has no descriptor left."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_only_a_connection_that_requests_the_secret_of_servers_receives_it
 
 
 def test_a_rank_that_ends_while_no_descriptor_is_left_ends_nothing_else(monkeypatch, tmp_path: Path):
-    """Its last words are looked for once more, and nothing listens after that."""
+    """Read its last messages once more, and nothing listens after that."""
     monkeypatch.setattr(ranksocket, "_ACCEPT_AGAIN_SECONDS", 0.01)
     faults: list[dict[str, Any]] = []
 

@@ -1,4 +1,4 @@
-"""What the shim sends of an exception, and what agent and coordinator make of its class."""
+"""Fields of an exception that the shim sends, and its class as agent and coordinator read it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A script cannot tell that it runs in our shim."""
+"""A script cannot find out that it runs in our shim."""
 
 from __future__ import annotations
 

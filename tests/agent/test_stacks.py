@@ -70,7 +70,7 @@ def test_it_is_found_behind_a_progress_bar_and_among_what_else_is_printed():
     assert stacks.hang_in([bar, "  <no Python frame>"]) is None
 
 
-# ---- when it is asked for
+# ---- when it is requested
 
 
 def a_life() -> Life:

@@ -1,4 +1,4 @@
-"""What of a rank cannot be killed, started or received is reported all the same, and holds up nothing
+"""Ranks that cannot be killed, started or received from are reported all the same, and hold up nothing
 else."""
 
 from __future__ import annotations

@@ -251,7 +251,7 @@ def test_a_store_that_fails_is_tried_again_after_a_pause():
 
 
 def a_host():
-    """It has offered the store that a_plan(1) names."""
+    """An agent that has offered the store that a_plan(1) names."""
     life = Life().receives(LinkUp()).ordered(host_store=world_id(1))
     return life.receives(StoreUp(StoreOffer(world_id(1), "s", 1)))
 
@@ -348,7 +348,7 @@ def test_a_manifest_that_cannot_be_written_is_tried_again():
 
 
 def test_a_coordinator_that_takes_over_need_not_know_what_was_granted():
-    """It cannot grant it again once a shard is gone with its pod."""
+    """The successor cannot grant it again once a shard is gone with its pod."""
     life = Life().running().ordered(grant=a_grant()).receives(ManifestFailed(a_ref(10)))
     life.ordered(term=2, grant=None)
     assert life.report.granted == a_ref(10, digest="")

@@ -148,7 +148,7 @@ def test_a_problem_is_reported_and_nothing_is_started():
 
 @pytest.mark.parametrize("module", ["checkpoint.decisions.restore", "checkpoint.restore"])
 def test_a_missing_checkpoint_is_a_problem_that_no_restart_mends(module: str):
-    """Whatever release the library in the image is of."""
+    """For any release of the library in the image."""
     life = (
         Life()
         .running()

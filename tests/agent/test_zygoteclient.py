@@ -1,4 +1,4 @@
-"""The agent's end of the zygote, beside a stub of one: whoever imports torch takes ten seconds to begin."""
+"""The agent's end of the zygote, beside a stub of one: to import torch takes ten seconds."""
 
 from __future__ import annotations
 

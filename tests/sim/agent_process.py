@@ -54,7 +54,7 @@ class Agent:
         self.ranks: dict[int, Rank] = {}
         self.every_rank: list[Rank] = []
         self.stores: dict[WorldId, int] = {}
-        """Their ports."""
+        """The ports of those stores."""
         self._polls_without_answer = 0
         self.restore: tuple[CheckpointRef, ...] = ()
         self.memory: Memory | None = None
@@ -234,7 +234,7 @@ class Agent:
         self.see(events.RankMessage(rank.plan.world_id, rank.number, message))
 
     def reaped(self, rank: Rank, exit: ProcessExit) -> None:
-        """Its page is read once more, all descendants are killed, then the machine is told. That a signal
+        """Read its page once more, kill all descendants, then report it to the machine. That a signal
         takes it apart may be seen before."""
         world_id, heartbeat = rank.plan.world_id, rank.send_heartbeat()
         if heartbeat:
@@ -264,7 +264,7 @@ class Agent:
             self.see(events.StoreDown(world_id))
 
     def _waits_without_answer(self) -> bool:
-        """Ranks live here, and nobody has asked for their end, although the store that we held is gone."""
+        """Ranks live here, and no end of them was requested, although the store that we held is gone."""
         world, orders = self.state.world, self.state.orders
         if world is None or world.killing or (orders and orders.pause == world.plan.world_id):
             return False
@@ -329,7 +329,7 @@ class Agent:
         self.see(events.LinkUp())
 
     def _drop(self) -> None:
-        """The connection is over, whoever ended it; another one is tried soon."""
+        """The connection is over, from either side; another one is tried soon."""
         connection, self._connection = self._connection, None
         if connection:
             connection.close(by=self)
@@ -357,7 +357,7 @@ class Agent:
             self.see(lambda: events.OrdersReceived(orders, self._world.clock.now - sent))
 
     def _note(self, orders: Orders) -> None:
-        """Who is superseded gives no sign of life."""
+        """A superseded agent gives no sign of life."""
         if (orders.term, orders.boot) >= self._leader:
             self._leader = orders.term, orders.boot
             self._answered_at = max(self._answered_at, self._sent[(orders.answers or 1) - 1])
@@ -367,7 +367,7 @@ class Agent:
             self._drop()
 
     def _send_report(self) -> None:
-        """A report, at once when there is news, else when the lease asks for one."""
+        """A report, at once when there is news, else when the lease requires one."""
         connection, now = self._connection, self._world.clock.now
         if connection is None or not connection.open:
             return
@@ -385,7 +385,7 @@ class Agent:
             self._drop()
             return
         if silent >= self.config.timeouts.lost:
-            reported = replace(reported, applied_orders=0)  # asks for an answer
+            reported = replace(reported, applied_orders=0)  # requests an answer
         self._sent.append(now)
         reported = replace(reported, number=len(self._sent))
         connection.send(self, codec.encode(reported) if self._world.codec else reported)

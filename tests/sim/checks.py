@@ -1,8 +1,8 @@
-"""What must hold after every step, whatever happened (docs/architecture.md: fencing, promises).
+"""Invariants after every step, whatever happened (docs/architecture.md: fencing, promises).
 
 The checks know the truth that no part of the system knows as a whole: which ranks made which step, what
-each manifest descends from, who reached the end. Each raises Broken with a sentence; the history that led
-there is the bug.
+each manifest descends from, which ranks reached the end. Each raises Broken with a sentence; the history that
+led there is the bug.
 """
 
 from __future__ import annotations
@@ -94,14 +94,14 @@ class Checks:
         self.counts["steps"] += 1
 
     def _fenced(self, gang: Gang) -> None:
-        """Nobody judges what a script writes by itself: when a world steps, no older one may run."""
+        """No check of what a script writes by itself: when a world steps, no older one may run."""
         for rank in self._world.live_ranks():
             text = f"rank {rank.number} of {rank.plan.world_id} beside {gang.plan.world_id}"
             ended = rank.plan.world_id >= gang.plan.world_id or not self._is_awake(rank)
             require(ended, "ranks of an older world have ended", text)
 
     def _is_awake(self, rank: Rank) -> bool:
-        """Who is paused, or stood until a moment ago, has not looked at its clock yet."""
+        """A process that is paused, or was until a moment ago, has not looked at its clock yet."""
         return any(agent is rank.parent and agent.is_awake for agent in self._world.live_agents())
 
     def _older_steps(self, gang: Gang, newer: Gang, step: int) -> None:
@@ -139,7 +139,7 @@ class Checks:
         )
 
     def alone(self, agent: Agent, seconds: float) -> None:
-        """Nobody has answered it for so long, and it was awake all the time."""
+        """No answer came for so long, and it was awake all the time."""
         fence = agent.config.timeouts.fence
         living = [rank.number for rank in agent.ranks.values() if rank.alive]
         late = seconds > fence + _FENCE_MARGIN and bool(living)
@@ -214,7 +214,7 @@ class Checks:
             require(False, "the lineage never forks", head, "is not in the past of", after[0])
 
     def left_in_peace(self) -> None:
-        """Nothing was wrong when the newest world was asked to leave."""
+        """Nothing was wrong when the newest world began to drain."""
         gang = self.newest
         assert gang is not None
         made = max(rank.step for rank in gang.ranks.values())
@@ -273,7 +273,7 @@ class Checks:
         require(False, "a settled job is left alone", decision.why)
 
     def acts(self, action: Action) -> None:
-        """What is saved now must already want this."""
+        """The status saved now must already want this."""
         status = self._world.kubernetes.job.status
         if not isinstance(action, CreatePod):
             return

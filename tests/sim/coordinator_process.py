@@ -32,7 +32,7 @@ RESEND_SECONDS = 1.0
 
 @dataclass
 class AgentConnection:
-    """What the server knows of one connection."""
+    """The server's state of one connection."""
 
     report: AgentReport | None = None
     sent: Orders | None = None
@@ -55,7 +55,7 @@ class Coordinator:
     # ---- life, as a Container of the kubelet
 
     def terminate(self) -> None:
-        """It stops at once."""
+        """Stop at once."""
         self.kill()
         if self.pod.kubelet:
             self.pod.kubelet.exited(self.pod, 143)
@@ -118,7 +118,7 @@ class Coordinator:
             self._write(connection, line, Orders(settings.term, self.state.boot, line.number, same=True))
 
     def _forget_older(self, newest: Connection, report: AgentReport) -> None:
-        """The same pod came on a new connection."""
+        """A new connection of the same pod took its place."""
         for connection, line in list(self._lines.items()):
             if connection is not newest and line.report and line.report.pod_uid == report.pod_uid:
                 del self._lines[connection]

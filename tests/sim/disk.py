@@ -99,11 +99,11 @@ class Disk:
         return self.folders[folder(ref)].files["state.pt"]
 
     def found(self) -> tuple[CheckpointRef, ...]:
-        """What a listing of the directory gives: folders with a manifest."""
+        """A listing of the directory: folders with a manifest."""
         return tuple(place.manifest.ref for place in self.folders.values() if place.manifest)
 
     def carry_out(self, steps: Steps[T]) -> T:
-        """Do in one instant what the journal of checkpoints asks for. Which interleavings are harmless is
+        """Do in one instant what the journal of checkpoints requests. Which interleavings are harmless is
         shown by tests/agent/test_claims.py."""
         answer: Any = None
         try:

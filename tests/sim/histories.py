@@ -100,7 +100,7 @@ def play_history(history: History, film: bool = False) -> World:
 
 
 def fault(history: History) -> str:
-    """What is wrong with this history: the promise that is broken, or the exception. "" if nothing is."""
+    """The fault of this history: the promise that is broken, or the exception. "" if nothing is."""
     try:
         play_history(history)
     except Broken as error:
@@ -111,7 +111,7 @@ def fault(history: History) -> str:
 
 
 def shortest(history: History) -> History:
-    """The same fault from fewer moves: leave out halves, quarters, ... single moves while it is still
+    """The fault in fewer moves: leave out halves, quarters, ... single moves while it is still
     there.
     """
     wrong, moves = fault(history), list(history.moves)

@@ -1,8 +1,9 @@
-"""Nodes, and the kubelet on each: it starts containers, signals them, reaps them, and tells the API server.
+"""Nodes, and the kubelet on each: it starts, signals and reaps containers, and reports to the API server.
 
-A node can lose power (its processes vanish without a word), be cut off (they live on, nobody hears of them),
-or only its kubelet is away. After NOTICE seconds the control plane calls it lost; after EVICT more it marks
-its pods as deleted. When it comes back, the kubelet catches up with all that it was asked meanwhile.
+A node can lose power (its processes vanish without a report), be cut off (they live on, their reports do
+not arrive), or only its kubelet is away. After NOTICE seconds the control plane calls it lost; after EVICT
+more it marks its pods as deleted. When it comes back, the kubelet catches up with all that was requested
+meanwhile.
 """
 
 from __future__ import annotations
@@ -171,7 +172,7 @@ class Kubelet:
         self._kubernetes.changed()
 
     def _probe(self, pod: Pod, life: int, probe: dict[str, Any], failures: int) -> None:
-        """livenessProbe: it is the kubelet's own affair, also of one that is out of touch."""
+        """livenessProbe: a kubelet runs it alone, also one that is out of touch."""
         if pod.process is None or pod.lives != life or not self.powered:
             return
         failures = failures + 1 if pod.process.frozen else 0
@@ -198,7 +199,7 @@ class Kubelet:
             self.exited(pod, KILLED, "Error")
 
     def exited(self, pod: Pod, code: int, reason: str = "") -> None:
-        """The first process of the container ended (the process calls this, or whoever killed it)."""
+        """The first process of the container ended (the process calls this, or its killer)."""
         pod.process = None
         seconds = 0.02 + 0.2 * self._kubernetes.random.random()
         reason = reason or ("Completed" if code == 0 else "Error")

@@ -32,7 +32,7 @@ _VIEWS = 64
 
 
 class View(NamedTuple):
-    """What a fresh cache would hold."""
+    """Contents of a fresh cache."""
 
     version: int
     """resourceVersion of the job."""
@@ -50,7 +50,7 @@ class Service:
     uid: str
     term: int
     leads_to: int
-    """The term that traffic reaches: behind `term` while the nodes have not heard of it."""
+    """The term that traffic reaches: behind `term` while the nodes do not know of it."""
     pointed_at: float = 0.0
     address: str = "10.96.0.7"
 
@@ -225,7 +225,7 @@ class Kubernetes:
         self.changed()
 
     def force_delete(self, pod: Pod) -> None:
-        """kubectl delete --force: the object goes at once, its processes live until their kubelet hears of
+        """kubectl delete --force: the object goes at once, its processes live until their kubelet knows of
         it.
         """
         pod.deleting = True

@@ -28,7 +28,7 @@ class LineChecks:
             require(not spoilt, "a world goes on from a checkpoint that verifies", line.restored)
 
     def remembers(self, server: Server) -> None:
-        """It is back, or has just begun."""
+        """The server is back, or has just begun."""
         self.of[server.plan.world_id] = server.line
         memory = server.memory
         require(

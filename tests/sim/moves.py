@@ -1,4 +1,4 @@
-"""What can go wrong, and time passing: the rules of a history.
+"""Faults, and time passing: the rules of a history.
 
 A history is a tuple of Moves; each means something in every world (what does not apply does nothing), so
 that a shrinker can leave out any of them. `place` and `size` choose among what is there: pods, nodes,
@@ -180,8 +180,8 @@ def _node_down(world: World, move: Move) -> None:
 
 
 def _partition_one(world: World, move: Move) -> None:
-    """The node of a worker is, for longer than others wait to hear of it; they have all that they need. Then
-    so is that of its successor, or that ends."""
+    """The node of a worker is, for longer than others wait for its reports; they have all that they need.
+    Then so is that of its successor, or that ends."""
     world.stop_faults()
     for _ in range(10):
         world.run(1.0)
@@ -214,7 +214,7 @@ def _node_back(world: World, move: Move) -> None:
 
 
 def _remove_node(world: World, move: Move) -> None:
-    """It goes out of touch, and its object is deleted: the pods vanish without a proof of their end."""
+    """The node goes out of touch, and its object is deleted: the pods vanish without a proof of their end."""
     _node_down(world, move)
     world.kubernetes.kubelets[move.place % len(world.kubernetes.kubelets)].disown()
 

@@ -1,6 +1,6 @@
 """The operator as a process: the round of reconcile/reconciler.py, able to die between any two calls.
 
-    read the job -> tell the coordinator and hear its report -> read the pods -> decide -> save -> act
+    read the job -> send to the coordinator and receive its report -> read the pods -> decide -> save -> act
 Caches may be behind by `lag` seconds. A conflict forgets the decision. What it remembers between rounds dies
 with it.
 """
@@ -67,11 +67,11 @@ class Operator:
         return self._task is not None
 
     def start(self) -> None:
-        """A new process: it knows nothing but what the API server tells."""
+        """A new process: it knows nothing but what the API server returns."""
         if self._task is None:
             self._job = JobState("uid", Exchange(Leases(self._world.clock.now)))
             self._own = self._world.kubernetes.view(0.0)
-            """What it wrote itself last: its cache is never behind that."""
+            """The operator's own last write: its cache is never behind that."""
             self._seen_until = 0.0
             self._rate_limit = ProgressRateLimiter()
             self._wakeup = self._sleeps = self._polling = False
@@ -84,7 +84,7 @@ class Operator:
             self._task = None
 
     def ring(self) -> None:
-        """Something changed; a cache that is behind hears of it when it has it."""
+        """Something changed; a cache that is behind wakes the operator when it has the change."""
         if self.lag:
             self._world.clock.after(self.lag + REACTION, self._receive)
         self._receive()
@@ -138,7 +138,7 @@ class Operator:
         )
 
     def _cached(self) -> View:
-        """It may be behind, but never goes back."""
+        """A cache may be behind, but never goes back."""
         self._seen_until = max(self._seen_until, self._world.clock.now - self.lag)
         return self._world.kubernetes.view(self._seen_until)
 

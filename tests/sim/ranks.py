@@ -31,7 +31,7 @@ CONSEQUENCE = "torch.distributed.DistBackendError: Connection closed by peer [10
 
 @dataclass(frozen=True)
 class Script:
-    """What the user wrote."""
+    """The user's script."""
 
     feature_level: int
     total_steps: int
@@ -44,7 +44,7 @@ class Script:
 
 
 class Parent(Protocol):
-    """The agent's side: it hears and reaps the ranks."""
+    """The agent's side: it receives from the ranks and reaps them."""
 
     site: str
     config: WorkerConfig
@@ -62,13 +62,13 @@ class Rank:
     """One process. `step` and `position` are its training state."""
 
     work = "train"
-    """The phase that its heart tells of."""
+    """The phase in its heartbeats."""
 
     def __init__(self, world: World, parent: Parent, plan: Plan, number: int) -> None:
         self._world, self.parent, self.plan, self.number = world, parent, plan, number
         self.alive, self.hung, self.finished = True, False, False
         self.silent = False
-        """Its machine lost power: nobody hears of its end."""
+        """The machine lost power: no report of the end is received."""
         self.joined = self.waiting = self.drained = False
         self.orders = ToRank()
         self.step = self.base = 0
@@ -83,7 +83,7 @@ class Rank:
 
     @property
     def stuck(self) -> bool:
-        """It computes nothing now: hung for good, or its whole pod is frozen."""
+        """Whether the rank computes nothing now: hung for good, or its whole pod is frozen."""
         return self.hung or self.parent.frozen
 
     def when_awake(self, call: Callable[[], None]) -> None:
@@ -137,7 +137,7 @@ class Rank:
         self.beaten_at = self._world.clock.now
 
     def report(self) -> None:
-        """job.report(): after each step, the only place where a rank can be asked to wait."""
+        """job.report(): after each step, the only place where a rank can be paused."""
         script, reported = self._world.script, self.orders
         if self.drained:
             self.waiting = True
@@ -161,7 +161,7 @@ class Rank:
             self.send(FromRank(drained=self.step))
 
     def save(self, then: Callable[[], None] = lambda: None) -> None:
-        """Write the shard in the background, then tell."""
+        """Write the shard in the background, then report it."""
         step, position = self.step, self.gang.position if self.gang else Position()
 
         def written() -> None:
@@ -350,7 +350,7 @@ class Gang:
         return all(reaches(one, other) for one in sites for other in sites if one < other)
 
     def lost(self, dead: Rank) -> None:
-        """A connection was reset. Whoever is inside an all-reduce fails, or hangs there."""
+        """A connection was reset. A rank inside an all-reduce fails, or hangs there."""
         if dead.finished:
             return
         self.broken = True

@@ -1,4 +1,4 @@
-"""What people are told is true: of each fault where and why it was, of each event what it announces.
+"""Reports to people are true: of each fault where and why it was, of each event what it announces.
 
 The truth is what the ranks did: how each ended, what it raised, how far its world came. Limits: with
 parameter servers, and of scripts that report no steps, repeated faults are not counted here.
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from tests.sim.world import Setup, World
 
 FREE_CODE, FINAL_CODE = 75, 42
-"""What the specs of the simulators call so."""
+"""Name of the job in the simulators' specs."""
 _LIMIT, _SLACK = 3, 1
-"""recovery.noProgressLimit, and what may be told before its end is."""
+"""recovery.noProgressLimit, and what may be reported before its end is."""
 _OF_A_RANK = (Cause.ERROR, Cause.SIGNAL, Cause.HANG, Cause.RETRIED_FREE)
 """Causes that only a rank has. A container can be out of memory, too."""
 
@@ -46,7 +46,7 @@ class StatusChecks:
     def stepped(self, world_id: WorldId, step: int) -> None:
         self._tops[str(world_id)] = step
 
-    # ---- what is wrong with what was told, or ""
+    # ---- what is wrong with the reports, or ""
 
     def lies(self, status: JobStatus) -> str:
         settled = [each for each in status.incidents if each.final]
@@ -55,7 +55,7 @@ class StatusChecks:
 
     def living(self, old: JobStatus, new: JobStatus) -> str:
         """The ranks of a slot's former pods that live when status begins to call these gone. From feature
-        level 2 on nobody asks; a drained world has stopped, and a pod that is relieved holds its slot."""
+        level 2 on no proof is needed; a drained world has stopped, and a pod in handover holds its slot."""
         before = {each.slot: (each.incarnation, each.previous_pod_fenced) for each in old.slots}
         now = [each for each in new.slots if each.previous_pod_fenced and not each.handover_pending]
         begun = [each for each in now if before.get(each.slot) != (each.incarnation, True)]
@@ -84,7 +84,7 @@ class StatusChecks:
             yield f"{what}: it is of rank {each.rank}, and told is {each.message!r}"
 
     def _repeats(self, settled: list[IncidentStatus], status: JobStatus) -> str:
-        """The same exception again and again, without a new step between, ends the job; as long as one
+        """One exception again and again, without a new step between, ends the job; as long as one
         coordinator sees all of it."""
         if (
             status.holds(ConditionType.FAILED)

@@ -1,7 +1,7 @@
 """Ranks of a job with parameter servers: workers that step alone, and servers that remember their steps.
 
 A step of a worker is acknowledged by all servers in one moment, and each has it in its pod's memory. There is
-no collective: who misses a server, or is too far ahead of the slowest worker, waits. The first server chooses
+no collective: a worker without a server, or too far ahead of the slowest, waits. The first server chooses
 the checkpoint that a line of worlds begins with, and saves. A server serves only ranks of its own line, and
 of two pods in one slot the one that was started later. A worker that waits says so: it is not taken for hung.
 """
@@ -37,7 +37,7 @@ class Memory:
     left: set[int] = field(default_factory=set)
     """Workers whose script is over."""
     stopped: set[int] = field(default_factory=set)
-    """Workers that wait where the drain said."""
+    """Workers that wait where the drain stops them."""
 
 
 @dataclass
@@ -52,7 +52,7 @@ class ServerConnection:
 
 
 class Served(Rank):
-    """What workers and servers have in common."""
+    """Behaviour that workers and servers have in common."""
 
     def __init__(self, world: World, parent: Parent, plan: Plan, number: int) -> None:
         super().__init__(world, parent, plan, number)
@@ -98,7 +98,7 @@ class Worker(Served):
         )
 
     def begin(self) -> None:
-        """Show the servers who comes; they tell how far this rank had come."""
+        """Register with the servers; they return how far this rank had come."""
         memories = self._servers()
         if memories is None or any(self._refuses(memory) for memory in memories):
             self.later(LOOK_SECONDS, self.begin)
@@ -258,7 +258,7 @@ class Server(Served):
         return min(self.memory.steps.values())
 
     def _look(self) -> None:
-        """It lives, serves, and saves now and then."""
+        """Live, serve, and save now and then."""
         script, memory = self._world.script, self.memory
         self.step = self._slowest()
         self.touch()

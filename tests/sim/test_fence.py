@@ -11,7 +11,7 @@ from ropeteam.api.conditions import ConditionType
 
 
 def a_world(setup: Setup) -> World:
-    """It trains, and has nodes to spare."""
+    """A world that trains, with nodes to spare."""
     world = World(setup)
     spare = (Kubelet(f"spare-{number}", world.kubernetes) for number in range(setup.workers + 2))
     world.kubernetes.kubelets.extend(spare)
@@ -42,7 +42,7 @@ def test_a_node_that_is_partitioned_and_removed_never_trains_beside_its_successo
 
 
 def test_a_coordinator_that_restarts_without_an_operator_keeps_the_world_alive() -> None:
-    """It waits for the operator's word, and that it answers is a sign of life."""
+    """The coordinator waits for the operator's status, and its answers are a sign of life."""
     world = a_world(Setup(seed=1, feature_level=1, total_steps=200, fence=15))
     world.operator.kill()
     play(world, Move("kill_coordinator"))

@@ -54,7 +54,7 @@ def test_a_killed_rank_is_started_once_and_alone(seed: int, victim: int) -> None
 
 
 def test_a_worker_that_ends_early_is_not_waited_for_without_an_end() -> None:
-    """It exits with 0, in the midst of its script: the servers and the other workers wait for it."""
+    """A worker exits with 0, in the midst of its script: the servers and the other workers wait for it."""
     world = running(81)
     processes(world)[0].die(ProcessExit(0, None))
     completes(world)

@@ -3,7 +3,7 @@
     world = World(Setup(seed=1)); world.run(30); world.settle()
 
 `run` lets time pass; whatever goes wrong meanwhile is moves.py's doing. `settle` ends all faults and demands
-the quiet end: within a bounded time the job is Complete, Failed with a reason, or suspended as asked.
+the quiet end: within a bounded time the job is Complete, Failed with a reason, or suspended as requested.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ QUIET_SECONDS = 1500.0
 
 @dataclass(frozen=True)
 class Setup:
-    """What is drawn once for a history. Small numbers: most bugs need few of anything."""
+    """Numbers drawn once for a history. Small numbers: most bugs need few of anything."""
 
     seed: int = 0
     workers: int = 2
@@ -58,7 +58,7 @@ class Setup:
 
     @property
     def lead_rank(self) -> int:
-        """It chooses and saves: the first server, if there are any."""
+        """The rank that chooses and saves: the first server, if there are any."""
         return self.workers * self.processes if self.servers else 0
 
     @property
@@ -116,7 +116,7 @@ class World:
         self.moments: Counter[str] = Counter()
         """How often a moment came that is worth an ambush: plan, grant, stop, complete, manifest, write."""
         self.saved_steps: dict[tuple[int, WorldId], dict[int, int]] = {}
-        """What each checkpoint of parameter servers has of each worker."""
+        """Contents of each checkpoint of parameter servers, by worker."""
         self._gangs: dict[WorldId, Gang] = {}
         self._lines: dict[WorldId, ServerConnection] = {}
         self._number = 0

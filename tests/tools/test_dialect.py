@@ -68,6 +68,9 @@ def test_a_docstring_does_not_begin_with_a_pronoun() -> None:
         ('"""Size.\n\n`told` and ```told``` are code."""\n', []),
         ('key = "told"\n', []),
         ("x = '# told'\n# a \"told\n", [1, 2]),
+        ("    # the work goes\n    # on, and\n    #goes on\n", [1, 3]),
+        ("x = 1  # where it goes\non = 1  # on\n", []),
+        ("# it goes\n\n# on\n", []),
     ],
 )
 def test_phrases_are_found_in_docstrings_comments_and_messages(text: str, lines: list[int]) -> None:

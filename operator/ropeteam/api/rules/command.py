@@ -39,8 +39,8 @@ COMMAND_RULES: tuple[Rule, ...] = (
         valid=spec_with(),
         invalid={"workers": 2},
     ),
-    # In a pod such args go to the image's entrypoint. Our agent is in its place: it would run their first
-    # word as a program.
+    # In a pod such args go to the image's entrypoint. Our agent is in its place: it would run the
+    # first of them as a program.
     Rule(
         path="spec",
         cel=f"{_cel_gives('command')} || !{_cel_gives('args')}",
