@@ -101,7 +101,7 @@ def inner(fields: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("{", "not JSON: "),
         ("[" * 100_000, "not JSON: "),
@@ -125,10 +125,10 @@ def inner(fields: str) -> str:
         (inner('"number": 1, "ratio": "1"'), 'Outer.parts[0].ratio: expected float, got "1"'),
     ],
 )
-def test_the_refusal_names_the_field(text: str, told: str) -> None:
+def test_the_refusal_names_the_field(text: str, expected: str) -> None:
     with pytest.raises(codec.DecodeError) as caught:
         codec.decode(Outer, text)
-    assert str(caught.value).startswith(told)
+    assert str(caught.value).startswith(expected)
 
 
 def test_unknown_fields_are_ignored_missing_ones_take_their_default_and_an_int_is_a_float() -> None:

@@ -77,7 +77,7 @@ def test_fence_seconds_begin_with_the_report_that_was_answered_not_with_its_answ
 
 
 def test_a_machine_that_was_suspended_for_longer_than_fence_seconds_fences_at_its_first_look():
-    """Its monotonic clock was paused, and others count on."""
+    """The monotonic clock of one machine was paused, and others count on."""
     life = Life(timeouts=Timeouts(fence=20)).running()
     assert life.receives(Tick(asleep=19.9)).did_no(KillRanks)
     life.now += TICK_SECONDS

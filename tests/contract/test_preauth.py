@@ -1,4 +1,4 @@
-"""Places for who has proved nothing: who leaves when they are taken."""
+"""Places for unauthenticated connections: which of them leaves when all are taken."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ropeteam_trainer.contract.preauth import UnauthenticatedConnections
 
 
 class Port:
-    """Unauthenticated peers by name. `left`: those who were told to, in order."""
+    """Unauthenticated peers by name. `left`: those that had to leave, in order."""
 
     def __init__(self, places: int) -> None:
         self.unauthenticated, self.left = UnauthenticatedConnections(places), list[str]()

@@ -66,7 +66,7 @@ A, B = "a1" * 32, "B2" * 40
 
 
 def named(folder: Path, text: str) -> seals.Keys:
-    """What a Secret with this entry gives."""
+    """Keys of a Secret with this entry."""
     (folder / seals.FILE).write_text(text, newline="")
     return seals.read_named(str(folder / seals.FILE))
 
@@ -88,7 +88,7 @@ def test_a_named_key_is_no_other_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("", "entry checkpoint-keys is empty"),
         (" \r\n\n", "entry checkpoint-keys is empty"),
@@ -101,12 +101,12 @@ def test_a_named_key_is_no_other_key(tmp_path: Path) -> None:
         (f"{A}\n\udcff".encode("utf-8", "surrogateescape").decode("latin-1"), "line 2 "),
     ],
 )
-def test_a_line_that_is_no_key_is_reported_and_not_shown(tmp_path: Path, text: str, told: str) -> None:
+def test_a_line_that_is_no_key_is_reported_and_not_shown(tmp_path: Path, text: str, expected: str) -> None:
     with pytest.raises(
         ValueError, match=r"spec\.checkpoint\.signing\.secretName.*openssl rand -hex 32"
     ) as error:
         named(tmp_path, text)
-    assert told in str(error.value)
+    assert expected in str(error.value)
     assert not [key for key in text.split() if len(key) > 4 and key in str(error.value)]
 
 

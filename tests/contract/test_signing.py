@@ -17,7 +17,7 @@ OTHERS = [Keys(b"u" * 32, "uid", 1), Keys(b"t" * 32, "diu", 1), Keys(b"t" * 32, 
 
 
 def acquainted(keys: Keys = KEYS) -> tuple[Client, Server]:
-    """They have spoken before."""
+    """Both sides have exchanged messages before."""
     caller, gate = Client(keys), Server(keys, Random(1).randbytes)
     signature = caller.sign(PUT, b"", NONCE)
     assert not gate.admits(PUT, signature, 0.0), "it names no challenge yet"

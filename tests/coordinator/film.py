@@ -68,7 +68,7 @@ class Film:
     # ---- obedient agents
 
     def applies_orders(self, *slots: int) -> None:
-        """These agents (all, if none is named) apply their orders and report, until nothing changes any
+        """Let these agents (all, if none is named) apply their orders and report, until nothing changes any
         more."""
         for _ in range(20):
             before = (dict(self.agents), dict(self._seen))

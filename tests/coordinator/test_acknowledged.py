@@ -1,4 +1,4 @@
-"""What the job's status names is kept on disk, whoever is away: a new coordinator is told nothing else."""
+"""Checkpoints that the job's status names stay on disk: a new coordinator receives nothing else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def retained(film: Film) -> list[int]:
 
 
 def saves_status(film: Film) -> None:
-    """The operator saves what it was told, and says so."""
+    """The operator saves what was reported, and acknowledges it."""
     film.desires(lineage=film.report.lineage)
 
 
@@ -36,7 +36,7 @@ def test_checkpoints_that_the_operator_may_be_saving_are_retained():
     commit(film, 10, 20, 30)
     saves_status(film)
     commit(film, 40)
-    film.desires()  # it hears of 40; nobody hears whether it could save that
+    film.desires()  # it receives 40; no message shows whether it could save that
     commit(film, 50, 60, 70, 80)
     assert retained(film) == [80, 70, 60, 30, 20, 10, 40]
 

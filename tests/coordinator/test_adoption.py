@@ -215,7 +215,7 @@ def test_the_lineage_is_rebuilt_from_the_operator_and_from_the_agents():
 
 
 def test_a_manifest_that_is_being_written_is_the_parent_of_the_next():
-    """Its disk is slow: step 20 is on its way, and 30 is saved meanwhile. Without its parent a manifest is no
+    """A disk is slow: step 20 is on its way, and 30 is saved meanwhile. Without its parent a manifest is no
     proof that 30 descends from what status names."""
     film = Film(feature_level=2).up(step=20)
     film.saves(20)

@@ -53,7 +53,7 @@ class BadDay(RuleBasedStateMachine):
 
     @rule()
     def a_quiet_while(self) -> None:
-        """Who left is replaced, everybody applies orders, and backoffs pass."""
+        """Agents that left are replaced, all apply orders, and backoffs pass."""
         for slot, report in list(self.film.agents.items()):
             if report.terminating:
                 self.a_pod_is_replaced(slot, proof=True)

@@ -86,7 +86,7 @@ def test_checkpoints_that_did_not_verify_leave_the_lineage():
 
 
 def test_a_checkpoint_named_in_status_is_reported_with_its_run():
-    """Which status does not name."""
+    """Status does not name the run."""
     film, before = Film(feature_level=2), WorldId(7, 3, 9)
     film.desires(lineage=(CheckpointRef(20, before, "b"), CheckpointRef(10, before, "a")))
     film.up()

@@ -1,5 +1,5 @@
-"""What one report, one lease, one look at the clock costs does not grow with the number of agents: counted in
-calls, which a busy machine does not change."""
+"""The cost of one report, one lease, one look at the clock does not grow with the number of agents: counted
+in calls, which a busy machine does not change."""
 
 from __future__ import annotations
 

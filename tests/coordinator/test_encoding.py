@@ -1,4 +1,4 @@
-"""Orders are put together from what is the same for everybody: nobody can tell."""
+"""Orders are put together from parts that are the same for all, and equal those encoded whole."""
 
 from __future__ import annotations
 

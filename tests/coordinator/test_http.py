@@ -1,4 +1,4 @@
-"""The operator's port: what is asked, what is answered, and sentences for whatever is malformed."""
+"""The operator's port: requests, answers, and sentences for malformed ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DESIRED = Desired(1, 1, 1, {"0": SlotDesired(1, "pod-0-1")})
 
 @pytest.fixture
 def bearers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are taken, as when no operator signs."""
+    """Unsigned desires are taken, as when no operator signs."""
     monkeypatch.setattr(http_module, "BEARER_SECONDS", 0.0)
 
 

@@ -91,7 +91,7 @@ def test_a_last_manifest_whose_agent_is_lost_is_not_waited_for():
 
 
 def test_a_last_manifest_whose_agent_started_anew_is_not_waited_for():
-    """Its container was: it holds neither the claim nor the grant."""
+    """A restarted container holds neither the claim nor the grant."""
     film = waits_for_a_manifest()
     film.reports(0, plan=None, ranks=(), granted=None)
     assert film.phase == "Complete"

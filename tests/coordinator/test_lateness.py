@@ -26,7 +26,7 @@ __all__ = ["start"]
 
 
 def late_by(film: Film, seconds: float) -> None:
-    """Its loop has its next turn so much later than it should."""
+    """The loop has its next turn so much later than it should."""
     assert film.state.due is not None
     film.now = film.state.due + seconds
     film.event(membership.Tick())

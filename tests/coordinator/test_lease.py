@@ -36,7 +36,7 @@ class Game:
     answered: list[tuple[int, JobReport]] = field(default_factory=list)
     operators: int = 0
     over: bool = False
-    """The operator has taken the lease to have run out, and asks that coordinator no more."""
+    """The operator has taken the lease to have run out, and sends that coordinator no more requests."""
 
     def __post_init__(self) -> None:
         self.restart_coordinator()

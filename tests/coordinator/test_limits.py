@@ -1,4 +1,4 @@
-"""What follows from incidents: backoff, the failure budget, repeated errors, other pods, all other pods."""
+"""Consequences of incidents: backoff, the failure budget, repeated errors, other pods, all other pods."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def recover(film: Film) -> None:
 
 
 def lose(film: Film, slot: int) -> None:
-    """Its pod is lost and replaced."""
+    """The pod of a slot is lost and replaced."""
     film.falls_silent(slot)
     film.later(6)
     film.replaces(slot, film.agents[slot].incarnation + 1)

@@ -86,7 +86,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Callable[..., asyncio.Future[Pr
 
 @contextmanager
 def held(*ports: int) -> Iterator[None]:
-    """The kernel gives these ports to nobody else meanwhile; who asks for them by number gets them."""
+    """The kernel gives these ports to nobody else meanwhile; a process that binds one by number gets it."""
     with ExitStack() as holders:
         for port in ports:
             holder = holders.enter_context(socket.socket())

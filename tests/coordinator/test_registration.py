@@ -1,4 +1,4 @@
-"""Who is one of us: the operator's choice is final, a lease must be renewed, and our own pauses harm
+"""Registration of agents: the operator's choice is final, a lease must be renewed, and our own pauses harm
 nobody."""
 
 from __future__ import annotations

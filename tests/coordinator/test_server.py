@@ -1,4 +1,4 @@
-"""The agents' port, with real sockets: who is heard, who is refused, and what a bad peer can do (nothing)."""
+"""The agents' port, with real sockets: accepted peers, refused ones, and what a bad one can do (nothing)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Who may tell a coordinator what to do: who signs it with the job's token, for the challenge that holds. And
-an operator of a release before, which shows a bearer."""
+"""Accepted requests are signed with the job's token, for the challenge that holds. An operator of a release
+before shows a bearer instead."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_who_names_no_challenge_is_taken_once_by_the_first_process_of_a_te
 
 
 async def test_the_first_request_of_an_operator_may_be_as_large_as_any(served: Served):
-    """It is refused before its body is read, and its answer says what to sign the next one for."""
+    """A request is refused before its body is read, and the answer has the challenge for the next."""
     for count in range(1, 6):
         large = body(count) + b" " * (MOST_BODY - len(body(count)))
         assert (await Operator(served.http).request(PUT, large))[0] == 200
@@ -153,7 +153,7 @@ async def test_a_coordinator_that_has_restarted_is_reached_in_the_same_round(ser
 
 
 async def test_only_the_requested_response_is_signed(served: Served):
-    """What anybody may ask, asked with a signature that was seen, makes no answer to that request."""
+    """A public query with a signature that was seen gets no answer to the signed request."""
     operator = Operator(served.http)
     await operator.request(PUT, body(1))
     signature = operator.signed(PUT, body(2))[1]

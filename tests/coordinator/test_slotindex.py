@@ -1,4 +1,4 @@
-"""The roll is what asking everybody would give, and pods of several ranks are judged rank by rank."""
+"""The index equals a count over all agents, and pods of several ranks are counted rank by rank."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def forms(seen: Film, size: int) -> None:
 
 
 def get(seen: Film) -> Stage:
-    """As the operator does, who says each second what it desires."""
+    """As the operator does, which sends its desired state each second."""
     seen.desires()
     return seen.report.stage
 

@@ -1,4 +1,4 @@
-"""What the kubelet's liveness probe means: the loop turns, and the state folder answers."""
+"""The kubelet's liveness probe: the loop turns, and the state folder answers."""
 
 from __future__ import annotations
 

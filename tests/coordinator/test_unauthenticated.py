@@ -1,4 +1,4 @@
-"""Who has not shown the token, in numbers: those who have are served all the same, and memory has a bound."""
+"""Many unauthenticated clients: those with the token are served all the same, and memory has a bound."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ async def test_unauthenticated_input_is_held_within_a_bound(served: Served, monk
 
 @pytest.mark.parametrize("address", ["127.0.0.2", "127.0.0.1"])
 async def test_a_long_first_report_is_received_beside_them(served: Served, address: str):
-    """Its shards are reported again on each new connection."""
+    """An agent's shards are reported again on each new connection."""
     await put_desired(served.http, DESIRED)
     report = long_report()
     crowd = Crowd(served.agents, 5, LONGEST, address)

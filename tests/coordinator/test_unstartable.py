@@ -43,7 +43,7 @@ def test_one_bad_node_does_not_end_a_job_that_has_trained(problem: Problem) -> N
 
 
 def test_a_pod_that_becomes_unstartable_in_a_world_that_begins_is_replaced_for_free() -> None:
-    """Its folder cannot be claimed, and the other ranks wait for it."""
+    """A rank's folder cannot be claimed, and the other ranks wait for it."""
     film = Film(feature_level=2).up(step=3)
     film.exits(1, ProcessExit(1, None, fingerprint="E"))
     film.applies_orders()

@@ -1,4 +1,4 @@
-"""Ranks that wait for a hung one hang as well: who is to blame is not who was seen first."""
+"""Ranks that wait for a hung one hang as well: the first to be seen need not be the suspect."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def standing(film: Film, slot: int, step: int, hang: Hang | None, **changes: Any
 
 
 def film_of(*incident: tuple[int, Hang | None], **settings: Any) -> Film:
-    """Rank 0 is killed as hung; where the others stand has been told before."""
+    """Rank 0 is killed as hung; the positions of the others have been reported before."""
     film = Film(workers=len(incident), **settings).up(step=3)
     for slot, (step, hang) in reversed([*enumerate(incident)]):
         standing(film, slot, step, hang, **({} if slot else DEAD))

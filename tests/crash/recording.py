@@ -1,4 +1,4 @@
-"""What code does to a folder: each change of a name, each change of content, each fsync, in order.
+"""Trace of changes to a folder: each change of a name, each change of content, each fsync, in order.
 
 Calls of the system that can change names or make them durable are wrapped. Before and after each one the
 whole folder is looked at, and what differs is what was done. So nothing can be missed: a change of a name
@@ -44,7 +44,7 @@ class Wrote:
 class Synced:
     what: int
     caller: str
-    """Which function of ours requested it."""
+    """Our function that requested it."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def _look(root: Path) -> Observation:
 
 
 def _caller() -> str:
-    """Our function that requested it, and who asked that one."""
+    """Our function that requested it, and the caller of that one."""
     frame, found = sys._getframe(2), []
     while frame.f_back:
         frame, code = frame.f_back, frame.f_code

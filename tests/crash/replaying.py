@@ -1,4 +1,4 @@
-"""What a disk may hold after a power cut: each prefix of a recording, without some of what was not synced.
+"""Contents of a disk after a power cut: each prefix of a recording, without some of what was not synced.
 
 Model: an operation is durable once its file was synced (content) or every folder whose names it changed;
 until then any of them may be lost, alone, whatever came later. A content that is lost is what was there
@@ -30,7 +30,7 @@ class PowerLoss(NamedTuple):
 
 
 def power_losses(operations: Sequence[Operation], before: int, most: int = MOST_LOST) -> Iterator[PowerLoss]:
-    """Every disk that differs, or of which more had been said, once."""
+    """Every disk that differs, or of which more had been reported, once."""
     seen = set()
     for end in range(before, len(operations) + 1):
         begun = operations[:end]
@@ -46,7 +46,7 @@ def power_losses(operations: Sequence[Operation], before: int, most: int = MOST_
 
 
 def losses(begun: Sequence[Operation], before: int, most: int) -> Iterator[dict[int, int]]:
-    """Which operations are lost, and how: none, up to `most` of them, and all that can be."""
+    """Operations that are lost, and how: none, up to `most` of them, and all that can be."""
     open_ = [number for number in range(before, len(begun)) if is_open(begun, number)]
     for count in range(min(most, len(open_)) + 1):
         for chosen in combinations(open_, count):
@@ -57,7 +57,7 @@ def losses(begun: Sequence[Operation], before: int, most: int) -> Iterator[dict[
 
 
 def is_open(begun: Sequence[Operation], number: int) -> bool:
-    """It may still be lost."""
+    """Whether the operation may still be lost."""
     operation = begun[number]
     synced = {each.what for each in begun[number + 1 :] if isinstance(each, Synced)}
     if isinstance(operation, Wrote):

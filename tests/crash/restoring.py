@@ -1,8 +1,8 @@
 """Checkpoints are written, committed and pruned by the real code; a power cut; then they are read by the real
 code.
 
-    granted(ref)    the agent was told to commit: the next world tries it first
-    committed(ref)  the agent has told: status may name it, and from now on it must be there
+    granted(ref)    the agent was ordered to commit: the next world tries it first
+    committed(ref)  the agent has reported: status may name it, and from now on it must be there
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Story(NamedTuple):
     before: int
     """So many of them describe the folder as it was, durable."""
     expected: dict[int, Files]
-    """What belongs to each step."""
+    """Contents of the checkpoint of each step."""
     claims: bool = False
     """An agent claims the folder, and finds what to continue from."""
 
@@ -106,7 +106,7 @@ def files(directory: Path, ref: CheckpointRef) -> Files:
 
 
 def faults(story: Story, scratch: Path, most: int) -> Iterator[str]:
-    """What a power cut may do that must not be."""
+    """Faults of the disk after each power cut."""
     directory = scratch / "cut"
     for loss in power_losses(story.operations, story.before, most):
         directory.mkdir(parents=True)
@@ -118,7 +118,7 @@ def faults(story: Story, scratch: Path, most: int) -> Iterator[str]:
 
 
 def wrong(directory: Path, story: Story, loss: PowerLoss) -> Iterator[str]:
-    """With the lineage of a coordinator that lives on, with that of status, with what the folder tells."""
+    """With the lineage of a coordinator that lives on, with that of status, with that of the folder."""
     problems = tuple(reversed(loss.noted))
     committed = tuple(ref for ref in problems if ref.digest)[:KEEP]
     pending = problems[:1] if problems and not problems[0].digest else ()

@@ -39,7 +39,7 @@ def test_a_power_loss_loses_nothing_that_was_committed(story: Story, tmp_path: P
 
 
 def needless(story: Story, scratch: Path) -> set[str]:
-    """Syncs that could all be left out, as far as a power cut of one machine can tell."""
+    """Syncs that could all be left out, as far as a power cut of one machine can show."""
     found = set()
     for caller in {each.caller for each in story.operations if isinstance(each, Synced)}:
         retained = [

@@ -34,8 +34,8 @@ class Family:
 
 def texts() -> dict[str, str]:
     """By exporter."""
-    asked = CollectorRegistry()
-    asked.register(
+    per_scrape = CollectorRegistry()
+    per_scrape.register(
         operator.ScrapeCollector(lambda: [("Running", False)], lambda: [1.0], lambda: {"Pod": 1.0})
     )
     operator.count_request("GET", 200)
@@ -46,7 +46,7 @@ def texts() -> dict[str, str]:
     )  # fmt: skip
     life = Life().running().heartbeats(0, 1).rank_sends(0, served=Served(applied=2, staleness=1, dropped=1))
     return {
-        "operator": (generate_latest(operator.REGISTRY) + generate_latest(asked)).decode(),
+        "operator": (generate_latest(operator.REGISTRY) + generate_latest(per_scrape)).decode(),
         "coordinator": render(report, config())[0].decode(),
         "agent": agent.render(life.state, agent.count({}, life.state), 0.0),
     }

@@ -87,12 +87,12 @@ class Prometheus:
         folder.mkdir(parents=True, exist_ok=True)
         config, self._log = folder / "prometheus.yaml", folder / "prometheus.log"
         config.write_text(yaml.safe_dump({"scrape_configs": scrapes}))
-        words = (
+        argv = (
             program("prometheus"), f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}",
             "--web.listen-address=127.0.0.1:0", "--log.format=json",
         )  # fmt: skip
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen(words, stdout=log, stderr=log, cwd=folder)
+            self._process = subprocess.Popen(argv, stdout=log, stderr=log, cwd=folder)
         self.address = wait_until("Prometheus", self._listening)
 
     def _listening(self) -> str | None:
@@ -100,7 +100,7 @@ class Prometheus:
         found = re.search(r'"msg":"Listening on","[^}]*"address":"([^"]+)"', self._log.read_text())
         return found[1] if found else None
 
-    def ask(self, path: str, **parameters: str) -> Any:
+    def get(self, path: str, **parameters: str) -> Any:
         query = urllib.parse.urlencode(parameters)
         try:
             with urllib.request.urlopen(f"http://{self.address}/api/v1/{path}?{query}", timeout=30) as answer:
@@ -110,13 +110,13 @@ class Prometheus:
 
     def query(self, expression: str) -> dict[str, float]:
         """Values by their labels, as text."""
-        result = self.ask("query", query=expression)["result"]
+        result = self.get("query", query=expression)["result"]
         return {json.dumps(each["metric"], sort_keys=True): float(each["value"][1]) for each in result}
 
     def targets(self) -> dict[str, str]:
         """URL -> what is wrong with it; empty: it was scraped."""
-        told = self.ask("targets", state="active")["activeTargets"]
-        return {each["scrapeUrl"]: "" if each["health"] == "up" else str(each["lastError"]) for each in told}
+        active = self.get("targets", state="active")["activeTargets"]
+        return {a["scrapeUrl"]: "" if a["health"] == "up" else str(a["lastError"]) for a in active}
 
     def stop(self) -> None:
         self._process.terminate()

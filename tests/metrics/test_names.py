@@ -21,10 +21,10 @@ EXPORTERS = ("operator", "coordinator", "agent")
 
 
 def every_family() -> dict[str, Family]:
-    return {name: family for told in all_families().values() for name, family in told.items()}
+    return {name: family for families in all_families().values() for name, family in families.items()}
 
 
-def asked_for() -> dict[str, str]:
+def used_expressions() -> dict[str, str]:
     """Expressions by where they are."""
     rules = [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
     return queries() | {rule["alert"]: rule["expr"] for rule in rules}
@@ -43,13 +43,13 @@ def sections() -> dict[str, dict[str, tuple[str, frozenset[str]]]]:
 
 @pytest.mark.parametrize("exporter", EXPORTERS)
 def test_every_metric_is_documented_with_its_kind_and_labels(exporter: str) -> None:
-    told = {name: (each.kind, each.labels) for name, each in all_families()[exporter].items()}
-    assert sections()[exporter] == told
+    exported = {name: (each.kind, each.labels) for name, each in all_families()[exporter].items()}
+    assert sections()[exporter] == exported
 
 
 def test_every_metric_that_a_panel_or_an_alert_names_is_exported() -> None:
     exported = {series for family in every_family().values() for series in family.series}
-    for place, expression in asked_for().items():
+    for place, expression in used_expressions().items():
         names = set(OURS.findall(expression))
         assert names, f"{place}: {expression}"
         assert names <= exported, place
@@ -57,7 +57,7 @@ def test_every_metric_that_a_panel_or_an_alert_names_is_exported() -> None:
 
 def test_every_metric_of_ours_is_in_a_panel_or_an_alert() -> None:
     """Metrics of the process and the rest are in the document only."""
-    used = {name for expression in asked_for().values() for name in OURS.findall(expression)}
+    used = {name for expression in used_expressions().values() for name in OURS.findall(expression)}
     ours = [each for name, each in every_family().items() if name.startswith("ropeteam_")]
     assert len(ours) > 20
     assert [each.name for each in ours if not each.series & used] == []
@@ -65,8 +65,8 @@ def test_every_metric_of_ours_is_in_a_panel_or_an_alert() -> None:
 
 @pytest.mark.parametrize("exporter", EXPORTERS)
 def test_promtool_finds_no_fault_with_the_names(exporter: str) -> None:
-    words = [str(program("promtool")), "check", "metrics"]
-    done = subprocess.run(words, input=texts()[exporter], text=True, capture_output=True)
+    argv = [str(program("promtool")), "check", "metrics"]
+    done = subprocess.run(argv, input=texts()[exporter], text=True, capture_output=True)
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -13,8 +13,8 @@ from tests.metrics.test_names import ALERTS
 TESTS = Path(__file__).with_name("alerts.yaml")
 
 
-def promtool(*words: str) -> str:
-    done = subprocess.run([program("promtool"), *words], text=True, capture_output=True)
+def promtool(*arguments: str) -> str:
+    done = subprocess.run([program("promtool"), *arguments], text=True, capture_output=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -29,9 +29,9 @@ def test_the_alerts_are_rules() -> None:
 
 def test_each_alert_fires_and_ends_as_its_tests_expect() -> None:
     promtool("test", "rules", str(TESTS))
-    asked = [each for test in yaml.safe_load(TESTS.read_text())["tests"] for each in test["alert_rule_test"]]
+    cases = [each for test in yaml.safe_load(TESTS.read_text())["tests"] for each in test["alert_rule_test"]]
     for rule in rules():
-        fires = [bool(each["exp_alerts"]) for each in asked if each["alertname"] == rule["alert"]]
+        fires = [bool(each["exp_alerts"]) for each in cases if each["alertname"] == rule["alert"]]
         assert fires[0] is False, f"{rule['alert']} is seen silent, firing and silent again"
         assert True in fires
         assert False in fires[fires.index(True) :]

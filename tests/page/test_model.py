@@ -1,8 +1,8 @@
-"""A beat that is read was written: every way in which a reader may see the words of a record.
+"""A heartbeat that is read was written: every way in which a reader may see the words of a record.
 
 Two models. In the weak one each word that a look returns is any value that was ever stored there, by any of
-three beats in a row: more than any machine does. In the strong one stores are seen in their order (x86), for
-writers of an older release, whose records have no checksum.
+three heartbeats in a row: more than any machine does. In the strong one stores are seen in their order (x86),
+for writers of an older release, whose records have no checksum.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ropeteam_trainer.contract.local import PAGE_SIZE, Beat, decode_beat, write_
 
 WORDS = 8
 Decode = Callable[[int, bytes, int], Beat | None]
-BEATS = (
+HEARTBEATS = (
     Beat(40, 4, 2_000_000_000, "train", 320.0),
     Beat(41, 5, 2_300_000_000, "train", 328.0),
     Beat(41, 5, 2_300_400_000, "eval", 328.0, True),
@@ -28,12 +28,12 @@ def words(record: bytes) -> tuple[int, ...]:
     return struct.unpack(f"<{WORDS}Q", record)
 
 
-def written(beats: tuple[Beat, ...]) -> list[tuple[int, ...]]:
+def written(heartbeats: tuple[Beat, ...]) -> list[tuple[int, ...]]:
     """The record that each leaves on the page."""
     page = memoryview(bytearray(PAGE_SIZE))
     found = []
-    for sequence, beat in enumerate(beats, 7):
-        write_beat(page, beat, sequence)
+    for sequence, heartbeat in enumerate(heartbeats, 7):
+        write_beat(page, heartbeat, sequence)
         assert page[:64] == page[64:128]
         found.append(words(bytes(page[:64])))
     return found
@@ -49,39 +49,39 @@ def old_decode(end: int, record: bytes, begin: int) -> Beat | None:
 
 
 def weak(decode: Decode, records: list[tuple[int, ...]]) -> Iterator[Beat]:
-    """All that is accepted when each word of each look is one of any of the records."""
+    """Records accepted when each word of each look is one of any of the records."""
     values = [sorted(set(column)) for column in zip(*records, strict=True)]
     for end, begin in product(values[6], values[0]):
         for row in product(*values):
-            if beat := decode(end, struct.pack(f"<{WORDS}Q", *row), begin):
-                yield beat
+            if heartbeat := decode(end, struct.pack(f"<{WORDS}Q", *row), begin):
+                yield heartbeat
 
 
 @pytest.mark.parametrize(
-    ("beats", "empty"),
-    [(BEATS, False), (BEATS[:2], True), ((BEATS[0], BEATS[0]), True)],
-    ids=["three beats", "two beats on an empty page", "the same beat twice"],
+    ("heartbeats", "empty"),
+    [(HEARTBEATS, False), (HEARTBEATS[:2], True), ((HEARTBEATS[0], HEARTBEATS[0]), True)],
+    ids=["three heartbeats", "two heartbeats on an empty page", "the same heartbeat twice"],
 )
-def test_no_order_of_stores_gives_a_torn_heartbeat(beats: tuple[Beat, ...], empty: bool) -> None:
-    records = [(0,) * WORDS] * empty + written(beats)
-    assert set(weak(decode_beat, records)) == set(beats)
-    assert set(weak(old_decode, records)) - set(beats), "this model does not see what was wrong"
+def test_no_order_of_stores_gives_a_torn_heartbeat(heartbeats: tuple[Beat, ...], empty: bool) -> None:
+    records = [(0,) * WORDS] * empty + written(heartbeats)
+    assert set(weak(decode_beat, records)) == set(heartbeats)
+    assert set(weak(old_decode, records)) - set(heartbeats), "this model does not see what was wrong"
 
 
-def old_stores(beats: tuple[Beat, ...]) -> list[tuple[int, int]]:
+def old_stores(heartbeats: tuple[Beat, ...]) -> list[tuple[int, int]]:
     """(word, value) in the order of an older release: the number, zeros all over, then the fields."""
     found = []
-    for number, beat in enumerate(beats, 1):
-        phase = 1 if beat.phase == "train" else 2
+    for number, each in enumerate(heartbeats, 1):
+        phase = 1 if each.phase == "train" else 2
         fields = struct.pack(
-            "<QQQQB7xdQ", number, beat.step, beat.steps_here, beat.monotonic_ns, phase, beat.samples, number
+            "<QQQQB7xdQ", number, each.step, each.steps_here, each.monotonic_ns, phase, each.samples, number
         )
         found += [(0, number), *((word, 0) for word in range(7)), *enumerate(struct.unpack("<7Q", fields))]
     return found
 
 
 def strong(decode: Decode, stores: list[tuple[int, int]]) -> Iterator[Beat]:
-    """All that is accepted at any speed of reader and writer. Looks come one after the other; in which order
+    """Records accepted at any speed of reader and writer. Looks come one after the other; in which order
     the one in the middle copies the words is left open."""
     memory = [(0,) * WORDS]
     for word, value in stores:
@@ -92,12 +92,12 @@ def strong(decode: Decode, stores: list[tuple[int, int]]) -> Iterator[Beat]:
             if memory[first][6] not in seen[0] or memory[last][0] != memory[first][6]:
                 continue  # the numbers differ, whatever lies between
             for row in product(*seen):
-                if beat := decode(memory[first][6], struct.pack(f"<{WORDS}Q", *row), memory[last][0]):
-                    yield beat
+                if heartbeat := decode(memory[first][6], struct.pack(f"<{WORDS}Q", *row), memory[last][0]):
+                    yield heartbeat
 
 
 def test_an_older_writer_is_read_whole_where_stores_keep_their_order() -> None:
-    beats = BEATS[:2]
-    stores = old_stores(beats)
-    assert set(strong(decode_beat, stores)) == set(beats)
-    assert set(strong(old_decode, stores)) - set(beats), "this model does not see what was wrong"
+    heartbeats = HEARTBEATS[:2]
+    stores = old_stores(heartbeats)
+    assert set(strong(decode_beat, stores)) == set(heartbeats)
+    assert set(strong(old_decode, stores)) - set(heartbeats), "this model does not see what was wrong"

@@ -106,7 +106,7 @@ def play(point: Point, seconds: float = AWAY_SECONDS) -> Away:
 
 
 def _lose(site: Site, which: int) -> int:
-    """Their machines end; of half of them the objects are gone, too."""
+    """End the machines; of half of them the objects are gone, too."""
     pods = [pod for pod in site.containers.values() if pod.process and pod.process.alive]
     pods = pods if which == 2 else pods[which::2]
     for number, pod in enumerate(pods):

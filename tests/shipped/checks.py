@@ -1,8 +1,8 @@
-"""What must hold after every step in a world of shipped code: the promises of tests/sim/checks.py, and more.
+"""Invariants after every step in a world of shipped code: the promises of tests/sim/checks.py, and more.
 
 Stricter than there: two worlds that step are no exemption where they share a file or a completion; no job
 fails while a whole checkpoint of its line is on disk and its budget is not spent; nothing that status names
-is pruned; every wait ends, or is told in status.
+is pruned; every wait ends, or is in status.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = ["ShippedChecks", "require"]
 
 
 class Forgotten(Exception):
-    """Status went back to before it knew the coordinator's pod, and nobody who could tell of it is heard: its
+    """Status went back to before it knew the coordinator's pod, and nobody who knows it is reached: its
     worlds are numbered again (docs/architecture.md, 7). What follows is another job's history."""
 
 
@@ -87,7 +87,7 @@ class ShippedChecks(Checks):
         self._neighbour = neighbour.look(site.disk.root)
         site.loop.after(_LOOK_SECONDS, self._look)
 
-    # ---- every wait is told
+    # ---- every wait is in status
 
     def _look(self) -> None:
         """Status says that ranks run only if one made a step not long ago, or the operator cannot know; that
@@ -151,7 +151,7 @@ class ShippedChecks(Checks):
         self.counts["steps of an island"] += 1
 
     def goes_back(self, past: JobStatus) -> None:
-        """Status is to be as it was: what it names may be gone, and no operator knows what its clock said."""
+        """Status is to be as it was: what it names may be gone, and no operator knows its clock."""
         self.forgot |= not past.coordinator.pod_uid
         self.came_back |= named_by(past) - named_by(self._site.status)
         self._written = self._written._replace(text=None)
@@ -162,8 +162,8 @@ class ShippedChecks(Checks):
         return status.clock.job if status.clock else self._site.kubernetes.time()
 
     def _clock(self, new: JobStatus) -> None:
-        """It continues as time does, whatever wall clocks do. What a wall clock is further ahead than the one
-        that wrote before counts, if that was another operator's (docs/critiques.md)."""
+        """The operator's clock continues as time does, whatever wall clocks do. What a wall clock is further
+        ahead than the one that wrote before counts, if that was another operator's (docs/critiques.md)."""
         now, writer = self._site.kubernetes.time(), self._site.writer
         ahead = new.clock.wall - now if new.clock else timedelta()
         old = self._written
@@ -178,7 +178,7 @@ class ShippedChecks(Checks):
 
     def _details(self, before: Object, after: Object) -> None:
         """Words and counts alone are written now and then, not each time that they change. Once is forgiven:
-        who fails after a write does not remember when it was."""
+        an operator that fails after a write does not remember when it was."""
         writer, now = self._site.writer, self._site.loop.now
         last, self._wrote_at = self._wrote_at, (writer, writer.wall_ahead if writer else 0.0, now)
         soon = last[:2] == self._wrote_at[:2] and now - last[2] < DETAILS_SECONDS - _SOON
@@ -215,7 +215,7 @@ class ShippedChecks(Checks):
         require(neighbour.look(self._site.disk.root) == self._neighbour, "another run is left as it is")
 
     def pod_created(self, pod: Object) -> None:
-        """What is saved now must already want this."""
+        """The status saved now must already want this."""
         labels, status = pod["metadata"]["labels"], self._site.status
         require(not status.finished, "a finished job gets no pods", pod["metadata"]["name"])
         if labels["ropeteam.dev/role"] == "coordinator":
@@ -288,7 +288,7 @@ class ShippedChecks(Checks):
 
 
 def _sketch(plan: Plan) -> tuple[object, ...]:
-    """What every agent knows of it, whether it was given all of the plan or its part."""
+    """Fields of a plan that every agent knows, whether it was given all of it or its part."""
     whole = plan.whole or plan.part(plan.members[0].slot).whole
     assert whole is not None
     text = plan.world_id, plan.attempt, plan.store_host, plan.store_port, plan.restart_count, plan.origin

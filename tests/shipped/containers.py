@@ -1,4 +1,4 @@
-"""What runs in the containers of a job: the shipped agent and the shipped coordinator, each a process."""
+"""Processes in the containers of a job: the shipped agent and the shipped coordinator, each a process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _UNIX = 1_767_225_600
 
 
 class LogLines(io.TextIOBase):
-    """Whatever an agent says on stderr, by whom."""
+    """Output of agents on stderr, by process."""
 
     def __init__(self, site: Site) -> None:
         self._site = site

@@ -38,7 +38,7 @@ class Disk:
     def __init__(self, loop: Loop, root: Path, lead_rank: int = 0) -> None:
         self._loop, self.root, self._lead_rank = loop, root, lead_rank
         self.reader = ""
-        """The node of who looks now."""
+        """The node of the process that looks now."""
         self.run = ""
         """UID of the job."""
         self.slowness = 1.0

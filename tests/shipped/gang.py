@@ -20,7 +20,7 @@ class SiteGang(Gang):
         return all(reaches(one, other) for one in nodes for other in nodes if one < other)
 
     def _after_step(self, step: int) -> None:
-        """Each rank prints its loss; who reads that is its agent."""
+        """Each rank prints its loss; the reader is its agent."""
         for rank in self.ranks.values():
             self._site.prints(cast(SimPod, rank.parent).process)
         super()._after_step(step)
@@ -59,7 +59,7 @@ def _node(rank: Rank) -> str:
 
 
 def hash_of(*fields: str) -> int:
-    """The same in each interpreter."""
+    """A number that is the same in each interpreter."""
     number = 7
     for letter in "".join(fields):
         number = (number * 31 + ord(letter)) % 1_000_003

@@ -136,7 +136,7 @@ def _memory() -> str | None:
 
 @dataclass
 class Played:
-    """What is left of a world."""
+    """Result of a world."""
 
     counts: Counter[str]
     fingerprint: str
@@ -167,7 +167,7 @@ def _play(site: Site, moves: tuple[Move, ...]) -> None:
 
 
 def fault(history: History) -> str:
-    """What is wrong with it. "" if nothing is."""
+    """Fault of a history. "" if there is none."""
     try:
         play_history(history)
     except Broken as error:
@@ -178,7 +178,7 @@ def fault(history: History) -> str:
 
 
 def shortest(history: History, most: int = 60) -> History:
-    """The same fault from fewer moves, after `most` tries at most."""
+    """The fault in fewer moves, after `most` tries at most."""
     wrong, moves = fault(history), list(history.moves)
     size, tries = max(len(moves) // 2, 1), 0
     while size and tries < most:

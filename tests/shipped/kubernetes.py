@@ -65,7 +65,7 @@ class Kubernetes:
 
     @property
     def job(self) -> Any:
-        """As tests/sim's checks ask for it."""
+        """As tests/sim's checks read it."""
         obj = next(iter(self.all("TrainingJob")), {})
         return SimpleNamespace(status=JobStatus.model_validate(obj.get("status") or {}))
 

@@ -2,7 +2,7 @@
 
     loop = Loop(seed); process = Process(loop, "agent 0"); process.spawn(main()); loop.run(60.0)
 
-Which process a callback belongs to stands in its context (`OWNER`), so tasks, timers and connections that a
+The process that a callback belongs to is in its context (`OWNER`), so tasks, timers and connections that a
 process makes are its own. A process can be frozen (what is due waits, in order), killed (what is due never
 comes), and have a clock of its own. Nothing here looks at real time or at chance other than `loop.random`:
 a seed is a history.
@@ -127,7 +127,7 @@ class Loop(asyncio.BaseEventLoop):
     # ---- the world's own
 
     def after(self, seconds: float, call: Callable[..., Any], *arguments: Any) -> asyncio.TimerHandle:
-        """Nobody's: it happens whoever is frozen or dead."""
+        """A callback without a process: it runs when any of them is frozen or dead."""
         handle = asyncio.TimerHandle(self.now + seconds, call, arguments, self, self._nobody.copy())
         self._push(self.now + max(seconds, 0.0), handle)
         return handle
@@ -174,13 +174,13 @@ class Loop(asyncio.BaseEventLoop):
             handle._run()
 
     def release(self, entries: list[Entry]) -> None:
-        """Those that waited for their process are due now, in their order."""
+        """Callbacks that waited for their process are due now, in their order."""
         for _, _, owner, handle in entries:
             self.count += 1
             heapq.heappush(self._heap, (self.now, self.count, owner, handle))
 
     def put_off(self, owner: Process, seconds: float) -> None:
-        """Its clock was paused: its timers are due that much later."""
+        """The clock of a process was paused: its timers are due that much later."""
         self._heap = [(entry[0] + seconds * (entry[2] is owner), *entry[1:]) for entry in self._heap]
         heapq.heapify(self._heap)
 
@@ -221,7 +221,7 @@ class Process:
         self.handler: Any = None
         """Of exceptions that nobody caught."""
         self.at_end: list[Callable[[bool], None]] = []
-        """Called when it dies. True: its kernel dies too, and tells nobody."""
+        """Called when it dies. True: its kernel dies too, and closes no connection."""
         self._tasks: list[asyncio.Task[Any]] = []
         self._context = Context()
         self._context.run(OWNER.set, self)

@@ -1,4 +1,4 @@
-"""What can go wrong in a world of shipped code, and time passing. As in tests/sim/moves.py a move means
+"""Faults in a world of shipped code, and time passing. As in tests/sim/moves.py a move means
 something in every world, so any of them can be left out; `place` and `size` choose. A fault that fires is
 counted.
 """
@@ -10,8 +10,7 @@ from random import Random
 
 from tests.shipped.kubernetes import stamp
 from tests.shipped.nodes import Pod
-from tests.shipped.site import Site
-from tests.shipped.surroundings import (
+from tests.shipped.outages import (
     FAULT_MOVES,
     coordinators,
     freeze,
@@ -21,6 +20,7 @@ from tests.shipped.surroundings import (
     resume_pod,
     workers,
 )
+from tests.shipped.site import Site
 from tests.shipped.unauthenticated import knock
 from tests.sim.moves import MOST, Move
 
@@ -100,7 +100,7 @@ def _kill(which: Callable[[Site], list[Pod]]) -> Callable[[Site, Move], bool]:
 
 
 def _stall_agent(site: Site, move: Move) -> bool:
-    """Its loop does not turn, its ranks live: a blocked write, a debugger, a starved core."""
+    """An agent's loop does not turn, its ranks live: a blocked write, a debugger, a starved core."""
     pod = pick(workers(site), move)
     if pod and pod.process:
         freeze(pod.process, 0.5 + 1.5 * move.size)
@@ -144,7 +144,7 @@ def _late_loop(site: Site, move: Move) -> bool:
 
 
 def _block_stdout(site: Site, move: Move) -> bool:
-    """Nobody reads the containers' output: who waits for a reader is paused."""
+    """No process reads the containers' output: a writer that waits for a reader is paused."""
     pods = [*workers(site), *coordinators(site)]
     pod = pick(pods, move)
     if pod and pod.process:
@@ -177,7 +177,7 @@ def _resume(site: Site, _: Move) -> bool:
 
 
 def _resize(site: Site, move: Move) -> bool:
-    """As many workers as it had, or fewer, once it is suspended; which is asked for first."""
+    """As many workers as it had, or fewer, once it is suspended; that is requested first."""
     if site.status.state != "Suspended":
         return _suspend(site, move)
     site.edit(workers=1 + move.place % site.setup.workers, suspend=False)

@@ -2,7 +2,7 @@
 
 Each direction keeps its order; two connections do not keep each other's. What is sent over a cut waits and is
 sent again when the cut heals, unless TCP_USER_TIMEOUT (or 900 s) ends the connection first. A process that
-dies closes its connections; a machine without power says nothing, and resets when it is back and asked.
+dies closes its connections; a machine without power says nothing, and resets when it is back and receives.
 A frozen process's kernel continues: it accepts and acknowledges.
 """
 
@@ -46,7 +46,7 @@ class Network:
         return frozenset((one, other)) not in self.partitions
 
     def island(self, nodes: set[str]) -> None:
-        """These reach each other, and nobody else."""
+        """Nodes that reach each other, and nobody else."""
         number = 1 + max(self.islands.values(), default=0)
         self.islands |= dict.fromkeys(sorted(nodes), number)
 
@@ -64,7 +64,7 @@ class Network:
         for end in [each for each in self._ends if node in (each.owner.node, each.peer.owner.node)]:
             end.lose(ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"))
 
-    # ---- what the loop asks
+    # ---- what the loop calls
 
     def listen(self, factory: Callable[[], Any], _host: str, port: int) -> Listener:
         owner = OWNER.get()
@@ -200,7 +200,7 @@ class End(asyncio.Transport):
         return 0
 
     def pause_reading(self) -> None:
-        """Nobody sends that much."""
+        """No sender sends that much."""
 
     resume_reading = pause_reading
 
@@ -253,7 +253,7 @@ class End(asyncio.Transport):
             self._network.loop.after(0.0, self._transmit)
 
     def _transmit(self) -> None:
-        """All that waits, if the way is free; else later again, until patience ends."""
+        """Deliver all that waits, if the way is free; else later again, until patience ends."""
         loop, network, peer = self._network.loop, self._network, self.peer
         self._trying = False
         if self.deaf or not self._unsent:
@@ -287,7 +287,7 @@ class End(asyncio.Transport):
             peer.take(kind, data)
 
     def take(self, kind: str, data: bytes) -> None:
-        """It has arrived at this end's kernel."""
+        """Data has arrived at this end's kernel."""
         if self.over:
             if kind == "data" and self.peer and not self.deaf:
                 self.peer.lose(ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"))

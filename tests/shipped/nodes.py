@@ -1,7 +1,7 @@
 """Nodes: scheduler, kubelets and the control plane's opinion of them.
 
 A kubelet starts containers, signals, reaps, probes and reports, while its node has power and reaches the API
-server; what it could not report it reports later. A node that is not heard of for `notice` seconds is not
+server; what it could not report it reports later. A node without a report for `notice` seconds is not
 Ready; after `evict` more its pods are marked as deleted.
 Limits: one container per pod counts, images and quota do not exist, liveness by HTTP only.
 """
@@ -26,7 +26,7 @@ KILLED = 137
 
 @dataclass(eq=False)
 class Pod:
-    """What the kubelet knows of one pod."""
+    """State of one pod in the kubelet."""
 
     obj: Object = field(repr=False)
     """As it was made."""
@@ -174,7 +174,7 @@ class Node:
         self._later(0.2 + 1.5 * self.site.loop.random.random(), self._start, pod)
 
     def on_event(self, event: str, obj: Object) -> None:
-        """Its object changed, or is gone."""
+        """The pod's object changed, or is gone."""
         pod = self.pods.get(obj["metadata"]["uid"])
         if pod is None:
             return

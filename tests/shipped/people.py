@@ -1,4 +1,4 @@
-"""What a person does about a job: what only a person can see, or status asks for."""
+"""Acts of a person about a job: on what only a person can see, or status requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def end_hung_foreign_pods(site: Site) -> None:
 
 
 def vouch(site: Site) -> None:
-    """Do what status asks for, once it is true."""
+    """Do what status requests, once it is true."""
     previous, stalled = site.status.coordinator.previous, site.status.condition(ConditionType.STALLED)
     confirmed = stalled is not None and stalled.reason == "PreviousCoordinatorMayRun"
     if stalled and confirmed and not any(_lives(site, each) for each in previous):

@@ -180,7 +180,7 @@ class SimPod:
 
 
 class SiteRank(Rank):
-    """Its volume can break: that is an exception in the script, as with the real writer."""
+    """The volume can break: that is an exception in the script, as with the real writer."""
 
     def save(self, then: Callable[[], None] = lambda: None) -> None:
         step, position = self.step, self.gang.position if self.gang else Position()

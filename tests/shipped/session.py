@@ -1,4 +1,4 @@
-"""What aiohttp is to the operator: its sessions, in simulated time.
+"""The operator's aiohttp: its sessions, in simulated time.
 
 To the API server: requests that take time, are cut off on the way there or back, are refused during an
 outage; watches that lag and end. To coordinators: HTTP/1.1 in bytes, over a simulated connection, to the
@@ -42,7 +42,7 @@ class Answer:
         return self._content
 
     def close(self) -> None:
-        """It came whole."""
+        """The response came whole."""
 
 
 class ApiSession:
@@ -99,7 +99,7 @@ class ApiSession:
         return Answer(200, b"", stream)
 
     async def _pass(self, serve: Callable[[], Answer]) -> Answer:
-        """There and back. A cut on the way is a wait for ever: who calls has a limit."""
+        """There and back. A cut on the way is a wait for ever: the caller has a limit."""
         site, loop = self._site, self._site.loop
         future: asyncio.Future[Answer | Exception] = loop.create_future()
 
@@ -129,7 +129,7 @@ class ApiSession:
 
 
 class Stream:
-    """A watch. `lag`: how much later than it happened an event is told."""
+    """A watch. `lag`: how much later than it happened an event is sent."""
 
     def __init__(self, site: Site, process: Process, what: tuple[str, str, str]) -> None:
         self._site, self._process, self._what = site, process, what
@@ -186,7 +186,7 @@ class Stream:
     def _arrive(self, line: bytes | None) -> None:
         if self._site.network.reaches(self._process.node, CONTROL):
             self._process.call(self._queue.put_nowait, line)
-        elif self._open:  # what was lost on the way is not told later
+        elif self._open:  # what was lost on the way is not sent later
             self.close()
 
     def _end(self) -> None:

@@ -56,7 +56,7 @@ _LINES = importlib.util.find_spec("ropeteam_trainer.system.lines") is not None
 
 @dataclass(frozen=True)
 class Setup:
-    """What is drawn once for a history."""
+    """Numbers drawn once for a history."""
 
     seed: int = 0
     workers: int = 2
@@ -144,9 +144,9 @@ class Site:
         self.containers: dict[str, Pod] = {}
         self.operators: list[Process] = []
         self.operators_away = False
-        """Nobody starts one."""
+        """No operator is started, meanwhile."""
         self.writer: Process | None = None
-        """Whose request is served."""
+        """The process whose request is served."""
         self.previous, self.previous_pods = bool(setup.previous), set[str]()
         """Are operators of the release before, and which pods are?"""
         self.crash_after: dict[str, int] = {}
@@ -238,7 +238,7 @@ class Site:
         process.spawn(lambda: operator_main(self, process))
 
     def operator_ended(self, process: Process) -> None:
-        """Its Deployment starts another."""
+        """An operator ended: its Deployment starts another."""
         if process in self.operators:
             self.loop.after(2.0, self._again, process)
 
@@ -282,7 +282,7 @@ class Site:
             self.counts["stopped by stdout"] += 1
             process.freeze()
 
-    # ---- what ranks and checks ask
+    # ---- what ranks and checks query
 
     def store_answers(self, plan: Plan) -> bool:
         live = (pod for pod in self.pods.values() if pod.process.alive)
@@ -341,7 +341,7 @@ class Site:
         return (status.finished or suspended) and not running
 
     def stop_faults(self) -> None:
-        """All that heals by itself or by hand; a taint says which machines will not come back."""
+        """End all faults that heal alone or by hand; a taint says which machines will not come back."""
         self.network.heal()
         self.api_away, self.api_slowness, self.lag = False, 1.0, 0.0
         self.disk.slowness, self.disk.error, self.disk.hung = 1.0, None, False

@@ -4,7 +4,7 @@ None of them says or understands what that version did not have: nonces of agent
 parts of plans and manifests, signatures, fields. A pod is of the release of the operator that made it; an
 upgrade replaces operators only.
 Limits: their words are former, the code behind them is today's; what they write to status and into pods is,
-too, but for the contract that a pod is told. recovery.selfFence needs an operator of today.
+too, but for the contract that a pod gets. recovery.selfFence needs an operator of today.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def _greeting_of_its_release(chance: bytes) -> bytes:
 
 
 def sent(process: Process, desired: bytes) -> bytes:
-    """What an operator tells a coordinator."""
+    """Messages of an operator to a coordinator."""
     return _without(desired, _NEW_IN_DESIRED) if process.previous else desired
 
 
 def made(obj: Any) -> Any:
-    """What an operator creates: a coordinator's pod is told the contract that it speaks."""
+    """Objects that an operator creates: a coordinator's pod gets the contract that it speaks."""
     text, ours, theirs = orjson.dumps(obj), f'contract\\":{VERSION}', f'contract\\":{OLDEST}'
     return orjson.loads(text.replace(ours.encode(), theirs.encode()))
 
@@ -126,7 +126,7 @@ _codec = SimpleNamespace(
 
 
 def _replace(module: ModuleType, **new: Any) -> None:
-    """What is not there would be replaced without effect."""
+    """Replace names that are there: another name would be without effect."""
     missing = new.keys() - vars(module).keys()
     assert not missing, f"{module.__name__} has no {missing}"
     vars(module).update(new)

@@ -107,7 +107,7 @@ def test_a_world_that_fenced_itself_while_the_operator_was_away_goes_on_when_it_
 
 
 def test_another_run_in_the_folder_is_left_alone() -> None:
-    """It has our worlds and newer ones, our steps and later ones, and claims of both (the checks look)."""
+    """The other run has our worlds and newer ones, our steps and later ones, claims of both."""
     moves = "long_wait(2,5) kill_rank(1,0) long_wait(2,2) kill_coordinator(0,0) force_delete_pod(0,0)"
     played = play_history(history(moves, seed=3, total_steps=80, keep=1, neighbour=1))
     assert played.state == "Complete"
@@ -116,7 +116,7 @@ def test_another_run_in_the_folder_is_left_alone() -> None:
 
 
 def test_a_job_whose_status_was_restored_loses_no_lineage() -> None:
-    """It names a checkpoint that is pruned since; then all that ran is lost, so that only the disk knows."""
+    """The old status names a checkpoint that is pruned since; then all pods are lost: only the disk knows."""
     setup = Setup(seed=3, workers=2, feature_level=3, total_steps=120)
     with world(setup) as site:
         for move in ("long_wait(15,15)", "restore_backup(0,6)"):
@@ -137,7 +137,7 @@ def test_a_job_whose_status_was_restored_loses_no_lineage() -> None:
 
 @pytest.mark.parametrize(("coordinator", "feature_level"), [(True, 0), (True, 3), (False, 0), (False, 3)])
 def test_a_restored_status_catches_up_with_what_runs(coordinator: bool, feature_level: int) -> None:
-    """It is from before a pod was seen that is lost since, and whose successor trains."""
+    """The old status is from before a pod was seen that is lost since, and whose successor trains."""
     with world(Setup(seed=6, workers=2, feature_level=feature_level, total_steps=200)) as site:
         site.run(10.0)
         lost = site.live_containers(coordinators=coordinator)[0]
@@ -172,7 +172,7 @@ def test_a_running_job_goes_on_in_one_world_through_an_upgrade() -> None:
 
 
 def test_a_running_job_goes_on_in_one_world_through_a_rollback() -> None:
-    """Its coordinator is newer than the operators then, and takes their bearer after a minute."""
+    """The coordinator is newer than the operators then, and takes their bearer after a minute."""
     with world(Setup(seed=5, workers=3, feature_level=3, total_steps=400, operators=2)) as site:
         play(site, Move.parse("long_wait(3,9)"))
         site.previous = True
@@ -220,7 +220,7 @@ def test_a_history_is_the_same_in_another_interpreter() -> None:
 
 
 def test_every_kind_of_fault_fires() -> None:
-    """Each in a running job; what it does to the job is the campaigns' affair."""
+    """Each in a running job; the campaigns check what it does to the job."""
     counts = Counter[str]()
     for name in FAULTS:
         with world(Setup(seed=11, workers=2, total_steps=60, previous=1)) as site:

@@ -1,7 +1,7 @@
-"""Who has no business there knocks: a scanner, an old client, a proxy that spoils what it passes on.
+"""Foreign clients connect: a scanner, an old client, a proxy that spoils what it passes on.
 
 An unauthenticated peer sends a request in which something is wrong, to either port of the coordinator, and
-goes. Promise: it is told why not, or cut off where it does not even speak HTTP; nothing else happens.
+goes. Promise: it receives the reason, or is cut off where it does not even speak HTTP; nothing else happens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.shipped.site import Site
 
 _SOON = 2.0
-"""Who was cut off later had not sent all that it promised."""
+"""A client that was cut off later had not sent all that it promised."""
 _PATHS = ("/desired", "/report", "/metrics", "/healthz", "/", "/../desired?x=1", "*")
 _VALUES = ("", "0", "-1", "x", "1e3", "+5", "\u0663", "7, 7", "9" * 30, "Bearer x", "chunked")
 _NAMES = ("Content-Length", "content-length", "Authorization", "Transfer-Encoding", "Host", "Expect", " ")

@@ -11,9 +11,9 @@ class FeatureLevel(IntEnum):
     NONE = 0
     """The script reports no steps, so no hang is detected."""
     STEPS = 1
-    """It calls init(), and reports its steps."""
+    """The script calls init(), and reports its steps."""
     CHECKPOINTS = 2
-    """It calls restore(). Checkpoints are committed through the coordinator: files that ranks of an older
-    world still write do not count."""
+    """The script calls restore(). Checkpoints are committed through the coordinator: files that ranks of an
+    older world still write do not count."""
     DATA = 3
-    """It calls batches(). A checkpoint includes the position in the data."""
+    """The script calls batches(). A checkpoint includes the position in the data."""

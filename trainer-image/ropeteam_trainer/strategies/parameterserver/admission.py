@@ -2,7 +2,7 @@
 
 One thread runs all handshakes, so an unauthenticated connection costs a descriptor and 48 bytes. Their number
 is limited (contract/preauth.py), and a handshake takes 2 seconds at most. The last descriptors of the process
-are reserved: if unauthenticated connections hold all others, one is closed for each new one. A lack of
+are reserved: if unauthenticated connections hold all others, one is closed for each new one. Running out of
 descriptors, memory or threads never stops admission.
 """
 

@@ -173,7 +173,7 @@ def remember(path: Path, content: bytes) -> None:
 
 
 def _allocated(path: Path, size: int) -> mmap.mmap:
-    """A new file with all its memory allocated: a lack of memory would be a SIGBUS later."""
+    """A new file with all its memory allocated: too little memory would be a SIGBUS later."""
     try:
         with path.open("x+b") as file:
             os.posix_fallocate(file.fileno(), 0, size)

@@ -1,4 +1,4 @@
-"""What can go wrong around the processes: network, nodes, API server and disk. See moves.py."""
+"""Faults around the processes: network, nodes, API server and disk. See moves.py."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _remove_node(site: Site, move: Move) -> bool:
 
 
 def _lose_node(site: Site, move: Move) -> bool:
-    """Its machine is cut off for good, and its object deleted, while what runs there continues."""
+    """The machine of a pod is cut off for good, and its object deleted, while what runs there continues."""
     node = _node(site, move)
     site.gone.add(node.name)
     site.network.island({node.name})
@@ -207,7 +207,7 @@ def _crash_between_calls(site: Site, move: Move) -> bool:
 
 
 def _upgrade(site: Site, move: Move) -> bool:
-    """Its Deployment replaces the operators one after the other; the pods stay."""
+    """A Deployment replaces the operators one after the other; the pods stay."""
     previous, site.previous = site.previous, False
     for number, process in enumerate(site.operators if previous else ()):
         site.loop.after(0.1 + number * (1.0 + move.size), _replace_operator, site, process)
