@@ -1,4 +1,4 @@
-"""Strangers before a parameter server: they neither keep workers out nor end it."""
+"""Unauthenticated clients of a parameter server: they neither keep workers out nor end it."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def _nobody_has_to_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Guarded:
-    """A door, and who was let in."""
+    """A guarded port, and the connections that it admitted."""
 
     def __init__(self) -> None:
         listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = listener.getsockname()[1]
         self.inside = queue.Queue[socket.socket]()
-        self.door = Door(listener, SECRET, PLACES, self.inside.put)
-        self.door.open()
+        self.admission = Door(listener, SECRET, PLACES, self.inside.put)
+        self.admission.open()
 
     def comes(self, secret: str = SECRET) -> socket.socket:
         return wire.connect(f"127.0.0.1:{self.port}", secret)
@@ -54,11 +54,11 @@ class Guarded:
 def guarded() -> Iterator[Guarded]:
     guarded = Guarded()
     yield guarded
-    guarded.door.close()
+    guarded.admission.close()
 
 
 @contextmanager
-def strangers(port: int, count: int) -> Iterator[list[socket.socket]]:
+def unauthenticated(port: int, count: int) -> Iterator[list[socket.socket]]:
     """Of another address, silent. Each has been greeted, or let go."""
     found = []
     with ExitStack() as ends:
@@ -75,23 +75,23 @@ def close(*connections: socket.socket) -> None:
         each.close()
 
 
-def test_silent_strangers_keep_no_worker_out(guarded: Guarded) -> None:
-    with strangers(guarded.port, 3 * PLACES):
-        assert guarded.door.strangers.taken == PLACES
+def test_silent_clients_keep_no_worker_out(guarded: Guarded) -> None:
+    with unauthenticated(guarded.port, 3 * PLACES):
+        assert guarded.admission.strangers.taken == PLACES
         with guarded.comes() as worker, guarded.inside.get() as inside:
             wire.send(worker, b"first")
             assert wire.receive(inside) == (b"first", 0)
 
 
-def test_a_door_can_be_closed_whose_thread_wakes_by_itself_at_that_moment(guarded: Guarded) -> None:
-    guarded.door._is_open = False
+def test_a_thread_that_wakes_by_itself_does_not_keep_the_port_open(guarded: Guarded) -> None:
+    guarded.admission._is_open = False
     with socket.create_connection(("127.0.0.1", guarded.port), 30):
-        guarded.door._thread.join()
-    guarded.door.close()
+        guarded.admission._thread.join()
+    guarded.admission.close()
 
 
-def test_who_comes_behind_hundreds_of_strangers_before_a_server_serves_waits_in_the_queue() -> None:
-    """Else the kernel drops who comes, and lets it try again a second later, and later each time."""
+def test_a_worker_behind_hundreds_of_others_waits_in_the_queue_of_a_server_that_starts() -> None:
+    """Else the kernel drops a new connection, and lets it try again a second later, and later each time."""
     plan = RankPlan("1.0.1", (), False, None, Resume.LATEST, None, "j", "u", servers=("127.0.0.1:0",))
     listener = Discovery(Place(rank=1, workers=1, servers=1), plan, NoAgent(), HeartbeatWriter(None)).listener
     assert listener is not None
@@ -99,16 +99,16 @@ def test_who_comes_behind_hundreds_of_strangers_before_a_server_serves_waits_in_
     with ExitStack() as ends:
         for address in ("127.0.0.2",) * 500 + ("127.0.0.1",):
             ends.enter_context(socket.create_connection(place, 30, (address, 0)))
-        door = Door(listener, SECRET, PLACES, lambda worker: worker.close())
-        door.open()
+        admission = Door(listener, SECRET, PLACES, lambda worker: worker.close())
+        admission.open()
         wire.connect(f"127.0.0.1:{place[1]}", SECRET).close()
-    door.close()
+    admission.close()
 
 
 def test_who_has_shown_the_secret_takes_no_place(guarded: Guarded) -> None:
     workers = [guarded.comes() for _ in range(3 * PLACES)]
     inside = [guarded.inside.get() for _ in workers]
-    assert guarded.door.strangers.taken == 0
+    assert guarded.admission.strangers.taken == 0
     close(*workers, *inside)
 
 
@@ -116,14 +116,14 @@ def test_the_time_of_a_whole_greeting_is_limited(guarded: Guarded, monkeypatch: 
     """A byte now and then is not enough to stay."""
     monkeypatch.setattr(module, "GREETING_SECONDS", 0.2)
     sent = 0
-    with strangers(guarded.port, 1) as (slow,), suppress(ConnectionError):
+    with unauthenticated(guarded.port, 1) as (slow,), suppress(ConnectionError):
         while sent < wire.ANSWER - 1:
             sent += slow.send(b"x")
             time.sleep(0.1)
     assert sent < wire.ANSWER - 1
 
 
-def test_who_does_not_know_the_secret_is_told_of_once_in_a_while(
+def test_a_client_without_the_secret_is_logged_now_and_then(
     guarded: Guarded, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for _ in range(3):
@@ -154,15 +154,15 @@ def test_a_server_that_gets_no_thread_is_a_server_still(capfd: pytest.CaptureFix
     server.close()
 
 
-def test_strangers_take_no_descriptor_that_the_server_needs(tmp_path: Path) -> None:
-    """It kept its state in a new file while they held all that it had, and ended for want of one."""
+def test_unauthenticated_clients_take_no_descriptor_that_the_server_needs(tmp_path: Path) -> None:
+    """A server kept its state in a new file while they held all that it had, and ended for want of one."""
     command = [sys.executable, str(SCRIPTS / "guarded.py"), str(tmp_path), "60", SECRET, "400"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdin
         assert child.stdout
         port = int(child.stdout.readline())
         for life in ("one", "two"):
-            with strangers(port, 100):
+            with unauthenticated(port, 100):
                 print(life, file=child.stdin, flush=True)
                 assert child.stdout.readline() == "kept\n"
                 with wire.connect(f"127.0.0.1:{port}", SECRET) as worker:

@@ -1,4 +1,4 @@
-"""The chief's judgement: which gradients count. Any order of requests, any restart, any mode."""
+"""The chief's decisions: which gradients count. Any order of requests, any restart, any mode."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from ropeteam_trainer.strategies.parameterserver.ledger import Ask, Ledger, Push
 SYNCHRONOUS = Rules(3)
 
 
-def asked(ledger: Ledger, *asks: tuple[int, int]) -> tuple[Ledger, list[tuple[Ask, judging.Answer]]]:
+def decided(ledger: Ledger, *requests: tuple[int, int]) -> tuple[Ledger, list[tuple[Ask, judging.Answer]]]:
     answers: list[tuple[Ask, judging.Answer]] = []
-    for worker, n in asks:
+    for worker, n in requests:
         ledger, given_now = judging.answers(judging.ask(ledger, Ask(worker, n)))
         answers += given_now
     return ledger, answers
 
 
-def test_a_step_is_decided_when_all_have_asked() -> None:
-    ledger, answers = asked(judging.opened(SYNCHRONOUS), (2, 0), (0, 0))
+def test_a_step_is_decided_when_all_have_requested_it() -> None:
+    ledger, answers = decided(judging.opened(SYNCHRONOUS), (2, 0), (0, 0))
     assert answers == []
-    ledger, answers = asked(ledger, (1, 0))
+    ledger, answers = decided(ledger, (1, 0))
     assert answers == [(Ask(worker, 0), Push(0, 3)) for worker in (2, 0, 1)]
     assert ledger.step == 1
 
 
 def test_with_backup_workers_late_ones_skip_to_the_open_step() -> None:
     rules = replace(SYNCHRONOUS, backup=1)
-    ledger, answers = asked(judging.opened(rules), (0, 0), (1, 0), (0, 1), (1, 1), (2, 0))
+    ledger, answers = decided(judging.opened(rules), (0, 0), (1, 0), (0, 1), (1, 1), (2, 0))
     assert answers == [
         (Ask(0, 0), Push(0, 2)),
         (Ask(1, 0), Push(0, 2)),
@@ -46,13 +46,13 @@ def test_with_backup_workers_late_ones_skip_to_the_open_step() -> None:
 
 
 def test_an_answer_is_remembered() -> None:
-    ledger, _ = asked(judging.opened(SYNCHRONOUS), (0, 0), (1, 0), (2, 0))
-    _, answers = asked(judging.cut(ledger), (1, 0))
+    ledger, _ = decided(judging.opened(SYNCHRONOUS), (0, 0), (1, 0), (2, 0))
+    _, answers = decided(judging.cut(ledger), (1, 0))
     assert answers == [(Ask(1, 0), Push(0, 3))]
 
 
 def test_who_has_left_is_not_waited_for() -> None:
-    ledger, _ = asked(judging.opened(SYNCHRONOUS), (0, 0), (1, 0))
+    ledger, _ = decided(judging.opened(SYNCHRONOUS), (0, 0), (1, 0))
     ledger, released = judging.answers(judging.leave(ledger, 2))
     assert [answer for _, answer in released] == [Push(0, 2), Push(0, 2)]
     assert not ledger.over
@@ -63,29 +63,29 @@ def test_who_has_left_is_not_waited_for() -> None:
 def test_a_bound_makes_fast_workers_wait() -> None:
     ledger = judging.opened(Rules(2, synchronous=False, bound=1))
     for n in (0, 1):
-        ledger, answers = asked(ledger, (0, n))
+        ledger, answers = decided(ledger, (0, n))
         assert answers == [(Ask(0, n), Push(n, 1))]
         ledger = judging.done(ledger, 0, n + 1)
-    ledger, answers = asked(ledger, (0, 2))
+    ledger, answers = decided(ledger, (0, 2))
     assert answers == []
-    ledger, answers = asked(ledger, (1, 0))
+    ledger, answers = decided(ledger, (1, 0))
     ledger, released = judging.answers(judging.done(ledger, 1, 1))
     assert released == ((Ask(0, 2), Push(2, 1)),)
     assert ledger.ahead == 1
 
 
-def test_a_cut_comes_by_itself_and_waits_for_what_is_on_its_way() -> None:
+def test_servers_quiesce_by_themselves_and_wait_for_pushes_in_flight() -> None:
     ledger = judging.opened(Rules(2, save_every=2))
-    ledger, _ = asked(ledger, (0, 0), (1, 0))
+    ledger, _ = decided(ledger, (0, 0), (1, 0))
     assert not ledger.cut
     ledger = judging.done(judging.done(ledger, 0, 1), 1, 1)
-    ledger, _ = asked(ledger, (0, 1), (1, 1))
+    ledger, _ = decided(ledger, (0, 1), (1, 1))
     assert ledger.cut
     assert not ledger.quiet
     ledger = judging.done(judging.done(ledger, 0, 2), 1, 2)
     assert ledger.quiet
     assert ledger.progress == 2
-    ledger, answers = asked(ledger, (0, 2), (1, 2))
+    ledger, answers = decided(ledger, (0, 2), (1, 2))
     assert answers == []
     _, released = judging.answers(judging.resume(ledger))
     assert len(released) == 2
@@ -116,14 +116,14 @@ def all_rules(draw: st.DrawFn) -> Rules:
 def test_whatever_happens_each_gradient_counts_once_and_bounds_hold(
     rules: Rules, data: st.DataObject
 ) -> None:
-    """Workers that ask, push, die and come again, in any order; the chief may die at any moment, too."""
+    """Workers that request, push, die and come again, in any order; the chief may die at any moment, too."""
     ledger = judging.opened(rules)
     clocks = [0] * rules.workers
     granted: dict[tuple[int, int], Push] = {}
     answered: dict[int, judging.Answer] = {}
     for _ in range(data.draw(st.integers(0, 60))):
         worker = data.draw(st.integers(0, rules.workers - 1))
-        if data.draw(st.integers(0, 9)) == 0:  # the worker dies, or the chief: its waiting asks are lost
+        if data.draw(st.integers(0, 9)) == 0:  # the worker dies, or the chief: its pending requests are lost
             answered.pop(worker, None)
             clocks[worker] = ledger.clocks[worker]
             ledger = codec.decode(Ledger, codec.encode(replace(ledger, waiting=())))
@@ -136,11 +136,11 @@ def test_whatever_happens_each_gradient_counts_once_and_bounds_hold(
         if ledger.quiet:
             ledger = judging.resume(ledger)
         ledger, given_now = judging.answers(ledger)
-        for ask, answer in given_now:
-            answered[ask.worker] = answer
+        for request, answer in given_now:
+            answered[request.worker] = answer
             if isinstance(answer, Push):
-                assert answer.n == ask.n
-                assert granted.setdefault((ask.worker, ask.n), answer) == answer
+                assert answer.n == request.n
+                assert granted.setdefault((request.worker, request.n), answer) == answer
     if rules.bound is not None:
         assert ledger.ahead <= rules.bound
     if rules.synchronous:

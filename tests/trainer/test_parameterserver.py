@@ -32,9 +32,9 @@ def request(strategy: dict[str, Any], model: str = "gpt", **more: Any) -> dict[s
     return {**usual, "strategy": strategy, **more}
 
 
-def trained(path: Path, world: int, asked: dict[str, Any], workers: int) -> list[dict[str, Any]]:
-    """What each worker left."""
-    ended = RankGroup(path, world).run("served.py", json.dumps(asked), str(path))
+def trained(path: Path, world: int, settings: dict[str, Any], workers: int) -> list[dict[str, Any]]:
+    """Results of each worker."""
+    ended = RankGroup(path, world).run("served.py", json.dumps(settings), str(path))
     assert not any(ended.codes), "\n".join(ended.output)
     return left_by(path, workers)
 
@@ -43,8 +43,8 @@ def left_by(path: Path, workers: int) -> list[dict[str, Any]]:
     return [torch.load(path / f"out-{rank}.pt") for rank in range(workers)]
 
 
-def told(ended: Ended, server_rank: int) -> dict[str, Any]:
-    """What a server says at its end."""
+def figures_of(ended: Ended, server_rank: int) -> dict[str, Any]:
+    """The figures that a server prints at its end."""
     found = re.search(r"all workers have left: (\{.*\})", ended.output[server_rank])
     assert found, ended.output[server_rank]
     figures: dict[str, Any] = json.loads(found[1])
@@ -52,7 +52,7 @@ def told(ended: Ended, server_rank: int) -> dict[str, Any]:
 
 
 class Served:
-    """A crew with an agent, servers at fixed addresses, and memory that outlives a server's process.
+    """Ranks with an agent, servers at fixed addresses, and memory that outlives a server's process.
     `program`: what it runs in place of served.py."""
 
     def __init__(
@@ -60,31 +60,31 @@ class Served:
         path: Path,
         workers: int,
         servers: int,
-        asked: dict[str, Any],
+        settings: dict[str, Any],
         program: tuple[str, ...] = (),
         checkpoint: bool = False,
     ) -> None:
         path.mkdir()
         self.path, self.workers = path, workers
-        self.program = program or ("served.py", json.dumps(asked), str(path))
+        self.program = program or ("served.py", json.dumps(settings), str(path))
         world = workers + servers
         saved = CheckpointConfig(str(path / "saved"), every_steps=4) if checkpoint else None
         self.agent = FakeAgent(path, world, saved, WorldId(1, 0, 1))
-        self.crew = RankGroup(path, world)
-        self.crew.environment[config.MEMORY] = str(path)
+        self.ranks = RankGroup(path, world)
+        self.ranks.environment[config.MEMORY] = str(path)
         self.places = [reserved() for _ in range(servers)]
         self.plan: dict[str, Any] = {
-            "strategy": codec.from_plain(Strategy, asked["strategy"]),
+            "strategy": codec.from_plain(Strategy, settings["strategy"]),
             "servers": tuple(f"127.0.0.1:{place.getsockname()[1]}" for place in self.places),
             "secret": SECRET,
         }
 
     def __enter__(self) -> Served:
-        self.crew.start(*self.program, agent=self.agent, **self.plan)
+        self.ranks.start(*self.program, agent=self.agent, **self.plan)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.crew.kill()
+        self.ranks.kill()
         self.agent.close()
         for place in self.places:
             place.close()
@@ -94,13 +94,13 @@ class Served:
         self.agent.wait(lambda: self.agent.heartbeat(rank).step >= step)
 
     def wait(self) -> list[dict[str, Any]]:
-        self.ended = self.crew.wait()
+        self.ended = self.ranks.wait()
         assert not any(self.ended.codes), "\n".join(self.ended.output)
         return left_by(self.path, self.workers)
 
 
 def reserved() -> socket.socket:
-    """Its port is given to nobody who asks for any. Who asks for this one may listen there: this does not."""
+    """The kernel gives this port to nobody else; a server that binds it by number may listen there."""
     place = socket.socket()
     place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     place.bind(("127.0.0.1", 0))
@@ -118,8 +118,8 @@ def test_synchronous_servers_train_as_one_process(
 ) -> None:
     for optimizer, bound in (("AdamW", 2e-4), ("SGD", 1e-6)):
         alone = trained(tmp_path / f"1-{optimizer}", 1, request({}, optimizer=optimizer), 1)[0]
-        asked = request(served(servers=servers, **fields), optimizer=optimizer)
-        found = trained(tmp_path / optimizer, workers + servers, asked, workers)
+        settings = request(served(servers=servers, **fields), optimizer=optimizer)
+        found = trained(tmp_path / optimizer, workers + servers, settings, workers)
         for (step, loss), *others in zip(alone["losses"], *(each["losses"] for each in found), strict=True):
             assert {other[0] for other in others} == {step}
             assert sum(other[1] for other in others) / workers == pytest.approx(loss, abs=1e-5), step
@@ -134,16 +134,16 @@ def test_synchronous_servers_train_as_one_process(
 @pytest.mark.parametrize("mode", ["Synchronous", "Asynchronous"])
 def test_a_killed_server_comes_back_with_every_update(mode: str, tmp_path: Path) -> None:
     steps, workers = 60, 2
-    asked = request(served(servers=2, mode=mode), "count", steps=steps, slow={"0": 0.01, "1": 0.01})
-    asked["waits"] = {"0": (50, "restarted")}
-    with Served(tmp_path / "group", workers, 2, asked) as crew:
+    settings = request(served(servers=2, mode=mode), "count", steps=steps, slow={"0": 0.01, "1": 0.01})
+    settings["waits"] = {"0": (50, "restarted")}
+    with Served(tmp_path / "group", workers, 2, settings) as group:
         for rank, step in ((workers, 5), (workers + 1, 20), (workers, 35)):  # the chief twice
-            crew.reached(0, step)
-            crew.crew.restart(rank)
-        (crew.path / "restarted").touch()
-        found = crew.wait()
+            group.reached(0, step)
+            group.ranks.restart(rank)
+        (group.path / "restarted").touch()
+        found = group.wait()
     applied = steps if mode == "Synchronous" else steps * workers
-    assert told(crew.ended, workers)["clocks"] == [steps] * workers
+    assert figures_of(group.ended, workers)["clocks"] == [steps] * workers
     most = max(float(each["weights"][name].max()) for each in found for name in ("a", "b"))
     least = max(float(each["weights"][name].min()) for each in found for name in ("a", "b"))
     assert most == pytest.approx(applied, abs=0.01)
@@ -152,75 +152,77 @@ def test_a_killed_server_comes_back_with_every_update(mode: str, tmp_path: Path)
 
 def test_a_killed_worker_does_not_stop_the_others_and_goes_on_where_it_was(tmp_path: Path) -> None:
     steps, workers = 60, 3
-    asked = request(
+    settings = request(
         served(mode="Asynchronous"), "count", steps=steps, slow=dict.fromkeys(("0", "1", "2"), 0.01)
     )
-    asked["waits"] = {"1": (10, "killed")}
-    with Served(tmp_path / "group", workers, 1, asked) as crew:
-        crew.reached(1, 5)
-        crew.crew.kill_one(1)
-        (crew.path / "killed").touch()
-        stopped = crew.agent.heartbeat(1).step
+    settings["waits"] = {"1": (10, "killed")}
+    with Served(tmp_path / "group", workers, 1, settings) as group:
+        group.reached(1, 5)
+        group.ranks.kill_one(1)
+        (group.path / "killed").touch()
+        stopped = group.agent.heartbeat(1).step
         for rank in (0, 2):
-            crew.reached(rank, stopped + 20)
-        crew.crew.restart(1)
-        found = crew.wait()
-    assert told(crew.ended, workers)["clocks"] == [steps] * workers
+            group.reached(rank, stopped + 20)
+        group.ranks.restart(1)
+        found = group.wait()
+    assert figures_of(group.ended, workers)["clocks"] == [steps] * workers
     most = max(float(each["weights"]["a"].max()) for each in found)
     assert most == pytest.approx(steps * workers, abs=0.01)
 
 
 def test_a_chief_that_saves_shows_that_it_lives(tmp_path: Path) -> None:
-    """Its workers wait and are not judged, so one that freezes as it saves must be found by its own clock."""
-    asked = request(served(), "count", steps=6, holds_save=True)
-    with Served(tmp_path / "group", 1, 1, asked, checkpoint=True) as crew:
+    """Workers wait meanwhile and do not hang: a chief that freezes as it saves is found by its own clock."""
+    settings = request(served(), "count", steps=6, holds_save=True)
+    with Served(tmp_path / "group", 1, 1, settings, checkpoint=True) as group:
         saving = tmp_path / "group" / "saving"
-        crew.agent.wait(saving.exists)
-        first = crew.agent.heartbeat(1)
+        group.agent.wait(saving.exists)
+        first = group.agent.heartbeat(1)
         assert first.phase == "serve", "the clock looks at it"
-        crew.agent.wait(lambda: crew.agent.heartbeat(1).monotonic_ns > first.monotonic_ns)
+        group.agent.wait(lambda: group.agent.heartbeat(1).monotonic_ns > first.monotonic_ns)
         saving.unlink()
-        crew.wait()
+        group.wait()
 
 
 def test_no_worker_is_further_ahead_than_the_bound(tmp_path: Path) -> None:
     path, bound, steps = tmp_path / "group", 2, 200
-    asked = request(served(mode="BoundedStaleness", staleness=bound), "count", steps=steps, slow={"0": 0.005})
-    ended = RankGroup(path, 4).run("served.py", json.dumps(asked), str(path))
-    figures = told(ended, 3)
+    settings = request(
+        served(mode="BoundedStaleness", staleness=bound), "count", steps=steps, slow={"0": 0.005}
+    )
+    ended = RankGroup(path, 4).run("served.py", json.dumps(settings), str(path))
+    figures = figures_of(ended, 3)
     assert figures["steps"] == 3 * steps
     assert figures["most_ahead"] == bound  # the fast ones came as far as they may, and no further
 
 
 def test_without_a_bound_a_slow_worker_is_left_behind(tmp_path: Path) -> None:
     path, steps = tmp_path / "group", 60
-    asked = request(served(mode="Asynchronous"), "count", steps=steps)
-    asked["waits"] = {"0": (0, "out-1.pt"), "1": (0, "computed-0")}
-    ended = RankGroup(path, 3).run("served.py", json.dumps(asked), str(path))
-    assert told(ended, 2)["most_ahead"] == steps - 1
+    settings = request(served(mode="Asynchronous"), "count", steps=steps)
+    settings["waits"] = {"0": (0, "out-1.pt"), "1": (0, "computed-0")}
+    ended = RankGroup(path, 3).run("served.py", json.dumps(settings), str(path))
+    assert figures_of(ended, 2)["most_ahead"] == steps - 1
 
 
 def test_steps_are_scaled_by_staleness(tmp_path: Path) -> None:
     """Each gradient is -1 and the rate 1: what is missing of the count is what staleness took."""
     path, steps = tmp_path / "group", 30
-    asked = request(served(mode="Asynchronous", scale_by_staleness=True), "count", steps=steps)
+    settings = request(served(mode="Asynchronous", scale_by_staleness=True), "count", steps=steps)
     # One worker trains while the other waits with its first gradients.
-    asked["waits"] = {"0": (0, "out-1.pt"), "1": (0, "computed-0")}
-    ended = RankGroup(path, 3).run("served.py", json.dumps(asked), str(path))
-    assert told(ended, 2)["most_stale"] == steps
+    settings["waits"] = {"0": (0, "out-1.pt"), "1": (0, "computed-0")}
+    ended = RankGroup(path, 3).run("served.py", json.dumps(settings), str(path))
+    assert figures_of(ended, 2)["most_stale"] == steps
     (left,) = left_by(path, 1)  # the other left before its last steps
     assert float(left["weights"]["a"].max()) == pytest.approx(2 * steps - 1 + 1 / steps)
 
 
 def test_backup_workers_take_the_place_of_a_slow_one(tmp_path: Path) -> None:
     path, steps = tmp_path / "group", 40
-    asked = request(served(servers=2, backup_workers=1), steps=steps, slow={"1": 1.5})
-    ended = RankGroup(path, 6).run("served.py", json.dumps(asked), str(path))
+    settings = request(served(servers=2, backup_workers=1), steps=steps, slow={"1": 1.5})
+    ended = RankGroup(path, 6).run("served.py", json.dumps(settings), str(path))
     assert not any(ended.codes), ended.output
-    figures = told(ended, 4)
+    figures = figures_of(ended, 4)
     found = left_by(path, 4)
     assert figures["clocks"] == [steps] * 4
-    assert figures["steps"] == told(ended, 5)["steps"] == steps
+    assert figures["steps"] == figures_of(ended, 5)["steps"] == steps
     slow = len(found[1]["losses"])
     assert slow < steps / 2
     assert figures["dropped"] >= steps - slow  # it skipped those, and computed some that came too late
@@ -244,15 +246,15 @@ def test_any_layout_goes_on_from_servers_and_servers_from_any(tmp_path: Path) ->
         (1, 0, {}),
     )
     restore: tuple[Any, ...] = ()
-    for number, (workers, servers, asked) in enumerate(legs, start=1):
+    for number, (workers, servers, settings) in enumerate(legs, start=1):
         path = tmp_path / str(number)
         path.mkdir()
         checkpoint = CheckpointConfig(str(tmp_path / "saved"), every_steps=4)
         agent = FakeAgent(path, workers + servers, checkpoint, WorldId(1, 0, number))
-        with RankGroup(path, workers + servers) as crew:
-            crew.trace = tmp_path / "trace"
-            strategy = codec.from_plain(Strategy, asked)
-            crew.start(recipe, *options, agent=agent, restore=restore, strategy=strategy)
+        with RankGroup(path, workers + servers) as group:
+            group.trace = tmp_path / "trace"
+            strategy = codec.from_plain(Strategy, settings)
+            group.start(recipe, *options, agent=agent, restore=restore, strategy=strategy)
             savers = [workers] if servers else range(workers)
             restore = (agent.commit(4 * number, savers).ref,)
         agent.close()
@@ -262,21 +264,21 @@ def test_any_layout_goes_on_from_servers_and_servers_from_any(tmp_path: Path) ->
 
 
 def test_a_killed_worker_and_a_killed_server_leave_no_trace_in_synchronous_training(tmp_path: Path) -> None:
-    """The recipe has a scheduler and shuffled data: all of it goes on where it was."""
+    """The recipe has a scheduler and shuffled data: all of it continues where it was."""
     text = tmp_path / "fox.txt"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 200)
     recipe = (char_gpt.__file__, "--text", str(text), "--epochs", "4", "--global-batch", "12")
     alone = RankGroup(tmp_path / "alone", 1)
     finished = alone.run(*recipe)
     done = tmp_path / "done"
-    with Served(tmp_path / "group", 2, 1, request(served()), ("held.py", "36", str(done), *recipe)) as crew:
+    with Served(tmp_path / "group", 2, 1, request(served()), ("held.py", "36", str(done), *recipe)) as group:
         for rank, step in ((1, 6), (2, 16), (0, 26)):
-            crew.reached(0, step)
-            crew.crew.restart(rank)
+            group.reached(0, step)
+            group.ranks.restart(rank)
         done.touch()
-        ended = crew.crew.wait()
+        ended = group.ranks.wait()
     assert not any(ended.codes), ended.output
-    expected, found = traces.mean_losses(alone.trace, 1), traces.mean_losses(crew.crew.trace, 2)
+    expected, found = traces.mean_losses(alone.trace, 1), traces.mean_losses(group.ranks.trace, 2)
     assert found.keys() == expected.keys()
     # A gradient that a killed worker had pushed already is computed again, on newer weights, and not applied.
     repeated = [step for step, loss in expected.items() if abs(found[step] - loss) > 1e-5]
@@ -291,10 +293,10 @@ def test_servers_that_leave_no_worker_are_refused(tmp_path: Path) -> None:
 
 
 def test_another_jobs_worker_is_turned_away(tmp_path: Path) -> None:
-    asked = request(served(), "count", waits={"0": (0, "never")})
-    with Served(tmp_path / "group", 1, 1, asked) as crew:
-        crew.crew.kill_one(0)
-        crew.plan["secret"] = "of another job"
-        crew.crew.restart(0, plan=replace(crew.agent.plan(**crew.plan)))
-        output = crew.path / "output.1"
-        crew.agent.wait(lambda: output.exists() and "does not have this job's" in output.read_text())
+    settings = request(served(), "count", waits={"0": (0, "never")})
+    with Served(tmp_path / "group", 1, 1, settings) as group:
+        group.ranks.kill_one(0)
+        group.plan["secret"] = "of another job"
+        group.ranks.restart(0, plan=replace(group.agent.plan(**group.plan)))
+        output = group.path / "output.1"
+        group.agent.wait(lambda: output.exists() and "does not have this job's" in output.read_text())

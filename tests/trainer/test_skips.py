@@ -1,5 +1,5 @@
 """Backup workers and the data: step n is computed on batch n, also by a process that takes the place of one
-that was told to skip.
+that was ordered to skip.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def batches_of(plan: DataPlan, rank: int, ways: int, count: int) -> list[tuple[i
 def begun(saved: dict[str, int] | None) -> tuple[Feed, Iterator[torch.Tensor]]:
     feed = Feed(World(0, 1, torch.device("cpu")))
     feed.restore(saved)
-    wish = BatchRequest(torch.arange(SAMPLES), PLAN, EPOCHS)
-    return feed, feed.batches(wish, 1, 2, nullcontext)
+    wanted = BatchRequest(torch.arange(SAMPLES), PLAN, EPOCHS)
+    return feed, feed.batches(wanted, 1, 2, nullcontext)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=20))
-def test_a_skip_is_part_of_the_position_that_is_told(story: list[tuple[int, bool]]) -> None:
-    """story: how many steps go on without this worker while it computes one; whether it is killed after."""
+def test_a_skip_is_part_of_the_position_that_is_saved(story: list[tuple[int, bool]]) -> None:
+    """story: steps that the others make while this worker computes one; whether it is killed after."""
     expected = batches_of(PLAN, 1, 2, PLAN.steps(EPOCHS))
     feed, batches = begun(None)
     clock = 0
@@ -56,31 +56,31 @@ def test_a_skip_is_part_of_the_position_that_is_told(story: list[tuple[int, bool
             feed, batches = begun(feed.state())
 
 
-@pytest.mark.parametrize("dies", [False, True], ids=["killed while it computes", "before it tells of a skip"])
+@pytest.mark.parametrize("dies", [False, True], ids=["killed while it computes", "before it reports a skip"])
 def test_a_successor_computes_each_step_on_the_batch_of_that_step(dies: bool, tmp_path: Path) -> None:
     steps, workers, late = 60, 3, 1
     slow = {"0": 0.02, str(late): 0.1, "2": 0.02}
-    asked = request(served(backup_workers=1), "count", steps=steps, slow=slow)
+    settings = request(served(backup_workers=1), "count", steps=steps, slow=slow)
     path = tmp_path / "group"
     if dies:
-        asked["dies"] = {str(late): 4}
-        asked["waits"] = dict.fromkeys(("0", "2"), (0, f"computed-{late}"))  # all begin together
+        settings["dies"] = {str(late): 4}
+        settings["waits"] = dict.fromkeys(("0", "2"), (0, f"computed-{late}"))  # all begin together
     else:
-        asked["waits"] = dict.fromkeys(("0", "2"), (40, "restarted"))
-    with Served(path, workers, 1, asked) as crew:
+        settings["waits"] = dict.fromkeys(("0", "2"), (40, "restarted"))
+    with Served(path, workers, 1, settings) as group:
         if dies:
-            crew.agent.wait((path / f"died-{late}").exists)
+            group.agent.wait((path / f"died-{late}").exists)
         else:
-            crew.reached(late, 4)
-        crew.crew.restart(late)
+            group.reached(late, 4)
+        group.ranks.restart(late)
         (path / "restarted").touch()
-        crew.wait()
-        lines = traces.lines(crew.crew.trace, late)
-    expected = batches_of(DataPlan(steps * asked["batch"], asked["batch"], 0), late, workers, steps)
+        group.wait()
+        lines = traces.lines(group.ranks.trace, late)
+    expected = batches_of(DataPlan(steps * settings["batch"], settings["batch"], 0), late, workers, steps)
     computed = [expected.index(line.samples) for line in lines]
     known = [0, *(line.step for line in lines)]
     assert len(computed) < steps, "it was slow, and skipped"
-    born_again = [n for n, (batch, step) in enumerate(zip(computed, known, strict=False)) if batch != step]
-    assert len(born_again) <= 1, f"batches {computed} at steps {known}"
-    for n in born_again:  # it had told nothing since it was answered to skip: the ledger knew
+    restarts = [n for n, (batch, step) in enumerate(zip(computed, known, strict=False)) if batch != step]
+    assert len(restarts) <= 1, f"batches {computed} at steps {known}"
+    for n in restarts:  # it had reported nothing since it was answered to skip: the ledger knew
         assert computed[n] > known[n]

@@ -1,4 +1,4 @@
-"""What techniques send is what their formulas say: bytes counted by the kernel.
+"""Bytes that techniques send are those of their formulas: counted by the kernel.
 
 Bytes of payload alone, which do not depend on how busy the machine is. Formulas: docstrings of
 strategies/*.py.
