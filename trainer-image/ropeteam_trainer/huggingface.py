@@ -25,6 +25,7 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.local import FromRank
 from ropeteam_trainer.rank import agentlink
+from ropeteam_trainer.system.notice import notice
 
 Event = Callable[..., None]
 
@@ -40,7 +41,7 @@ def _never_raises(event: Event) -> Event:
             event(self, args, state, **more)
         except Exception as error:
             self.broken = True
-            print(f"ropeteam: progress reports end: {error!r}. Training continues.", file=sys.stderr)
+            notice(f"progress reports end: {error!r}. Training continues.")
 
     return guarded
 

@@ -16,7 +16,6 @@ without the operator all of it does nothing, or applies the arguments of init().
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -36,8 +35,9 @@ from ropeteam_trainer.rank import agentlink
 from ropeteam_trainer.rank.trace import Trace
 from ropeteam_trainer.roles.end import End
 from ropeteam_trainer.roles.role import RankRole, Session
+from ropeteam_trainer.system.notice import notice
 
-_NO_CHECKPOINT = "ropeteam: restore() saves and restores nothing; set spec.checkpoint in the manifest"
+_NO_CHECKPOINT = "restore() saves and restores nothing; set spec.checkpoint in the manifest"
 
 
 class Job:
@@ -150,7 +150,7 @@ class Job:
         """
         self._report_feature_level(FeatureLevel.CHECKPOINTS)
         if self._link.connected and self._plan.checkpoint is None and self.rank == 0:
-            print(_NO_CHECKPOINT, file=sys.stderr, flush=True)
+            notice(_NO_CHECKPOINT)
         found = self._role.restore(model, optimizer, extra)
         return self._resume_at(found.step, found.data) if found is not None else 0
 

@@ -15,7 +15,6 @@ recovery.startSeconds ends its world.
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -42,6 +41,7 @@ from ropeteam_trainer.contract.world import CheckpointRef, ShardFile
 from ropeteam_trainer.rank.exchange import CONTRACT, Vocabulary
 from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.system.folders import Location, UnexpectedFile
+from ropeteam_trainer.system.notice import notice
 
 T = TypeVar("T")
 RETRY_SECONDS = 300.0
@@ -182,7 +182,7 @@ class Agreement:
                 f"{text} for {RETRY_SECONDS:.0f} s. {_fix(self._directory)}"
             )
         if self._world.rank == 0:
-            _log(f"{text}: trying again in {self._pause:.0f} s")
+            notice(f"{text}: trying again in {self._pause:.0f} s")
         self._heartbeat()
         time.sleep(self._pause)
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
@@ -207,7 +207,7 @@ def with_retries(action: Callable[[], T], directory: Location, heartbeat: Callab
             if time.monotonic() - began >= RETRY_SECONDS:
                 text = f"{error} for {RETRY_SECONDS:.0f} s. {_fix(directory)}"
                 raise CheckpointUnavailable(text) from error
-            _log(f"{error}: trying again in {pause:.0f} s")
+            notice(f"{error}: trying again in {pause:.0f} s")
         heartbeat()
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE)
@@ -215,10 +215,6 @@ def with_retries(action: Callable[[], T], directory: Location, heartbeat: Callab
 
 def _fix(directory: Location) -> str:
     return f"Check the volume of {directory} and its mount; to skip a checkpoint, delete its folder"
-
-
-def _log(sentence: str) -> None:
-    print(f"ropeteam: {sentence}", file=sys.stderr, flush=True)
 
 
 class _Reading:

@@ -11,7 +11,6 @@ soon as all ranks have written; those saves are synchronous.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -45,6 +44,7 @@ from ropeteam_trainer.rank.agentlink import AgentLink, HeartbeatWriter, NoAgent
 from ropeteam_trainer.rank.exchange import CONTRACT
 from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.system.folders import Folder, location
+from ropeteam_trainer.system.notice import notice
 
 T = TypeVar("T")
 
@@ -132,7 +132,7 @@ class Checkpoints:
         choice = Agreement(self._plan, self._world, self._directory, heartbeat).choose()
         if self._world.rank == 0:
             for sentence in choice.skipped:
-                _log(sentence)
+                notice(sentence)
         if choice.manifest is None or choice.ref is None:
             return None
         ref = choice.ref
@@ -140,7 +140,7 @@ class Checkpoints:
         self._load_own(ref, choice.manifest, heartbeat)
         self._lineage, self.newest = [ref], ref.step
         if self._world.rank == 0:
-            _log(f"resumes from step {ref.step} (checkpoint {folder(ref)})")
+            notice(f"resumes from step {ref.step} (checkpoint {folder(ref)})")
             self._link.send(FromRank(restored=ref))
         return Restored(ref.step, state["data"])
 
@@ -178,7 +178,7 @@ class Checkpoints:
             for name, obj in found.items():
                 obj.load_state_dict(mine["own"][name])
         elif found and self._world.rank == 0:
-            _log(
+            notice(
                 f"{', '.join(found)} of {ranks} ranks cannot be used by {self._world.size}: starts without it"
             )
 
@@ -232,7 +232,3 @@ class Checkpoints:
 def next_world_id(directory: Path) -> WorldId:
     """World of a run without an operator: higher than that of any checkpoint in the folder."""
     return WorldId(0, 0, max((ref.world_id.n for ref in reader.find(directory)), default=0) + 1)
-
-
-def _log(sentence: str) -> None:
-    print(f"ropeteam: {sentence}", file=sys.stderr, flush=True)

@@ -12,7 +12,6 @@ for the store, which one thread at a time can use, while the training thread of 
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -28,6 +27,7 @@ from ropeteam_trainer.checkpoint.objects.tensorshard import local_part, shard_of
 from ropeteam_trainer.contract.world import CheckpointRef, ShardFile, WorldId
 from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.system.folders import Location
+from ropeteam_trainer.system.notice import notice
 
 Written = Callable[[int, tuple[ShardFile, ...]], None]
 _PATIENCE = timedelta(hours=1)
@@ -86,11 +86,9 @@ class ShardWriter:
             content = dcp.RankContent(shards, state.buffers, copy["shared"], copy["files"])
             files = dcp.save(self._directory, place, content, self._group)
         except Exception as error:
-            print(
-                f"ropeteam: the checkpoint of step {step} was not written: {error}. Training continues; "
-                "the next one is tried when it is due.",
-                file=sys.stderr,
-                flush=True,
+            notice(
+                f"the checkpoint of step {step} was not written: {error}. Training continues; "
+                "the next one is tried when it is due."
             )
             return
         self._written(step, files)

@@ -21,13 +21,13 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from ropeteam_trainer.contract import config
+from ropeteam_trainer.system.notice import notice
 
 _CHUNK_BYTES = 4 << 20
 _SHARD, _PART = ".shard", ".part"
@@ -68,7 +68,7 @@ class ShardCache:
         except _CannotCache as why:
             if not self._complained:
                 self._complained = True
-                print(f"ropeteam: {why}. It is read from its source.", file=sys.stderr, flush=True)
+                notice(f"{why}. It is read from its source.")
             return path.open("rb")
 
     @contextmanager

@@ -28,6 +28,7 @@ from ropeteam_trainer.contract.local import (
     read_beat,
     write_beat,
 )
+from ropeteam_trainer.system.notice import notice
 
 _LOSS_SECONDS = 1.0
 _ANSWER_SECONDS = 60.0
@@ -217,7 +218,7 @@ def connect(environ: Mapping[str, str], rank: int | None) -> AgentLink | NoAgent
         connection.connect(path)
     except OSError as error:
         connection.close()
-        print(f"ropeteam: cannot reach the agent at {path}: {error}. Training continues.", file=sys.stderr)
+        notice(f"cannot reach the agent at {path}: {error}. Training continues.")
         return NoAgent()
     link = AgentLink(connection)
     if rank is not None:

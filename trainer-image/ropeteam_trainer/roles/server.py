@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -27,6 +26,7 @@ from ropeteam_trainer.strategies.parameterserver.requests import Done, Request, 
 from ropeteam_trainer.strategies.parameterserver.serverprogress import ServerProgress
 from ropeteam_trainer.strategies.parameterserver.service import Server
 from ropeteam_trainer.strategies.parameterserver.share import Share, restricted, shares
+from ropeteam_trainer.system.notice import notice
 
 A = TypeVar("A")
 
@@ -138,7 +138,7 @@ class ServerRole:
         if self._index == 0:
             ledger = self._chief.ledger
             figures |= {"clocks": ledger.clocks, "dropped": ledger.dropped, "most_ahead": ledger.ahead}
-        print(f"ropeteam: all workers have left: {json.dumps(figures)}", file=sys.stderr, flush=True)
+        notice(f"all workers have left: {json.dumps(figures)}")
 
     def _chief_loop(self) -> ChiefLoop:
         session, alive = self._session, self._discovery.alive

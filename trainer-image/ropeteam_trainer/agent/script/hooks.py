@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from ropeteam_trainer.agent.script.childhooks import hook_into
+from ropeteam_trainer.system.notice import notice
 
 Hook = Callable[[Any], None]
 
@@ -41,14 +41,14 @@ def _warn_of_data_parallel(data_parallel: Any) -> None:
     @functools.wraps(original)
     def warn_once(self: Any, *args: Any, **kwargs: Any) -> None:
         kind.__init__ = original
-        print(_DATA_PARALLEL, file=sys.stderr, flush=True)
+        notice(_DATA_PARALLEL)
         original(self, *args, **kwargs)
 
     kind.__init__ = warn_once
 
 
 _DATA_PARALLEL = (
-    "ropeteam: torch.nn.DataParallel splits a batch over the GPUs of one process only. Ranks exchange "
+    "torch.nn.DataParallel splits a batch over the GPUs of one process only. Ranks exchange "
     "nothing through it: each trains its own model. Use torch.nn.parallel.DistributedDataParallel, or "
     "job.wrap(model, optimizer), with one process per GPU (spec.processesPerWorker)."
 )

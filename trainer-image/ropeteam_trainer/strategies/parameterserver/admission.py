@@ -13,7 +13,6 @@ import resource
 import secrets
 import selectors
 import socket
-import sys
 import threading
 import time
 import traceback
@@ -22,6 +21,7 @@ from contextlib import suppress
 
 from ropeteam_trainer.contract.preauth import UnauthenticatedConnections
 from ropeteam_trainer.strategies.parameterserver import wire
+from ropeteam_trainer.system.notice import notice
 
 GREETING_SECONDS = 2.0
 OWN_DESCRIPTORS = 16
@@ -153,7 +153,7 @@ class Door:
 
 def say(sentence: str) -> None:
     with suppress(OSError):
-        print(f"ropeteam: {sentence}", file=sys.stderr, flush=True)
+        notice(sentence)
 
 
 def _is_reserved(descriptor: int) -> bool:

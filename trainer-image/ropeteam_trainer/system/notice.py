@@ -1,0 +1,9 @@
+"""Lines of ours on a job's stderr, marked as such."""
+
+from __future__ import annotations
+
+import sys
+
+
+def notice(sentence: str) -> None:
+    print(f"ropeteam: {sentence}", file=sys.stderr, flush=True)
