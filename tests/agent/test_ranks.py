@@ -241,7 +241,11 @@ async def test_a_shell_line_runs_once_per_pod(make_pod, coordinator):
     ("command", "reason", "named"),
     [
         (("no-such-program", "x"), "CommandNotFound", "no-such-program"),
-        (("train.py", "x"), "CommandNotFound", "begin spec.command with one: [torchrun, train.py]"),
+        (
+            ("train.py", "x"),
+            "CommandNotFound",
+            "begin spec.command with a program, as in [torchrun, train.py]",
+        ),
         (("python3", "no-such-script.py"), "CommandNotFound", "no-such-script.py"),
         (("torchrun", "--nnope", "x.py"), "LauncherRefused", "--nnope"),
     ],

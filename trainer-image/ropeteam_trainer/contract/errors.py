@@ -1,7 +1,7 @@
 """Roots of the library's errors, and the tree that they form (a test compares it with the code).
 
-A class stands in the module that raises it, under one root, which answers: who has to act? If callers of
-Python's own functions would expect a builtin, that is its second base. Private exceptions stay outside.
+A class is in the module that raises it, below one root, which says whose action is needed. If callers of
+Python's own functions would expect a builtin, that is its second base. Private exceptions are not in it.
 
     RopeteamError                   parent of all, also of the operator's (ropeteam/errors.py)
       UserError                     the user has to change something
