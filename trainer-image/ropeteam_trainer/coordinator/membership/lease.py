@@ -38,7 +38,10 @@ def silence(state: State, now: float) -> str:
     if state.desired is None:
         return WAITING_FOR_OPERATOR
     if not holds(state, now):
-        return f"sending no orders: no contact with an operator for {state.config.lease} s (selfFence)"
+        return (
+            f"sending no orders: no contact with an operator for {state.config.lease} s "
+            "(spec.recovery.selfFence)"
+        )
     return ""
 
 
