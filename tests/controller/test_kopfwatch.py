@@ -166,12 +166,25 @@ async def test_the_end_of_kopf_reaches_no_task_and_no_signal_handler_of_ours() -
     asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
 
 
+class Clock:
+    """Time of the cross-check, which passes only when a test lets it."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(crosscheck, "_now", clock)
+    return clock
+
+
 @pytest_asyncio.fixture
-async def jobs(
-    api: Scripted, client: ApiClient, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[MultiNamespaceInformer[Object]]:
+async def jobs(api: Scripted, client: ApiClient) -> AsyncIterator[MultiNamespaceInformer[Object]]:
     """A cache of two objects, at version 5."""
-    monkeypatch.setattr(crosscheck, "PATIENCE", 0.2)
     api.listed, api.version = [an_object("a", 3), an_object("b", 4)], 5
     spec = WatchSpec[Object]("Pod", "", lambda o: Key("default", o["metadata"]["name"]), lambda o: o["spec"])
     informer = Informer(client, spec, lambda _: None, "default")
@@ -193,7 +206,7 @@ def missed() -> float:
 
 @pytest.mark.parametrize("lost", [change("a", 8), change("c", 8), change("b", 8, deleted=True)])
 async def test_what_the_watch_has_missed_is_listed(
-    lost: Change, api: Scripted, jobs: MultiNamespaceInformer[Object]
+    lost: Change, api: Scripted, jobs: MultiNamespaceInformer[Object], clock: Clock
 ) -> None:
     queued, before = list[Key](), missed()
     check = CrossCheck(jobs, queued.append)
@@ -202,29 +215,29 @@ async def test_what_the_watch_has_missed_is_listed(
     assert (queued, api.watches, missed()) == ([lost.key], 1, before), "it is not overdue yet"
     api.listed = [an_object("a", 8, changed=True), an_object("c", 8, changed=True)]
     api.version = 9
-    await asyncio.sleep(0.3)
+    clock.now += crosscheck.PATIENCE + 1
     check.check()
     await wait_until_async("a second watch is open", lambda: api.watches == 2)
     assert {key.name for key in jobs.known_keys()} == {"a", "c"}
-    await asyncio.sleep(0.3)
+    clock.now += crosscheck.PATIENCE + 1
     check.check()
     assert missed() == before + 1, "once"
 
 
 async def test_a_job_that_changes_all_the_time_is_overdue_as_well(
-    api: Scripted, jobs: MultiNamespaceInformer[Object]
+    api: Scripted, jobs: MultiNamespaceInformer[Object], clock: Clock
 ) -> None:
     check, before = CrossCheck(jobs, lambda _: None), missed()
     for version in range(8, 12):
         check.changed(change("a", version))
-        await asyncio.sleep(0.1)
+        clock.now += 0.4 * crosscheck.PATIENCE
     check.check()
     assert missed() == before + 1
     await wait_until_async("a second watch is open", lambda: api.watches == 2)
 
 
 async def test_a_watch_that_is_a_little_behind_has_missed_nothing(
-    api: Scripted, jobs: MultiNamespaceInformer[Object]
+    api: Scripted, jobs: MultiNamespaceInformer[Object], clock: Clock
 ) -> None:
     check, before = CrossCheck(jobs, lambda _: None), missed()
     check.changed(change("a", 6))
@@ -234,19 +247,19 @@ async def test_a_watch_that_is_a_little_behind_has_missed_nothing(
             "the change is in the cache", partial(jobs.has, "uid-a", version, deleted=False)
         )
         check.changed(change("a", version + 1))
-        await asyncio.sleep(0.1)
+        clock.now += 0.4 * crosscheck.PATIENCE
         check.check()
     check.changed(change("a", 13, deleted=True))
     api.send("MODIFIED", an_object("a", 12))
     api.send("DELETED", an_object("a", 13))
     await wait_until_async("the deletion is in the cache", lambda: jobs.has("uid-a", 13, deleted=True))
-    await asyncio.sleep(0.3)
+    clock.now += crosscheck.PATIENCE + 1
     check.check()
     assert (api.watches, missed()) == (1, before)
 
 
 async def test_what_the_watch_brings_in_time_is_not_missed(
-    api: Scripted, jobs: MultiNamespaceInformer[Object]
+    api: Scripted, jobs: MultiNamespaceInformer[Object], clock: Clock
 ) -> None:
     check, before = CrossCheck(jobs, lambda _: None), missed()
     for each in (change("a", 6), change("c", 7), change("b", 8, deleted=True), change("broken", 10)):
@@ -261,7 +274,7 @@ async def test_what_the_watch_brings_in_time_is_not_missed(
     await wait_until_async(
         "the change of the broken job has come", lambda: jobs.has("uid-broken", 10, deleted=False)
     )
-    await asyncio.sleep(0.3)
+    clock.now += crosscheck.PATIENCE + 1
     check.changed(change("a", 6))
     check.check()
     assert (api.watches, missed()) == (1, before)
