@@ -14,10 +14,10 @@ from lab.waiting import wait_until
 from tests.e2e.test_training import surviving, trace, wait_step
 
 pytestmark = pytest.mark.timeout(400)
-EPOCHS, STEPS = 10, 110
+STEPS = 110
 
 
-def recipe(name: str, folder: Path, strategy: dict[str, Any], epochs: int = EPOCHS) -> dict[str, Any]:
+def recipe(name: str, folder: Path, strategy: dict[str, Any], epochs: int = 10) -> dict[str, Any]:
     """The character model on a text of its own, on two workers."""
     (folder / "volume").mkdir(parents=True)
     (folder / "fox.txt").write_text("the quick brown fox jumps over the lazy dog. " * 200)
