@@ -101,7 +101,7 @@ def test_one_that_rank_1_proves_malformed_makes_all_ranks_begin_from_the_one_bef
     saved.lineage.clear()
     ended = again(saved, job_uid="another")
     assert goes_on_from(3, ended)
-    assert "rank-1.pt has the right hash, but is not a state that Ropeteam has saved" in ended.output[0]
+    assert "rank-1.pt has the right hash, but is no state of ours" in ended.output[0]
 
 
 def test_what_status_names_is_never_passed_over_for_its_contents(saved: FakeAgent) -> None:

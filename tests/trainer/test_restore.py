@@ -124,9 +124,7 @@ def test_a_malformed_checkpoint_is_passed_over_for_another_but_not_for_nothing()
         return replace(looks[ref.step], manifest=replace(manifest(ref.step)))
 
     assert choose(plan(known=False), (newest, older), inspect).manifest == manifest(40)
-    with pytest.raises(
-        CheckpointNotFound, match=r"not a state that Ropeteam has saved: it is a list.*delete its folder"
-    ):
+    with pytest.raises(CheckpointNotFound, match=r"no state of ours: it is a list.*delete its folder"):
         choose(plan(known=False), (newest,), inspect)
 
 

@@ -22,9 +22,9 @@ from ropeteam_trainer.contract.config import RankPlan, Resume, Trust
 from ropeteam_trainer.contract.errors import StorageError, UserError
 from ropeteam_trainer.contract.world import CheckpointRef, ShardFile, WorldId
 
-RIGHT_HASH = "has the right hash, but is not a state that Ropeteam has saved"
+RIGHT_HASH = "has the right hash, but is no state of ours"
 """Fault of a file that proves its checkpoint malformed. It is recognized by this text, because ranks of an
-earlier release accept nothing but a sentence."""
+earlier release accept nothing but a sentence. So the text never changes."""
 
 
 @dataclass(frozen=True)
