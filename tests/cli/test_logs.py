@@ -176,7 +176,7 @@ def test_logs_of_pods_that_are_gone_are_what_status_keeps(tmp_path: Path, home: 
     wait_until("the pods are gone", lambda: not asyncio.run(_workers(home)))
     printed = command(home, "logs", "job")
     assert printed.exit_code == 0, printed.output
-    assert "cleanPodPolicy is All" in printed.output
+    assert "spec.cleanPodPolicy is All" in printed.output
     assert "ValueError: no learning rate" in printed.output
 
 

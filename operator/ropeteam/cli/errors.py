@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
+from ropeteam.errors import RequestError
 from ropeteam_trainer.contract.errors import RopeteamError
 
 T = TypeVar("T")
@@ -48,9 +49,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     except Exception as error:
         import aiohttp  # here: no command waits for these imports before its first act
 
-        from ropeteam.controller.client.apiclient import ApiError
-
-        if not isinstance(error, (ApiError, aiohttp.ClientError, OSError)):
+        if not isinstance(error, (RequestError, aiohttp.ClientError, OSError)):
             raise
         raise CommandFailed(str(error) or type(error).__name__) from None
 

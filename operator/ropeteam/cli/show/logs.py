@@ -183,7 +183,10 @@ def _recorded_incidents(job: Object, status: JobStatus, attempt: int) -> Iterato
     """Incidents that status keeps of an attempt. Raises InvalidInput if there are none."""
     policy = (job.get("spec") or {}).get("cleanPodPolicy", "Running")
     recorded = [each for each in status.incidents if each.attempt == attempt]
-    gone = f"the pods of attempt {attempt} are deleted, and their logs with them (cleanPodPolicy is {policy})"
+    gone = (
+        f"the pods of attempt {attempt} are deleted, and their logs with them "
+        f"(spec.cleanPodPolicy is {policy})"
+    )
     if not recorded:
         raise InvalidInput(gone if attempt else f"{job['metadata']['name']} has not started yet")
     yield f"{gone}; status.incidents contains:"
