@@ -1,6 +1,7 @@
 """Roots of the operator's errors, and the tree that they form (a test compares it with the code).
 
-The rules are those of the library's (ropeteam_trainer/contract/errors.py), whose two classes begin this tree.
+The rules are those of the library's (ropeteam_trainer/contract/errors.py). Two of its classes are in this
+tree.
 
     RopeteamError                   of the library
       RequestError                  a request to the API server failed

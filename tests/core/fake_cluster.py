@@ -12,6 +12,7 @@ from typing import Any
 
 from tests.builders import Scene, a_report, pod_from
 
+from ropeteam.api.job import KIND
 from ropeteam.api.status import JobStatus
 from ropeteam.core.decide import decide
 from ropeteam.core.decision import Decision
@@ -101,6 +102,7 @@ class FakeCluster:
             if self.scene.service is not None and self.scene.service.uid == uid:
                 self.scene = self.scene.but(service=None)
         else:
+            assert kind == KIND
             self.gone = True
 
     def merge(self, kind: str, name: str, patch: dict[str, Any]) -> None:

@@ -106,7 +106,7 @@ def files(directory: Path, ref: CheckpointRef) -> Files:
 
 
 def faults(story: Story, scratch: Path, most: int) -> Iterator[str]:
-    """Faults of the disk after each power cut."""
+    """Faults of the checkpoints after each power cut."""
     directory = scratch / "cut"
     for loss in power_losses(story.operations, story.before, most):
         directory.mkdir(parents=True)

@@ -19,7 +19,7 @@ from tests.sim.clock import Clock
 from tests.sim.kubelet import Kubelet, Pod
 
 from ropeteam.api.defaults import Defaults
-from ropeteam.api.job import Metadata
+from ropeteam.api.job import KIND, Metadata
 from ropeteam.api.status import JobStatus
 from ropeteam.core.objects.actions import Action, CreateSecret
 from ropeteam.core.objects.execution import carry_out
@@ -140,7 +140,9 @@ class Kubernetes:
     def create(self, manifest: dict[str, Any]) -> None:
         if manifest["kind"] == "Pod":
             self._create_pod(manifest)
-        elif self.service is None and self.job.exists:
+            return
+        assert manifest["kind"] == "Service"
+        if self.service is None and self.job.exists:
             term = int(manifest["spec"]["selector"][names.TERM])
             self.service = Service(manifest["metadata"]["name"], self._uid("svc"), term, term)
 
@@ -153,7 +155,7 @@ class Kubernetes:
             if self.service and self.service.uid == uid:
                 self.service = None
         else:
-            assert uid == JOB_UID
+            assert (kind, uid) == (KIND, JOB_UID)
             self.delete_job()
 
     def merge(self, kind: str, name: str, patch: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.sim.world import Setup, World
 
 FREE_CODE, FINAL_CODE = 75, 42
-"""Name of the job in the simulators' specs."""
+"""Exit codes that the simulators' specs define as free and as final."""
 _LIMIT, _SLACK = 3, 1
 """recovery.noProgressLimit, and what may be reported before its end is."""
 _OF_A_RANK = (Cause.ERROR, Cause.SIGNAL, Cause.HANG, Cause.RETRIED_FREE)

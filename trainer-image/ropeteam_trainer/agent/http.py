@@ -4,7 +4,8 @@ A malformed request is answered 4xx with a sentence, and the connection ends.
 
 Metrics must never cost training anything: a port in use is replaced by a free one, and no port at all is a
 line in the log; a text is rendered at most once a second, however often it is requested; a peer has 5 seconds
-and 8 KiB, and 16 peers may be connected (contract/preauth.py).
+and 8 KiB for its request, as long for the response and for what is discarded after a refusal (64 KiB), and 16
+peers may be connected (contract/preauth.py).
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class RanksStarted:
 
 @dataclass(frozen=True)
 class RankExited:
-    """A rank and all its descendants have exited. `exit`: as its parent saw it; step.py adds the cause."""
+    """A rank and all its descendants have exited. `exit`: as its parent saw it; apply.py adds the cause."""
 
     world_id: WorldId
     rank: int

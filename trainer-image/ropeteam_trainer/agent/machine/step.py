@@ -1,6 +1,6 @@
 """The agent's state machine: state and event in, next state and effects out. Pure and total.
 
-Every event first updates the state (events.py); then the same rules read the whole state, in this order, and
+Every event first updates the state (apply.py); then the same rules read the whole state, in this order, and
 each brings one part of it nearer to the orders, so a lost, repeated or early event costs nothing:
   deadlines, exit       clocks of fence, hang, drain; reasons to exit
   keep ranks            a plan that names the world of the ranks here is theirs from now on
