@@ -24,7 +24,7 @@ class Film:
     def __init__(self, workers: int = 2, boot: int = 0, feature_level: int = 1, **settings: Any) -> None:
         self.now, self.feature_level = 1000.0, feature_level
         self.config = config(workers, **settings)
-        self.state = membership.initial(self.config, boot, self.now)
+        self.state = membership.initial_state(self.config, boot, self.now)
         self.agents: dict[int, AgentReport] = {}
         self.silent: set[int] = set()
         self._seen: dict[int, Orders] = {}
@@ -132,12 +132,14 @@ class Film:
 
     def reboots(self, boot: int | None = None) -> None:
         """The coordinator dies and comes back with nothing but a higher boot."""
-        self.state = membership.initial(self.config, self.state.boot + 1 if boot is None else boot, self.now)
+        self.state = membership.initial_state(
+            self.config, self.state.boot + 1 if boot is None else boot, self.now
+        )
 
     # ---- what is seen
 
     def orders(self, slot: int) -> Orders | None:
-        return membership.reply(self.state, self.agents[slot], self.now)
+        return membership.orders_for_sender(self.state, self.agents[slot], self.now)
 
     def sent_orders(self, slot: int) -> Orders:
         orders = self.orders(slot)

@@ -83,6 +83,9 @@ def test_a_coordinator_whose_folder_was_claimed_by_a_newer_world_falls_silent_an
     film = Film(feature_level=2).up(step=10)
     film.reports(0, superseded=WorldId(5, 0, 1))
     assert film.orders(1) is None
-    assert film.report.why == "sending no orders: a world of term 5 has claimed the checkpoint folder"
+    assert film.report.why == (
+        "sending no orders: a world of term 5 has claimed the checkpoint folder, and this coordinator is of "
+        "term 1; the operator replaces it"
+    )
     film.reports(0, superseded=None)
     assert film.report.newer_term == 5

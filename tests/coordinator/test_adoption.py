@@ -280,7 +280,10 @@ def test_two_coordinators_the_older_one_falls_silent():
     film = Film().up(step=7)
     film.reports(1, term=2)
     assert film.orders(0) is None
-    assert film.report.why == "sending no orders: the agent of slot 1 follows a newer coordinator than 1.0"
+    assert film.report.why == (
+        "sending no orders: the agent of slot 1 follows a newer coordinator than 1.0 (term.boot); the "
+        "operator replaces this one"
+    )
     assert film.report.newer_term == 2, "status may be older than the agents: the operator opens one above"
     film.exits(0, SIGKILL)
     assert film.phase == "Running", "it judges nothing any more"

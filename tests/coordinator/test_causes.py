@@ -119,7 +119,7 @@ def test_a_silent_agent_is_a_fault_of_its_own():
     assert film.phase == "Running"
     film.later(1)
     assert film.incident.cause is Cause.AGENT_LOST
-    assert film.incident.message == "the agent of slot 1 stopped reporting"
+    assert film.incident.message == "the agent of slot 1 has not reported for more than 5 s"
 
 
 def test_a_lost_agent_that_returns_must_end_its_ranks_first():
@@ -139,7 +139,9 @@ def test_a_lost_agent_that_returns_must_end_its_ranks_first():
 def test_an_agent_that_forgot_its_ranks_ends_the_world():
     film = Film().up(step=3)
     film.reports(1, plan=None, ranks=(), stopped=True)
-    assert film.incident.message == "the agent of slot 1 reports again, but without its ranks"
+    assert (
+        film.incident.message == "the agent of slot 1 was restarted: it reports again, but without its ranks"
+    )
 
 
 def test_a_rank_that_nobody_saw_end():

@@ -46,7 +46,7 @@ def costs(workers: int) -> dict[str, int]:
     def note(name: str, event: membership.Event) -> None:
         def act() -> None:
             film.event(event)
-            membership.orders(film.state, slot, film.now)
+            membership.orders_for_slot(film.state, slot, film.now)
 
         found[name] = calls(act)
 
@@ -95,7 +95,7 @@ def test_a_tick_and_an_unchanged_report_concern_next_to_nobody():
     for event in (membership.Tick(), membership.DesiredReceived(film.desired)):
         before = film.state
         film.event(event)
-        concerned = membership.affected(before, film.state) & film.state.everybody
+        concerned = membership.affected_slots(before, film.state) & film.state.all_slots
         assert concerned.bit_count() <= 2
 
 

@@ -22,7 +22,7 @@ def test_the_bytes_for_an_agent_are_its_orders(servers: int):
     def compare() -> None:
         replies = Replies(film.state, film.now)
         for slot, report in film.agents.items():
-            found = replies.to(report)
+            found = replies.reply_to(report)
             assert found
             sent = encoder.encode(found, 7, slot or None)
             assert codec.decode(Orders, sent) == replace(
@@ -40,5 +40,5 @@ def test_the_bytes_for_an_agent_are_its_orders(servers: int):
 def test_what_is_the_same_for_everybody_is_made_once():
     film = Film(5).up(step=3)
     replies = Replies(film.state, film.now)
-    found = [replies.to(report) for report in film.agents.values()]
+    found = [replies.reply_to(report) for report in film.agents.values()]
     assert len({id(reply.orders) for reply in found if reply}) == 1

@@ -230,5 +230,5 @@ def test_a_world_that_ends_is_not_checked():
     seen.reports(0, groups=(group(1, 0),))
     seen.desires(drain=False)
     assert groups.notice(Film().state, 0.0) is None
-    assert groups.split_world(Film().state, 0.0) is None
-    assert groups.shown(Film().state) == ()
+    assert groups.split_world_problem(Film().state, 0.0) is None
+    assert groups.shown_groups(Film().state) == ()

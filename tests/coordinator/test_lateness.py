@@ -57,9 +57,9 @@ def test_a_turn_that_is_not_much_too_late_is_no_lateness() -> None:
 
 
 def test_while_it_is_late_metrics_may_be_older() -> None:
-    calm, late = Lateness(), Lateness().after(2.0, 100.0)
-    assert calm.metrics_age(100.0) < late.metrics_age(100.0)
-    assert late.metrics_age(100.0 + CALM_SECONDS) == calm.metrics_age(0.0)
+    calm, late = Lateness(), Lateness().after_late_turn(2.0, 100.0)
+    assert calm.metrics_max_age(100.0) < late.metrics_max_age(100.0)
+    assert late.metrics_max_age(100.0 + CALM_SECONDS) == calm.metrics_max_age(0.0)
 
 
 async def test_frequent_requests_for_metrics_get_cached_ones(served: Served) -> None:
@@ -85,7 +85,9 @@ async def test_while_it_is_late_only_the_newest_of_several_reports_is_read(
     await put_desired(served.http, DESIRED)
     if late:
         now = served.coordinator.now()
-        served.coordinator.state = replace(served.coordinator.state, lateness=Lateness().after(2.0, now))
+        served.coordinator.state = replace(
+            served.coordinator.state, lateness=Lateness().after_late_turn(2.0, now)
+        )
     link = await Link().connect(served.agents)
     reports = [agent(0, contract=VERSION, number=n, progress=Progress(step=n)) for n in (1, 2, 3)]
     read: list[int] = []

@@ -17,7 +17,7 @@ from ropeteam_trainer.contract.desired import Desired, JobReport
 from ropeteam_trainer.contract.fence import CLOCK_SHARE, longest_lease
 from ropeteam_trainer.coordinator.log import Log
 from ropeteam_trainer.coordinator.membership import step as membership
-from ropeteam_trainer.coordinator.membership.lease import holds
+from ropeteam_trainer.coordinator.membership.lease import is_valid
 from ropeteam_trainer.coordinator.server import Coordinator
 
 FENCE = st.integers(10, 3600)
@@ -51,7 +51,7 @@ class Game:
         return 90_000.0 + self.at * (1 + CLOCK_SHARE / 2.1)
 
     def restart_coordinator(self) -> None:
-        self.state = membership.initial(config(lease=self.lease), self.boot, self.here)
+        self.state = membership.initial_state(config(lease=self.lease), self.boot, self.here)
         self.boot += 1
 
     def restart_operator(self) -> None:
@@ -133,7 +133,7 @@ def test_it_holds_while_one_of_two_questions_is_answered(lease, luck):
             game.at += min(CALL_SECONDS, lease / POLLS_PER_LEASE)
         else:
             game.exchange()
-        assert holds(game.state, game.here)
+        assert is_valid(game.state, game.here)
 
 
 def answered(film: Film) -> None:

@@ -94,7 +94,7 @@ def test_pods_that_leave_within_a_second_are_one_incident():
     drain_to(film, 8)
     film.applies_orders()
     assert [incident.message for incident in film.report.incidents] == [
-        "the pod of slot 1, 2 was terminating"
+        "the pods of slots 1, 2 were terminating (deleted or evicted, or a node is drained)"
     ]
 
 

@@ -76,7 +76,7 @@ def test_of_a_member_that_stays_away_the_others_know_who_it_was():
     film.later(6)
     assert film.phase == "Stopping"
     assert (film.incident.cause, film.incident.slot) == (Cause.AGENT_LOST, 1)
-    assert film.incident.message == "the agent of slot 1 stopped reporting"
+    assert film.incident.message == "the agent of slot 1 has not reported for more than 5 s"
     assert [(request.slot, request.incarnation) for request in film.report.replacement_requests] == [(1, 1)]
 
 
@@ -89,7 +89,7 @@ def test_a_pod_that_was_replaced_meanwhile_is_a_fault_of_the_old_world():
     film.agents[1] = agent(1, 2, contract=VERSION)
     film.reports(1)
     assert film.phase == "Stopping"
-    assert film.incident.message == "slot 1 was assigned to another pod"
+    assert film.incident.message == "slot 1 was assigned to another pod, without the ranks of this world"
     film.applies_orders()
     assert film.phase == "Running"
 

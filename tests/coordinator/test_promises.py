@@ -85,15 +85,15 @@ def answers(state: membership.State, event: membership.Event, now: float) -> Non
     assert report.why not in ("", report.phase.value)
     assert (report.failure is None) == (report.phase.value != "Failed")
     for slot in range(-1, 4):
-        membership.orders(state, slot, now)
+        membership.orders_for_slot(state, slot, now)
     if isinstance(event, membership.ReportReceived):
-        membership.reply(state, event.report, now)
+        membership.orders_for_sender(state, event.report, now)
 
 
 @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
 @given(STEPS, st.integers(0, 1))
 def test_any_sequence_of_valid_messages_is_taken(steps: list[tuple[float, membership.Event]], boot: int):
-    now, state = 0.0, membership.initial(config(), boot, 0.0)
+    now, state = 0.0, membership.initial_state(config(), boot, 0.0)
     for pause, event in steps:
         now += pause
         state = membership.step(state, event, now, int(now * 1000))
@@ -103,7 +103,7 @@ def test_any_sequence_of_valid_messages_is_taken(steps: list[tuple[float, member
 @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
 @given(STEPS)
 def test_nonsense_upon_a_running_world_is_taken(steps: list[tuple[float, membership.Event]]):
-    now, state = 0.0, membership.initial(config(), 0, 0.0)
+    now, state = 0.0, membership.initial_state(config(), 0, 0.0)
     slots = {str(slot): SlotDesired(1, "a") for slot in (0, 1)}
     events: list[membership.Event] = [membership.DesiredReceived(Desired(0, 0, 1, slots, allowance=5))]
     for slot in (0, 1):

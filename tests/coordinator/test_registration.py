@@ -15,7 +15,7 @@ from ropeteam_trainer.coordinator.membership import step as membership
 
 def refused(film: Film, foreign: AgentReport) -> str:
     film.event(membership.ReportReceived(foreign))
-    orders = membership.reply(film.state, foreign, film.now)
+    orders = membership.orders_for_sender(film.state, foreign, film.now)
     return orders.refused if orders else ""
 
 
@@ -32,7 +32,7 @@ def test_foreign_pods_are_refused_with_a_reason():
 def test_a_terminating_foreign_pod_may_leave():
     film = Film().up(step=3)
     foreign = agent(0, pod_uid="twin", terminating=True)
-    orders = membership.reply(film.state, foreign, film.now)
+    orders = membership.orders_for_sender(film.state, foreign, film.now)
     assert orders is not None
     assert orders.leave
 
@@ -94,8 +94,8 @@ def test_a_successor_whose_turn_has_not_come_gets_no_orders_and_may_leave():
     film = Film().up(step=3)
     early = agent(1, 2)
     film.event(membership.ReportReceived(early))
-    assert membership.reply(film.state, early, film.now) is None
-    orders = membership.reply(film.state, replace(early, terminating=True), film.now)
+    assert membership.orders_for_sender(film.state, early, film.now) is None
+    orders = membership.orders_for_sender(film.state, replace(early, terminating=True), film.now)
     assert orders is not None
     assert (orders.leave, orders.plan, orders.refused) == (True, None, "")
     assert film.phase == "Running"
@@ -126,7 +126,7 @@ def test_only_the_store_of_the_next_world_counts():
     film.desires()
     film.reports(1)
     film.reports(0, store=StoreOffer(WorldId(1, 0, 7), "10.0.0.1", 1))
-    assert film.report.why == "waiting for the store of world 1.0.1 in slot 0"
+    assert film.report.why == "waiting for the store (TCPStore) of world 1.0.1 in the pod of slot 0"
 
 
 def test_a_pause_of_our_own_loop_costs_nobody_the_lease():

@@ -37,7 +37,7 @@ def test_the_index_of_facts_equals_one_of_all_slots():
     film.later(6)
     state = film.state
     blank = replace(state, facts=slotfacts.NOBODY, saved={})
-    expected = slotindex.refresh(None, blank, state.everybody, film.now)
+    expected = slotindex.refresh_facts(None, blank, state.all_slots, film.now)
     assert (expected.facts, expected.saved) == (state.facts, state.saved)
 
 

@@ -71,8 +71,8 @@ def test_each_step_on_the_way_has_a_name():
 def test_ranks_that_are_not_started_yet():
     seen = Film().up()
     early = with_world(seen.state, started_at=None)
-    assert stage.stage(early) is Stage.RANKS_STARTING
-    assert stage.sentence(early) == "the 2 ranks of world 1.0.1 are being started"
+    assert stage.current_stage(early) is Stage.RANKS_STARTING
+    assert stage.stage_text(early) == "the 2 ranks of world 1.0.1 are being started"
 
 
 def test_few_that_are_missed_are_named():

@@ -46,7 +46,7 @@ class Coordinator:
     def __init__(self, world: World, pod: Pod, boot: int) -> None:
         self._world, self.pod, self.site = world, pod, pod.uid
         settings = codec.decode(CoordinatorConfig, pod_environment(pod)[config.CONFIG])
-        self.state = membership.initial(settings, boot, world.clock.now)
+        self.state = membership.initial_state(settings, boot, world.clock.now)
         self.running, self.frozen = True, False
         self._lines: dict[Connection, AgentConnection] = {}
         self._backlog: deque[tuple[Connection, AgentReport]] = deque()
@@ -139,7 +139,7 @@ class Coordinator:
         self._film()
         for connection, line in list(self._lines.items()):
             if line.report is not None:
-                self._send(connection, line, membership.reply(self.state, line.report, now))
+                self._send(connection, line, membership.orders_for_sender(self.state, line.report, now))
         if self._timer:
             self._timer.cancel()
         wake = membership.wake_at(self.state, now)

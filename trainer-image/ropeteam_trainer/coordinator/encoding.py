@@ -54,7 +54,7 @@ class _Parts:
     def __init__(self, sample: Reply) -> None:
         assert sample.plan is not None
         self.plan = sample.plan
-        plain = codec.to_plain(sample.whole.plan)
+        plain = codec.to_plain(sample.orders_with_plan.plan)
         whole = plain.pop("whole")
         del plain["members"], whole["slot"], whole["first_rank"]
         self._rest, self._whole = codec.encode(plain)[1:-1], codec.encode(whole)[1:-1]

@@ -106,7 +106,7 @@ class Http:
 
     def _metrics_answer(self) -> Response:
         now, state = self._coordinator.now(), self._coordinator.state
-        if now >= self._metrics_at + state.lateness.metrics_age(now):
+        if now >= self._metrics_at + state.lateness.metrics_max_age(now):
             self._metrics, self._metrics_at = (
                 Response(200, *render(self._coordinator.report(), state.config)),
                 now,

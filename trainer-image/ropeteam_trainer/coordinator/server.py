@@ -65,7 +65,7 @@ class Coordinator:
         self.unauthenticated = UnauthenticatedConnections(config.slots + SPARE_PLACES)
         self.buffer = memoryview(bytearray(READ_AT_ONCE))
         self._loop, self._asleep = asyncio.get_running_loop(), asleep
-        self.state = membership.initial(config, boot, self.now())
+        self.state = membership.initial_state(config, boot, self.now())
         self.encoder = OrdersEncoder()
         self._lines: dict[AgentConnection, None] = {}
         """Connections in the order in which they came."""
@@ -84,7 +84,7 @@ class Coordinator:
 
     @property
     def is_late(self) -> bool:
-        return self.state.lateness.most > 0 and self.state.lateness.holds(self.now())
+        return self.state.lateness.most > 0 and self.state.lateness.is_late(self.now())
 
     def desire(self, desired: Desired) -> JobReport:
         self._process_reports()
@@ -152,9 +152,9 @@ class Coordinator:
             self.state = membership.step(self.state, membership.LeasesRenewed(leases), now, unix_ms)
         before, self.state = self.state, membership.step(self.state, event, now, unix_ms)
         replies = membership.Replies(self.state, now)
-        for line in self._affected_lines(membership.affected(before, self.state), senders):
+        for line in self._affected_lines(membership.affected_slots(before, self.state), senders):
             if line.report:
-                line.send(replies.to(line.report), now)
+                line.send(replies.reply_to(line.report), now)
         self._log_decision(now)
         if self._timer:
             self._timer.cancel()
@@ -174,7 +174,7 @@ class Coordinator:
 
     def _log_decision(self, now: float) -> None:
         world_id = self.state.world.plan.world_id if self.state.world else None
-        why = self.state.why + self.state.lateness.text(now)
+        why = self.state.why + self.state.lateness.suffix(now)
         self.log.write_if_changed("decision", phase=self.state.phase.value, world=world_id, why=why)
 
 

@@ -14,7 +14,7 @@ drains.py        drains without losing a step
 groups.py        process groups that a world has formed
 stage.py         stages of a world up to its first step
 unstartable.py   pods in which no rank can start
-lease.py         the lease under which reports are answered
+lease.py         whether reports may be answered: the coordinator's lease, and newer coordinators
 orders.py        projection: orders for each agent
 report.py        projection: the JobReport to the operator
 """

@@ -17,46 +17,51 @@ from ropeteam_trainer.contract.featurelevel import FeatureLevel
 from ropeteam_trainer.contract.fence import longest_life
 from ropeteam_trainer.contract.world import Member, Plan
 from ropeteam_trainer.coordinator.membership import preserving, progress
-from ropeteam_trainer.coordinator.membership.evidence import KILLED_BY_US, collect
+from ropeteam_trainer.coordinator.membership.evidence import KILLED_BY_US, collect_evidence
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
 from ropeteam_trainer.coordinator.membership.state.events import Moment, ReportReceived, pod_of
 from ropeteam_trainer.coordinator.membership.state.slots import agent_of_slot, desired_slot, member_pod
-from ropeteam_trainer.coordinator.membership.state.state import Agent, Decided, State, enter, with_world
+from ropeteam_trainer.coordinator.membership.state.state import Agent, Decided, State, enter_phase, with_world
 from ropeteam_trainer.coordinator.membership.state.world import World
 
 _WAITING = "waiting for the agents to report what they run, so that a world can be adopted"
 
 
 def adopt_or_replan(state: State, at: Moment) -> Decided:
-    """Adopt or supersede the previous world, form the first one, or wait."""
-    here = slotindex.present(state)
+    """The decision of WAITING. First match wins: completion, wait for reports, no world reported (FORMING),
+    adopt the newest world (RUNNING), supersede it (STOPPING). Completion comes before the wait: agents of a
+    completed world exit, and may report no more."""
+    here = slotindex.present_slots(state)
     if here and state.waited_from is None:
         state = replace(state, waited_from=at.now)
-    for plan in _plans(state, _agents(state, here & state.touched), completed=True):
-        return Decided(enter(_with_previous_world(state, plan, at), WorldPhase.COMPLETING, at))
+    for plan in _reported_plans(state, _agents_by_slot(state, here & state.touched), completed=True):
+        return Decided(enter_phase(_with_previous_world(state, plan, at), WorldPhase.COMPLETING, at))
     if not _has_enough_reports(state, here, at.now):
         return Decided(state, _WAITING)
-    agents = _agents(state, here)
-    plans = _plans(state, agents)
+    agents = _agents_by_slot(state, here)
+    plans = _reported_plans(state, agents)
     previous = max(plans, key=lambda plan: plan.world_id, default=None)
     if previous is None:
-        return Decided(enter(state, WorldPhase.FORMING, at))
+        return Decided(enter_phase(state, WorldPhase.FORMING, at))
     state = _with_previous_world(state, previous, at)
     if _all_members_agree(state, agents) and _runs_or_ended_by_itself(state, at.now):
         moved = any(rank.steps_here for agent in agents.values() for rank in agent.report.ranks)
         quiesced = not any(agent.report.feature_level >= FeatureLevel.STEPS for agent in agents.values())
-        running = with_world(enter(state, WorldPhase.RUNNING, at), stepped=moved, trains=moved or quiesced)
-        return Decided(_absorb_all(running, agents, at))
-    return Decided(preserving.stop(_absorb_all(state, agents, at), at))
+        running = with_world(
+            enter_phase(state, WorldPhase.RUNNING, at), stepped=moved, trains=moved or quiesced
+        )
+        return Decided(_record_reports(running, agents, at))
+    return Decided(preserving.stop_world(_record_reports(state, agents, at), at))
 
 
-def _agents(state: State, among: slotset.Slots) -> dict[int, Agent]:
-    """Agents by slot."""
+def _agents_by_slot(state: State, among: slotset.Slots) -> dict[int, Agent]:
+    """The agents that hold these slots, by slot. Slots without one are left out."""
     return {slot: agent for slot in slotset.each(among) if (agent := agent_of_slot(state, slot))}
 
 
-def _plans(state: State, agents: dict[int, Agent], completed: bool = False) -> list[Plan]:
-    """The plans of this job in these agents' reports."""
+def _reported_plans(state: State, agents: dict[int, Agent], completed: bool = False) -> list[Plan]:
+    """The plans of this job in these agents' reports. `completed`: only of worlds whose completion the agent
+    has acknowledged."""
     reports = [agent.report for agent in agents.values()]
     plans = [
         each.plan for each in reports if each.plan and (each.completed == each.plan.world_id or not completed)
@@ -65,7 +70,8 @@ def _plans(state: State, agents: dict[int, Agent], completed: bool = False) -> l
 
 
 def _fits_job(state: State, plan: Plan) -> bool:
-    """Whether the plan fits this job: all of its slots, with as many ranks as the config gives them."""
+    """Whether the plan has exactly this job's slots, with as many ranks as the config gives them. Of a part
+    of a plan only the sums are known."""
     if plan.whole:
         counts = plan.whole.incarnations[::2]
         ranks = sum(state.config.processes_of(slot) for slot in range(state.config.slots))
@@ -75,26 +81,33 @@ def _fits_job(state: State, plan: Plan) -> bool:
 
 
 def _has_enough_reports(state: State, here: slotset.Slots, now: float) -> bool:
+    """Whether to decide on what is reported now. `here`: slots whose agent has reported.
+
+    First match wins: all slots have; no coordinator was before this one; no rank can live without an answer
+    any more; lostSeconds have passed since the first agent registered, or, in a drain in which perhaps no
+    agent ever does, since the first desired state.
+    """
     lease = state.config.timeouts.lost
-    if here == state.everybody:
+    if here == state.all_slots:
         return True
     if state.config.term == 1 and state.boot == 0 and not here & state.facts.planned:
-        return True  # no coordinator was before us
+        return True
     if now >= state.phase_since + longest_life(state.config.timeouts.fence):
         return True
     if state.waited_from is not None:
         return now >= state.waited_from + lease
-    return state.draining and now >= state.desired_at + lease
+    return state.drain_requested and now >= state.desired_at + lease
 
 
 def _with_previous_world(state: State, plan: Plan, at: Moment) -> State:
+    """The state with a world of this reported plan, in the same phase."""
     state = replace(state, restarts=plan.restart_count + 1)
     return slotindex.enter_world(state, World(_whole_plan(state, plan), at.now), at.now)
 
 
 def _whole_plan(state: State, plan: Plan) -> Plan:
-    """The whole plan of which this is a part. Members without a report are known by their incarnation: the
-    pod that has it now, or one that was replaced since."""
+    """The whole plan of which this is a part; a whole plan unchanged. Each agent reports its own member. Of
+    the others only the incarnation is known: the slot's present pod, if it has that one."""
     if plan.whole is None:
         return plan
     reported = {
@@ -113,28 +126,32 @@ def _whole_plan(state: State, plan: Plan) -> Plan:
 
 
 def _member_without_report(state: State, slot: int, incarnation: int) -> Member:
+    """The member of a plan whose agent has not reported. Its address is not known; pod UID "": its pod was
+    replaced, so the member counts as lost."""
     desired = desired_slot(state, slot)
     uid = desired.pod_uid if desired and desired.incarnation == incarnation else ""
     return Member(slot, incarnation, uid, "", state.config.processes_of(slot))
 
 
-def _absorb_all(state: State, agents: dict[int, Agent], at: Moment) -> State:
-    return progress.absorb(state, (ReportReceived(agent.report) for agent in agents.values()), at)
+def _record_reports(state: State, agents: dict[int, Agent], at: Moment) -> State:
+    """The state after the last reports of these agents, now as reports of members of its world."""
+    return progress.record_reports(state, (ReportReceived(agent.report) for agent in agents.values()), at)
 
 
 def _all_members_agree(state: State, agents: dict[int, Agent]) -> bool:
-    """Whether every registered member lives in this world. Other pods in its slots are a fault of the world,
-    and cast no doubt on it."""
+    """Whether every agent that is a member of this world reports it as its own: if one does not, only a part
+    of the agents had received the plan. Agents of other pods in its slots do not count: that a member was
+    replaced is a fault of the world, found once it is adopted."""
     world = state.world
     return world is not None and all(
-        world.has(agent.report)
+        world.has_ranks_of(agent.report)
         for slot, agent in agents.items()
         if member_pod(world, slot) == pod_of(agent.report)
     )
 
 
 def _runs_or_ended_by_itself(state: State, now: float) -> bool:
-    """Whether the world runs, or ended by itself. If all its ranks were killed by our agents, the previous
-    coordinator had ended it."""
-    signs = collect(state, now)
-    return any(sign.weight > KILLED_BY_US for sign in signs) or not signs
+    """Whether the world runs, or ended by a fault of its own. If agents have killed its ranks and there is no
+    other evidence, the previous boot had ended it: it must not be adopted as running."""
+    all_evidence = collect_evidence(state, now)
+    return any(evidence.weight > KILLED_BY_US for evidence in all_evidence) or not all_evidence

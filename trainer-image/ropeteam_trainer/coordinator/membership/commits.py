@@ -23,7 +23,7 @@ from ropeteam_trainer.coordinator.membership.state.ranks import (
     ranks_of_member,
     ranks_of_members,
 )
-from ropeteam_trainer.coordinator.membership.state.slots import present
+from ropeteam_trainer.coordinator.membership.state.slots import present_agent
 from ropeteam_trainer.coordinator.membership.state.state import State, with_world
 
 AWAITED_COMMIT_SECONDS = 600
@@ -32,42 +32,50 @@ status. An operator that is upgraded, or newly elected, is back by then; and fin
 
 
 def restore_candidates(state: State) -> tuple[CheckpointRef, ...]:
-    """Checkpoints from which the next world may resume, best first."""
+    """Checkpoints from which the next world may resume, best first: the granted one, whose manifest may have
+    been written, then the lineage."""
     return ((state.pending,) if state.pending else ()) + state.lineage
 
 
-def retained(state: State) -> tuple[CheckpointRef, ...]:
-    """Checkpoints that must not be pruned: our lineage, newest first, then all others that status may name.
-    A world that has not committed or restored any prunes none."""
+def retained_checkpoints(state: State) -> tuple[CheckpointRef, ...]:
+    """Checkpoints that must not be pruned: the lineage, newest first, then all others that status may name.
+    Empty until a checkpoint was committed or restored: agents then prune nothing."""
     if not state.lineage:
         return ()
     named = (ref for answer in state.answered for ref in answer)
     return tuple(dict.fromkeys((*state.lineage, *state.acknowledged, *named)))
 
 
-def answer(state: State) -> State:
-    """Note that our lineage goes to the operator in a reply, and may be saved."""
+def note_lineage_sent(state: State) -> State:
+    """The state after a report to the operator, which may save the lineage in status at any later time.
+    The last two are remembered: the operator may still be saving the one before."""
     return replace(state, answered=(*state.answered, state.lineage)[-2:])
 
 
-def absorb(state: State, report: AgentReport, at: Moment) -> State:
-    """The state after the commits in an accepted report."""
+def record_commits(state: State, report: AgentReport, at: Moment) -> State:
+    """The state after the commits in an accepted report: a written manifest extends the lineage; a grant that
+    this boot does not know (its predecessor made it) becomes `pending`; the restored checkpoint fixes the
+    lineage of the world. All idempotent: each report repeats them."""
     if report.committed and report.committed.digest and _extends_lineage(state, report, report.committed):
-        state = _confirm(state, report.committed, at)
+        state = _record_manifest(state, report.committed, at)
     if report.granted and state.pending is None and _extends_lineage(state, report, report.granted):
         state = replace(state, pending=replace(report.granted, digest=""))
-    return _settle_restore(state, report)
+    return _record_restore(state, report)
 
 
 def _extends_lineage(state: State, report: AgentReport, ref: CheckpointRef) -> bool:
-    """Whether the checkpoint extends the lineage. Steps only grow along a lineage. Numbers of worlds do not
-    compare: the first checkpoint may be another job's.
+    """Whether the checkpoint extends the lineage. First match wins.
 
-    A checkpoint of a previous world does not extend it once a later world has resumed from another one.
+    - Its step must be higher than the newest. (Numbers of worlds do not compare: the first checkpoint may be
+      of another job.)
+    - While no world runs: the reporting agent's world saved it, or has restored nothing yet.
+    - The world resumed from servers' memory: any world of this server generation has saved it.
+    - Otherwise the current world has saved it; or it is the pending grant of the previous one, until it is
+      known from which checkpoint the current one resumed.
     """
     if state.lineage and ref.step <= state.lineage[0].step:
         return False
-    if state.world is None or not state.lives(state.config.lead_slot):
+    if state.world is None or not state.is_slot_live(state.config.lead_slot):
         return (
             report.plan is None
             or ref.world_id == report.plan.started_in(report.slot)
@@ -76,16 +84,17 @@ def _extends_lineage(state: State, report: AgentReport, ref: CheckpointRef) -> b
     if state.world.plan.origin is not None and ref.world_id >= state.world.plan.server_generation:
         return True  # resumed from memory of servers: all checkpoints of this server generation precede
     return ref.world_id == lead_started_in(state) or (
-        state.world.base is None and _is_same(ref, state.pending)
+        state.world.base is None and _is_same_checkpoint(ref, state.pending)
     )
 
 
-def _is_same(one: CheckpointRef, other: CheckpointRef | None) -> bool:
+def _is_same_checkpoint(one: CheckpointRef, other: CheckpointRef | None) -> bool:
     """Whether both are the same checkpoint, digest known or not."""
     return other is not None and (one.world_id, one.step) == (other.world_id, other.step)
 
 
-def _confirm(state: State, written: CheckpointRef, at: Moment) -> State:
+def _record_manifest(state: State, written: CheckpointRef, at: Moment) -> State:
+    """The state with a committed checkpoint first in its lineage. A pending grant up to its step is done."""
     settled = state.pending is None or state.pending.step <= written.step
     return replace(
         state,
@@ -96,15 +105,20 @@ def _confirm(state: State, written: CheckpointRef, at: Moment) -> State:
     )
 
 
-def _settle_restore(state: State, report: AgentReport) -> State:
-    """Take as the lineage that of the checkpoint from which the current world resumed, as reported by the
-    agent of the leading rank."""
+def _record_restore(state: State, report: AgentReport) -> State:
+    """The state with the lineage of the checkpoint from which the current world resumed, as the agent of its
+    leading rank reports it. Only once per world; unchanged by other reports.
+
+    New lineage, newest first: checkpoints that the current world has committed since, the restored one, then
+    its ancestors. These are known to us, unless the restored checkpoint is not in our lineage: then the agent
+    reports them.
+    """
     world, source = state.world, report.restored
-    if world is None or not state.running or source is None or world.restored is not None:
+    if world is None or not state.is_world_live or source is None or world.restored is not None:
         return state
-    if not world.has(report) or report.slot != state.config.lead_slot:
+    if not world.has_ranks_of(report) or report.slot != state.config.lead_slot:
         return state
-    known = next((ref for ref in state.lineage if _is_same(ref, source)), None)
+    known = next((ref for ref in state.lineage if _is_same_checkpoint(ref, source)), None)
     ours = tuple(
         ref for ref in state.lineage if ref.world_id == lead_started_in(state) and ref.step > source.step
     )
@@ -114,77 +128,80 @@ def _settle_restore(state: State, report: AgentReport) -> State:
     newest = replace(known, run=source.run) if known else source  # status has no run
     lineage = (*ours, newest, *before)[: state.config.keep]
     state = replace(with_world(state, restored=source, base=source.step), lineage=lineage)
-    return _forget_stale(state)
+    return _drop_stale_grant(state)
 
 
-def settle_fresh_start(state: State, base: int) -> State:
-    """Note that the current world, which made steps and reported no restore, began at step `base`: the
-    lineage loses checkpoints beyond it."""
+def record_fresh_start(state: State, base: int) -> State:
+    """The state after a start without a restored checkpoint: the current world began at step `base`.
+    Checkpoints of other worlds beyond that step leave the lineage, because their steps are repeated."""
     world_id = lead_started_in(state)
     lineage = tuple(ref for ref in state.lineage if ref.world_id == world_id or ref.step <= base)
-    return _forget_stale(replace(with_world(state, base=base), lineage=lineage))
+    return _drop_stale_grant(replace(with_world(state, base=base), lineage=lineage))
 
 
-def _forget_stale(state: State) -> State:
-    """Drop an older grant, now that the checkpoint from which the current world resumed is known: the grant
-    was either for that checkpoint, or was never finished."""
+def _drop_stale_grant(state: State) -> State:
+    """The state without a pending grant of an earlier world. Only once it is known from which checkpoint the
+    current world resumed: that was the granted one, or its manifest was never written."""
     if state.pending is None or state.pending.world_id == lead_started_in(state):
         return state
     return replace(state, pending=None, grant=None)
 
 
-def grant_next(state: State) -> State:
-    """Grant the commit of the newest complete step, one at a time, and only while its savers live."""
-    world_id, step = lead_started_in(state), _complete_step(state)
+def grant_next_commit(state: State) -> State:
+    """The state with a grant for the newest complete step. Unchanged if another grant is pending, no step is
+    complete, or the leading rank does not live: its agent writes the manifest."""
+    world_id, step = lead_started_in(state), _step_to_grant(state)
     if state.grant or state.world is None or world_id is None or step is None:
         return state
-    if not state.lives(state.config.lead_slot):
+    if not state.is_slot_live(state.config.lead_slot):
         return state
     ref = CheckpointRef(step, world_id, run=state.config.job_uid)
     parent = state.lineage[0] if state.lineage else None
-    grant = Grant(ref, state.world.plan.world_size, _files(state, step), parent)
+    grant = Grant(ref, state.world.plan.world_size, _files_of_step(state, step), parent)
     return replace(state, grant=grant, pending=ref)
 
 
 def awaited_commit(state: State, now: float) -> str:
-    """Condition that the last checkpoint still waits for, once all ranks are done; "": none, or the limit has
-    passed."""
+    """Condition that the last checkpoint waits for, once all ranks are done, as the end of "waiting for". "":
+    it is committed and saved in status, or AWAITED_COMMIT_SECONDS have passed. The manifest is not waited for
+    if the agent that would write it is lost."""
     if now - state.phase_since > AWAITED_COMMIT_SECONDS:
         return ""
     lead = ranks_of_member(state, state.config.lead_slot)
-    if state.pending and lead and lead.known and present(state, state.config.lead_slot, now):
+    if state.pending and lead and lead.known and present_agent(state, state.config.lead_slot, now):
         return f"the manifest of step {state.pending.step} to be written"
     newest = state.lineage[0] if state.lineage else None
-    if newest and not any(_is_same(newest, ref) for ref in state.acknowledged):
+    if newest and not any(_is_same_checkpoint(newest, ref) for ref in state.acknowledged):
         return f"the operator to record that step {newest.step} is committed"
     return ""
 
 
-def shards(state: State, step: int) -> dict[int, Shard]:
-    """Shards of one step, written by ranks of the current world, by rank."""
-    return {shard.rank: shard for shard in _shards(state) if shard.step == step}
+def shards_of_step(state: State, step: int) -> dict[int, Shard]:
+    """Shards of one step of the current world, by rank."""
+    return {shard.rank: shard for shard in _shards_of_world(state) if shard.step == step}
 
 
-def _shards(state: State) -> list[Shard]:
-    """All shards of the current world; a shard counts only if reported by the agent of its rank."""
+def _shards_of_world(state: State) -> list[Shard]:
+    """All shards of the current world. A shard counts only if the agent of its own rank reports it."""
     world_id = lead_started_in(state)
     return [
         shard
-        for member_ranks in ranks_of_members(state, savers(state))
+        for member_ranks in ranks_of_members(state, saver_slots(state))
         if member_ranks.known and member_ranks.agent
         for shard in member_ranks.agent.report.shards
         if shard.world_id == world_id and shard.rank in member_ranks.ranks
     ]
 
 
-def savers(state: State) -> slotset.Slots:
-    """Slots whose ranks save: all; with parameter servers the first of these."""
-    return slotset.one(state.config.lead_slot) if state.config.servers else state.everybody
+def saver_slots(state: State) -> slotset.Slots:
+    """Slots whose ranks save checkpoints: all; with parameter servers only the first of these."""
+    return slotset.one(state.config.lead_slot) if state.config.servers else state.all_slots
 
 
-def _complete_step(state: State) -> int | None:
-    """The newest step beyond the lineage for which every rank has written its shard. But first a step
-    granted before a restart of ours: its manifest may be on its way, and is then the parent of the next."""
+def _step_to_grant(state: State) -> int | None:
+    """The newest step beyond the lineage for which every rank has written its shard; None: there is none. A
+    complete step that an earlier boot granted comes first: its manifest may be being written, and is then
+    the parent of the next one."""
     size = state.world.plan.world_size if state.world and not state.config.servers else 1
     known = state.lineage[0].step if state.lineage else -1
     steps = [step for step, ranks in state.saved.items() if ranks == size and step > known]
@@ -194,5 +211,6 @@ def _complete_step(state: State) -> int | None:
     return pending if pending in steps else max(steps, default=None)
 
 
-def _files(state: State, step: int) -> tuple[ShardFile, ...]:
-    return tuple(file for _, shard in sorted(shards(state, step).items()) for file in shard.files)
+def _files_of_step(state: State, step: int) -> tuple[ShardFile, ...]:
+    """The files of all shards of one step, in rank order."""
+    return tuple(file for _, shard in sorted(shards_of_step(state, step).items()) for file in shard.files)

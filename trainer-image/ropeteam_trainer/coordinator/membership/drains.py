@@ -20,21 +20,22 @@ from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.featurelevel import FeatureLevel
 from ropeteam_trainer.contract.messages import RankPhase
 from ropeteam_trainer.contract.world import Cause
-from ropeteam_trainer.coordinator.membership.commits import savers
+from ropeteam_trainer.coordinator.membership.commits import saver_slots
 from ropeteam_trainer.coordinator.membership.evidence import LOST, POD_TERMINATING, Evidence
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
 from ropeteam_trainer.coordinator.membership.state.events import Moment
 from ropeteam_trainer.coordinator.membership.state.ranks import lead_started_in, ranks_of_members
-from ropeteam_trainer.coordinator.membership.state.state import State, enter, with_world
+from ropeteam_trainer.coordinator.membership.state.state import State, enter_phase, with_world
 
 DEBOUNCE_SECONDS = 1.0
 
 
-def note_terminating(state: State, at: Moment) -> State:
-    """Record the slots of terminating pods, and since when."""
+def record_terminating_slots(state: State, at: Moment) -> State:
+    """The state with newly terminating slots recorded in the world, and the time of the first. Slots whose
+    ranks are done do not count. Recorded slots stay, even when the pod is gone."""
     world = state.world
     assert world is not None
-    terminating_slots = slotindex.departing(state) & state.everybody & ~slotindex.done(state)
+    terminating_slots = slotindex.terminating_slots(state) & state.all_slots & ~slotindex.done_slots(state)
     new = tuple(slot for slot in slotset.each(terminating_slots) if slot not in world.terminating_slots)
     if not new:
         return state
@@ -46,93 +47,110 @@ def note_terminating(state: State, at: Moment) -> State:
 
 
 def is_due(state: State, at: Moment) -> bool:
-    """Whether to pause the world: a drain is requested, or DEBOUNCE_SECONDS ago the first pod began to
-    terminate."""
+    """Whether to pause the world: a drain is requested, the first pod began to terminate DEBOUNCE_SECONDS
+    ago, or ranks have stopped for a drain that a previous boot began."""
     world = state.world
     assert world is not None
     gathered = world.terminating_since is not None and at.now >= world.terminating_since + DEBOUNCE_SECONDS
-    begun = state.facts.drained != slotset.NONE  # by a previous coordinator
-    return state.draining or gathered or begun
+    begun = state.facts.drained != slotset.NONE
+    return state.drain_requested or gathered or begun
 
 
-def begin(state: State, at: Moment) -> State:
-    """Pause the world."""
-    return enter(with_world(state, paused_at=at.now), WorldPhase.DRAINING, at)
+def pause_world(state: State, at: Moment) -> State:
+    """The state in DRAINING: each rank waits at its next report until the step to stop at is fixed."""
+    return enter_phase(with_world(state, paused_at=at.now), WorldPhase.DRAINING, at)
 
 
 def gathering_text(state: State) -> str:
-    """The sentence on a running world of which pods are terminating, while more are awaited; "": none is."""
+    """The sentence on a running world while more terminating pods are awaited; "": none is terminating."""
     world = state.world
     assert world is not None
     if world.terminating_since is None:
         return ""
-    pods = _pods_text(state)
+    pods = _terminating_pods_text(state)
     return f"world {world.plan.world_id} runs; terminating: {pods}; waiting for others that terminate too"
 
 
 def draining_text(state: State) -> str:
-    """The sentence on a world that is being drained."""
+    """The sentence on a world that is being drained: the reason, and what it waits for."""
     world = state.world
     assert world is not None
-    reason = f"terminating: {_pods_text(state)}" if world.terminating_slots else "the job is to be drained"
+    reason = (
+        f"terminating: {_terminating_pods_text(state)}"
+        if world.terminating_slots
+        else "the job is to be drained"
+    )
     goal = f"step {world.stop_at} to be saved" if world.stop_at is not None else "its ranks to pause"
-    if ranks_terminated(state):
+    if drains_by_sigterm(state):
         goal = "its ranks to end after SIGTERM (a script below feature level 2 saves by itself)"
     return f"{reason}; world {world.plan.world_id} waits for {goal}"
 
 
-def _pods_text(state: State) -> str:
+def _terminating_pods_text(state: State) -> str:
     slots = state.world.terminating_slots if state.world else ()
     if len(slots) == 1:
         return f"the pod of slot {slots[0]}"
     return "the pods of slots " + ", ".join(str(slot) for slot in slots)
 
 
-def terminating_workers(state: State, at: Moment) -> tuple[Evidence, ...]:
-    """Evidence of terminating workers on which no others depend: no drain, their slots get other pods."""
+def terminating_workers_evidence(state: State, at: Moment) -> tuple[Evidence, ...]:
+    """Evidence of terminating workers of a job with parameter servers, one for all of them, DEBOUNCE_SECONDS
+    after the first. Empty if the world must be drained instead: no parameter servers, a drain is requested,
+    or a parameter server is terminating."""
     world = state.world
     assert world is not None
     if (
         not state.config.servers
-        or state.draining
+        or state.drain_requested
         or any(map(state.config.is_server, world.terminating_slots))
     ):
         return ()
     gathered = world.terminating_since is not None and at.now >= world.terminating_since + DEBOUNCE_SECONDS
-    sign = terminating_evidence(state)
-    return (sign,) if sign and gathered else ()
+    evidence = terminating_evidence(state)
+    return (evidence,) if evidence and gathered else ()
 
 
-def ranks_terminated(state: State) -> bool:
-    """Whether the ranks have been sent SIGTERM: the way they exit is no fault."""
+def drains_by_sigterm(state: State) -> bool:
+    """Whether this world is being drained by SIGTERM to its ranks: its script is below feature level 2 and
+    cannot save at a given step. How such ranks exit is no fault."""
     return state.phase is WorldPhase.DRAINING and state.feature_level < FeatureLevel.CHECKPOINTS
 
 
-def unexpected(state: State, signs: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
-    """Signs that are a fault of a world that is being drained."""
-    return tuple(sign for sign in signs if sign.weight >= LOST) if ranks_terminated(state) else signs
+def unexpected_evidence(state: State, all_evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
+    """The evidence that is a fault although the world is being drained: all; only lost and terminating pods,
+    if its ranks get SIGTERM."""
+    return (
+        tuple(evidence for evidence in all_evidence if evidence.weight >= LOST)
+        if drains_by_sigterm(state)
+        else all_evidence
+    )
 
 
 def terminating_evidence(state: State) -> Evidence | None:
-    """Evidence of the terminating pods that ended, or are about to end, this world. It outweighs all other
-    evidence: it came first."""
+    """Evidence of the terminating pods of this world; None: there are none. It outweighs all other evidence:
+    pods that terminate end their own ranks, and these their peers. Charged to the first slot."""
     world = state.world
     if world is None or world.terminating_since is None:
         return None
-    slots = ", ".join(str(slot) for slot in world.terminating_slots)
+    verb = "was" if len(world.terminating_slots) == 1 else "were"
     return Evidence(
         POD_TERMINATING,
         Cause.POD_DELETED,
         world.terminating_slots[0],
-        f"the pod of slot {slots} was terminating",
+        f"{_terminating_pods_text(state)} {verb} terminating (deleted or evicted, or a node is drained)",
     )
 
 
-def fix_stop(state: State, at: Moment) -> State:
-    """Fix the step at which all ranks stop, once the first one is paused: one beyond the highest known step.
+def fix_stop_step(state: State, at: Moment) -> State:
+    """The state with the step at which all ranks stop and save; unchanged while that is open. First match
+    wins:
 
-    With parameter servers: the highest step of the workers, once all of them are paused. If ranks have
-    stopped already (a previous coordinator had fixed the step), it is theirs.
+    - fixed already;
+    - ranks have stopped, because a previous boot had fixed the step: their step;
+    - no rank is paused yet: open;
+    - with parameter servers: the highest step of the workers, once none of them runs. After DEBOUNCE_SECONDS
+      one beyond, to release workers that wait for a paused one;
+    - one beyond the highest known step: a rank may have begun that step before it was paused.
     """
     world, servers = state.world, state.config.servers
     assert world is not None
@@ -140,7 +158,7 @@ def fix_stop(state: State, at: Moment) -> State:
         return state
     if state.facts.drained:
         return with_world(state, stop_at=_highest_step(state, state.facts.drained, (RankPhase.DRAINED,)))
-    among = slotset.up_to(state.config.workers) if servers else state.everybody
+    among = slotset.up_to(state.config.workers) if servers else state.all_slots
     if not state.facts.paused & among:
         return state
     if servers and not state.facts.restless & among:
@@ -154,32 +172,39 @@ def fix_stop(state: State, at: Moment) -> State:
 def _highest_step(
     state: State, among: slotset.Slots, phases: tuple[RankPhase, ...] = tuple(RankPhase)
 ) -> int:
-    """The highest step of ranks in these phases."""
+    """The highest step of the reported ranks of these slots in these phases. Raises ValueError if there are
+    none: callers know of one."""
     ranks = (rank for member_ranks in ranks_of_members(state, among) for rank in member_ranks.known.values())
     return max(rank.step for rank in ranks if rank.phase in phases)
 
 
-def finished(state: State, at: Moment) -> str:
-    """Why the drain is over, or ""."""
+def finish_reason(state: State, at: Moment) -> str:
+    """Why the drain is over; "": it is not. First match wins.
+
+    The limit comes first. Then, by SIGTERM: all ranks have exited. Otherwise no step was made, so there is
+    nothing to save; or all ranks have stopped at `stop_at` or exited, and that step is committed, or cannot
+    be any more: no rank has written a shard of it, or a rank that should has ended.
+    """
     world, facts = state.world, state.facts
     assert world is not None
     assert world.paused_at is not None
     if at.now >= world.paused_at + state.config.timeouts.drain:
         return "spec.recovery.drainSeconds have passed"
-    if ranks_terminated(state):
-        return "its ranks have ended" if slotindex.all_members(state, facts.exited) else ""
+    if drains_by_sigterm(state):
+        return "its ranks have ended" if slotindex.has_all_members(state, facts.exited) else ""
     if not facts.moved:
         return "no rank has made a step yet"
-    if world.stop_at is None or not slotindex.all_members(state, facts.arrived):
+    if world.stop_at is None or not slotindex.has_all_members(state, facts.arrived):
         return ""
-    if _is_committed(state, world.stop_at):
+    if _is_step_committed(state, world.stop_at):
         return f"step {world.stop_at} is committed"
-    some_are_done = (facts.clean | (facts.aborted if facts.clean else slotset.NONE)) & savers(state)
+    some_are_done = (facts.clean | (facts.aborted if facts.clean else slotset.NONE)) & saver_slots(state)
     can_commit = world.stop_at in state.saved and not some_are_done
     return "" if can_commit else "there is nothing to commit"
 
 
-def _is_committed(state: State, step: int) -> bool:
+def _is_step_committed(state: State, step: int) -> bool:
+    """Whether the current world has committed this step, or a later one."""
     assert state.world is not None
     newest = state.lineage[0] if state.lineage else None
     return newest is not None and newest.world_id == lead_started_in(state) and newest.step >= step

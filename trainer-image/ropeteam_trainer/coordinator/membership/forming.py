@@ -1,8 +1,8 @@
 """Obstacles to the next world, and its plan once there are none.
 
 Order of the conditions: every slot held by a registered pod that stays -> every rank of previous worlds dead,
-or preserved -> fenced -> backoff -> store. The result is a sentence for people and the condition for the plan
-at once.
+or preserved -> fenced -> backoff -> store. One function returns the condition for the plan and its text for
+people, so that they cannot differ.
 """
 
 from __future__ import annotations
@@ -17,8 +17,13 @@ from ropeteam_trainer.coordinator.membership import commits, incidents, preservi
 from ropeteam_trainer.coordinator.membership.drains import DEBOUNCE_SECONDS
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
 from ropeteam_trainer.coordinator.membership.state.events import Moment
-from ropeteam_trainer.coordinator.membership.state.slots import agent_of_slot, desired_slot, leaving, lost
-from ropeteam_trainer.coordinator.membership.state.state import State, enter
+from ropeteam_trainer.coordinator.membership.state.slots import (
+    agent_of_slot,
+    desired_slot,
+    is_lost,
+    is_terminating,
+)
+from ropeteam_trainer.coordinator.membership.state.state import State, enter_phase
 from ropeteam_trainer.coordinator.membership.state.world import World
 
 TICK_SECONDS = 1.0
@@ -31,22 +36,31 @@ hangs."""
 
 
 def obstacle(state: State, now: float) -> str:
-    """Condition that the next plan waits for; "": none."""
+    """The first condition that the next plan waits for, as the end of "waiting for"; "": none, the next world
+    can start. Preserved slots are ready. First match wins: slots, backoff, store."""
     preserved = state.world.preserved if state.world else slotset.NONE
-    not_ready = state.everybody & ~preserved & ~_ready(state)
+    not_ready = state.all_slots & ~preserved & ~_ready_slots(state)
     if not_ready:
         return _slot_obstacle(state, slotset.first(not_ready), now)
     if now < state.failure_history.not_before:
         return "a backoff before the next start, because no step of the last world was observed"
     if offered_store(state) is None:
-        return f"the store of world {state.next_world_id} in slot {STORE_SLOT}"
+        return f"the store (TCPStore) of world {state.next_world_id} in the pod of slot {STORE_SLOT}"
     return ""
 
 
-def _ready(state: State) -> slotset.Slots:
-    """Slots that are ready for the next plan."""
+def _ready_slots(state: State) -> slotset.Slots:
+    """Slots that are ready for the next plan: their agent is there and stays, can start ranks, and none of an
+    earlier world lives.
+
+    Below feature level 2 the slot's previous pod must have ended, too, because it may still write the
+    script's own files. From level 2 on it cannot harm: only granted checkpoints are restored.
+    """
     ready = (
-        slotindex.present(state) & ~slotindex.departing(state) & ~unfinished(state) & ~state.facts.has_problem
+        slotindex.present_slots(state)
+        & ~slotindex.terminating_slots(state)
+        & ~unfinished_slots(state)
+        & ~state.facts.has_problem
     )
     if state.feature_level >= FeatureLevel.CHECKPOINTS:
         return ready
@@ -55,41 +69,44 @@ def _ready(state: State) -> slotset.Slots:
 
 
 def _slot_obstacle(state: State, slot: int, now: float) -> str:
+    """Why this slot, which is not ready, is not. First match wins, in the order in which a pod gets ready;
+    the last case is what remains of `_ready_slots`."""
     desired, agent = desired_slot(state, slot), agent_of_slot(state, slot)
     if desired is None or not desired.pod_uid:
         return f"the pod of slot {slot}"
     if agent is None:
         return f"the agent of slot {slot} to register"
-    if lost(state, agent, now):
+    if is_lost(state, agent, now):
         return f"the agent of slot {slot}, which stopped reporting"
-    if leaving(state, slot):
+    if is_terminating(state, slot):
         return f"another pod in slot {slot}, because this one is terminating"
-    if slotset.has(unfinished(state), slot):
+    if slotset.has(unfinished_slots(state), slot):
         return f"the ranks of slot {slot} to end"
     if agent.report.problem:
         return unstartable.obstacle(state, slot)
-    # A report of its agent would be proof too: the ranks are dead, and it accepts no orders for a world now.
+    # Proof: the operator's `previous_pod_fenced`.
     return f"proof that the previous pod of slot {slot} has ended"
 
 
-def unfinished(state: State) -> slotset.Slots:
-    """Slots whose ranks of a previous world may still live, and whose agent can be ordered to end them;
-    without those that are preserved."""
-    world, here = state.world, slotindex.present(state)
+def unfinished_slots(state: State) -> slotset.Slots:
+    """Slots with a registered agent whose ranks may still live: it can be ordered to end them. Without slots
+    that are preserved. An agent's `stopped` is no proof until it has applied the withdrawal of the plan
+    (`quiesced`): it might still start those ranks."""
+    world, here = state.world, slotindex.present_slots(state)
     if world is None:
         return here & state.facts.busy
     return here & ~world.preserved & (state.facts.busy | (state.facts.member & ~world.quiesced))
 
 
-def stuck(state: State, now: float) -> slotset.Slots:
-    """Slots whose ranks should have ended long ago and have not: only another pod helps."""
+def stuck_slots(state: State, now: float) -> slotset.Slots:
+    """Slots whose ranks have not ended UNENDING_SECONDS after the world: only another pod helps."""
     if state.phase is not WorldPhase.STOPPING or now - state.phase_since < UNENDING_SECONDS:
         return slotset.NONE
-    return unfinished(state)
+    return unfinished_slots(state)
 
 
 def stopping_text(state: State, now: float) -> str:
-    """The sentence on a world whose ranks are being ended."""
+    """The sentence on a world whose ranks are being ended: why, which slots are stuck, which continue."""
     fault, world = state.fault, state.world
     assert world is not None
     reason = f"{fault.incident.cause.value}: {fault.incident.message}" if fault else "its plan was withdrawn"
@@ -98,34 +115,45 @@ def stopping_text(state: State, now: float) -> str:
 
 
 def _stuck_text(state: State, now: float) -> str:
-    slots = list(slotset.each(stuck(state, now)))
+    """The part of that sentence on stuck slots, at most five by number; "": none is stuck."""
+    slots = list(slotset.each(stuck_slots(state, now)))
     some = ", ".join(map(str, slots[:5])) + (" and more" if len(slots) > 5 else "")
     late = f"those of slots {some} have not ended for {UNENDING_SECONDS:.0f} s: other pods are requested"
     return f"; {late}" if slots else ""
 
 
-def unaccounted(state: State) -> slotset.Slots:
-    """Slots where unreported ranks may live: a pod whose lease expired, a previous one without proof of its
-    end. If checkpoints are committed through us, files that they still write do not count."""
+def unfenced_slots(state: State) -> slotset.Slots:
+    """Slots where ranks may live that no agent reports: the lease of its pod has expired, or no proof is
+    known that its previous pod has ended. A drain is not over before they are fenced.
+
+    Empty from feature level 2 on: files that such a rank still writes are never restored, without a grant.
+    """
     if state.feature_level >= FeatureLevel.CHECKPOINTS:
         return slotset.NONE
     if state.world is None and (state.config.term, state.boot) == (1, 0):
-        return state.facts.unproven  # no world was planned yet
+        return state.facts.unproven  # the first boot of the first coordinator has planned no world yet
     desired = ((slot, desired_slot(state, slot)) for slot in range(state.config.slots))
     named = slotset.of(slot for slot, each in desired if each and each.pod_uid)
     quiesced = state.world.quiesced if state.world else slotset.NONE
-    return (state.facts.unproven | (named & ~slotindex.present(state))) & ~quiesced
+    return (state.facts.unproven | (named & ~slotindex.present_slots(state))) & ~quiesced
 
 
 def offered_store(state: State) -> StoreOffer | None:
-    """The store of the next world, once the lowest slot offers it."""
+    """The store of the next world, once the agent of STORE_SLOT offers it; None: not yet. Stores of earlier
+    worlds are not reused: keys of dead ranks are in them."""
     agent = agent_of_slot(state, STORE_SLOT)
     offer = agent.report.store if agent else None
     return offer if offer and offer.world_id == state.next_world_id else None
 
 
-def publish(state: State, at: Moment) -> State:
-    """Start the next world. Only without an obstacle."""
+def start_next_world(state: State, at: Moment) -> State:
+    """The state in which the next world runs: its plan is in the orders from now on. Only without an
+    obstacle.
+
+    With parameter servers that still have their state in memory the plan names their server generation
+    (`origin`), and steps lost are known at once; otherwise they are once the checkpoint is restored. A
+    pending grant stays if the rank that writes its manifest was preserved.
+    """
     offer, desired, previous = offered_store(state), state.desired, state.world
     assert offer is not None
     assert desired is not None
@@ -134,7 +162,7 @@ def publish(state: State, at: Moment) -> State:
     plan = Plan(
         world_id=state.next_world_id,
         attempt=desired.attempt,
-        members=tuple(_member(state, slot) for slot in range(state.config.slots)),
+        members=tuple(_next_member(state, slot) for slot in range(state.config.slots)),
         store_host=offer.host,
         store_port=offer.port,
         restore=commits.restore_candidates(state),
@@ -143,17 +171,18 @@ def publish(state: State, at: Moment) -> State:
     )
     state = replace(
         state,
-        n=state.n + 1,
+        worlds_planned=state.worlds_planned + 1,
         restarts=state.restarts + 1,
-        grant=state.grant if slotset.has(preserved, state.config.lead_slot) else None,  # its writer lives on
+        grant=state.grant if slotset.has(preserved, state.config.lead_slot) else None,
     )
     state = slotindex.enter_world(state, World(plan, at.now, confirmed=preserved), at.now)
     if previous and resumes_in_memory:
         state = incidents.count_lost_steps(state, previous.step)
-    return enter(incidents.record_stage(state, "planned", at), WorldPhase.RUNNING, at)
+    return enter_phase(incidents.record_stage(state, "planned", at), WorldPhase.RUNNING, at)
 
 
-def _member(state: State, slot: int) -> Member:
+def _next_member(state: State, slot: int) -> Member:
+    """The member of the next plan in this slot, which must have an agent."""
     world, agent = state.world, agent_of_slot(state, slot)
     assert agent is not None
     report = agent.report
@@ -163,7 +192,8 @@ def _member(state: State, slot: int) -> Member:
 
 
 def wake_at(state: State, now: float) -> float | None:
-    """Latest time of the next Tick; None: only other events can change the state."""
+    """Time at which the next Tick must come at the latest, always after `now`; None: only other events can
+    change the state. The earliest of all times at which a condition changes; a Tick too many does no harm."""
     if not state.agents and state.desired is None:
         return None
     lease, world = state.config.timeouts.lost, state.world

@@ -33,18 +33,20 @@ _REMEDY = (
 )
 
 
-def absorb(known: tuple[Group, ...], reports: Iterable[AgentReport]) -> tuple[Group, ...]:
-    """The groups of the current world with those in these reports; none is ever removed."""
+def merged_groups(known: tuple[Group, ...], reports: Iterable[AgentReport]) -> tuple[Group, ...]:
+    """`known` with the groups in these reports, largest first; none is removed, but beyond MAX_GROUPS the
+    smallest are left out. Groups of one size and id are one, whichever agents report it."""
     found = {(each.size, each.id): each for each in known}
     for report in reports:
         for reported in report.groups:
-            group = _group(report.slot, reported)
+            group = _group_of_report(report.slot, reported)
             key = (group.size, group.id)
-            found[key] = _merged(found[key], group) if key in found else group
+            found[key] = _merged_group(found[key], group) if key in found else group
     return tuple(sorted(found.values(), key=lambda each: -each.size)[:MAX_GROUPS])
 
 
-def _group(slot: int, reported: GroupReport) -> Group:
+def _group_of_report(slot: int, reported: GroupReport) -> Group:
+    """The reported group, as far as one agent knows it."""
     return Group(
         reported.id,
         reported.size,
@@ -56,11 +58,13 @@ def _group(slot: int, reported: GroupReport) -> Group:
 
 
 def _possible_ranks(numbers: Iterable[int]) -> Iterable[int]:
-    """The numbers that can be ranks: whatever a process reports, the set stays small."""
+    """The numbers that can be ranks. Any process in a pod can report any number, and a set of ranks is an
+    integer of as many bits."""
     return (number for number in numbers if 0 <= number < _MOST_RANKS)
 
 
-def _merged(one: Group, other: Group) -> Group:
+def _merged_group(one: Group, other: Group) -> Group:
+    """`one` with the slots and ranks of `other`, a report of the same group."""
     return replace(
         one,
         slots=one.slots | other.slots,
@@ -69,10 +73,11 @@ def _merged(one: Group, other: Group) -> Group:
     )
 
 
-def formed(state: State, world: World) -> bool:
-    """Whether a group of the world's size has formed: its ranks are all ranks known to be in such groups. A
-    group of that size without an id, because its store could not name it, counts as formed."""
-    large = [group for group in world.groups if group.size >= _size(state, world)]
+def has_full_group(state: State, world: World) -> bool:
+    """Whether the requested group has formed: one of at least its size, with all ranks that are known to be
+    in groups of that size. Two such groups of different ranks are a split world. A group without an id counts
+    as formed: its store could not name it, so its reports cannot be distinguished from another's."""
+    large = [group for group in world.groups if group.size >= _requested_size(state, world)]
     if any(not group.id for group in large):
         return True
     everyone = slotset.NONE
@@ -81,35 +86,40 @@ def formed(state: State, world: World) -> bool:
     return any(group.ranks == everyone for group in large)
 
 
-def _size(state: State, world: World) -> int:
-    """Size of the requested group. A command that runs once per pod may be all of its pod's ranks."""
+def _requested_size(state: State, world: World) -> int:
+    """Size from which on a group is the requested one: all ranks; with one command per pod, all pods, because
+    a command may stand for all ranks of its pod."""
     return world.plan.slots if is_per_pod(state) else world.plan.world_size
 
 
 def is_per_pod(state: State) -> bool:
+    """Whether the command is started once per pod, not once per rank."""
     return state.launcher.startswith("PerPod")
 
 
 def expects_group(state: State) -> bool:
-    """Whether a group is expected: parameter servers and their workers form none, and one rank needs none."""
+    """Whether one process group of all ranks is expected. Not with parameter servers, for one rank, or if
+    each pod may train a world of its own."""
     world, config = state.world, state.config
     return world is not None and world.plan.world_size > 1 and not (config.servers or config.worlds_per_pod)
 
 
-def _is_late(state: State, since: float | None, now: float) -> bool:
+def _is_start_overdue(state: State, since: float | None, now: float) -> bool:
+    """Whether startSeconds have passed since then; None: it has not happened yet."""
     return since is not None and now - since >= state.config.timeouts.start
 
 
-def split_world(state: State, now: float) -> Problem | None:
-    """Why this world is not the requested one, once that is certain."""
+def split_world_problem(state: State, now: float) -> Problem | None:
+    """The failure of a job that trains in smaller groups than requested; None: it does not, or that is not
+    certain yet. Certain: a rank of a group exited with 0, or startSeconds passed since the first group."""
     world = state.world
-    if world is None or not expects_group(state) or not world.groups or formed(state, world):
+    if world is None or not expects_group(state) or not world.groups or has_full_group(state, world):
         return None
     grouped = slotset.NONE
     for group in world.groups:
         grouped |= group.ranks
     ended = _first_ended(state, grouped)
-    if ended is None and not _is_late(state, world.grouped_at, now):
+    if ended is None and not _is_start_overdue(state, world.grouped_at, now):
         return None
     end = f"no other has formed within spec.recovery.startSeconds ({state.config.timeouts.start} s)"
     if ended is not None:
@@ -118,6 +128,7 @@ def split_world(state: State, now: float) -> Problem | None:
 
 
 def _formed_text(world: World) -> str:
+    """A clause on the ranks of the job and its largest three groups."""
     some = "; ".join(_group_text(group) for group in world.groups[:3])
     more = f" and {len(world.groups) - 3} more" if len(world.groups) > 3 else ""
     return f"the job has {world.plan.world_size} ranks, but has formed {some}{more}"
@@ -131,7 +142,7 @@ def _group_text(group: Group) -> str:
 
 
 def _first_ended(state: State, among: Slots) -> int | None:
-    """The lowest rank of these that has exited with 0."""
+    """The lowest of these ranks that has exited with 0; None: none has."""
     known = (
         rank
         for member_ranks in ranks_of_members(state, state.facts.clean)
@@ -144,36 +155,39 @@ def _first_ended(state: State, among: Slots) -> int | None:
 
 
 def notice(state: State, now: float) -> Problem | None:
-    """Notice on the groups of the world that runs, or has just ended."""
+    """The notice of a world that runs although something is wrong with its groups; None: nothing is known to
+    be. First match wins: smaller groups, no group, a rank that has ended. Also while all ranks are done,
+    because people look then."""
     world = state.world
-    if world is None or not state.running:
+    if world is None or not state.is_world_live:
         return None
-    if expects_group(state) and not formed(state, world):
+    if expects_group(state) and not has_full_group(state, world):
         if world.groups:
             text = f"{_formed_text(world)}. The job fails if no group of all ranks forms within "
-            text += (
-                f"spec.recovery.startSeconds ({state.config.timeouts.start} s), or if a rank ends before. "
-            )
+            text += f"spec.recovery.startSeconds ({state.config.timeouts.start} s), or if a rank ends "
+            text += "before. "
             text += f"{_REMEDY}."
             return Problem(FailReason.SMALLER_PROCESS_GROUP, text)
         is_over = state.phase in (WorldPhase.COMPLETING, WorldPhase.COMPLETE)
-        if slotindex.all_members(state, world.reporting_groups) and (
-            is_over or _is_late(state, world.started_at, now)
+        if slotindex.has_all_members(state, world.reporting_groups) and (
+            is_over or _is_start_overdue(state, world.started_at, now)
         ):
             text = _NONE_FORMED.format(world.plan.world_size, "" if is_over else _WAITING)
             return Problem(FailReason.NO_PROCESS_GROUP, text)
-    return _ended(state, world, now) if state.phase is WorldPhase.RUNNING else None
+    return _rank_ended_notice(state, world, now) if state.phase is WorldPhase.RUNNING else None
 
 
 _NONE_FORMED = (
     "the job has {} ranks, and none of them has reported a process group (torch.distributed): either {}each "
-    "trains by itself, or they are started in a way that hides it (python -S or -I, env -i, no Python)"
+    "trains by itself, or they are started in a way that hides it (python -S or -I, env -i, no Python). "
+    f"{_REMEDY}. If they are started so on purpose, nothing is wrong."
 )
 _WAITING = "they wait for each other (in torchrun --standalone without --nnodes=1, say), or "
 
 
-def _ended(state: State, world: World, now: float) -> Problem | None:
-    """Notice that a rank has ended and the others have continued without a step."""
+def _rank_ended_notice(state: State, world: World, now: float) -> Problem | None:
+    """The notice that a rank exited with 0 and the others have made no step for ENDED_SECONDS since; None
+    before."""
     if world.ended_at is None or now - max(world.ended_at, world.step_at) < ENDED_SECONDS:
         return None
     rank = _first_ended(state, slotset.ALL)
@@ -184,10 +198,11 @@ def _ended(state: State, world: World, now: float) -> Problem | None:
     return Problem(FailReason.RANK_ENDED, f"{text}.")
 
 
-def shown(state: State) -> tuple[ProcessGroup, ...]:
-    """The largest groups, for people and Prometheus."""
+def shown_groups(state: State) -> tuple[ProcessGroup, ...]:
+    """The largest groups of the running world, for people and Prometheus. Empty: no world runs, or no group
+    is known."""
     world = state.world
-    if world is None or not state.running:
+    if world is None or not state.is_world_live:
         return ()
     return tuple(
         ProcessGroup(

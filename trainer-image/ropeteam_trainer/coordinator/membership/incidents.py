@@ -1,8 +1,8 @@
-"""One incident per world: its cause, its stages, and its consequences.
+"""One incident per world: its cause, its recovery stages, and its consequences.
 
-Order: open (a fault was found) -> reclassify while ranks are being stopped -> close (all stopped: cause and
-charge are as certain as they can be) -> decide on backoff, failure, replacement. Later worlds fill in stages
-and steps lost.
+Order: open_incident (a fault was found) -> reclassify_incident while ranks are being stopped ->
+close_incident (all stopped: cause and charge are as certain as they can be), which decides on backoff,
+failure and replacement. Later worlds record recovery stages and lost steps.
 Promise: an incident is closed once; a world has at most one. Limits: no knowledge of Kubernetes: the operator
 may still refine a cause (an evicted pod only looks lost from here).
 """
@@ -20,11 +20,11 @@ from ropeteam_trainer.coordinator.membership.evidence import (
     LOST,
     POD_TERMINATING,
     Evidence,
-    collect,
+    collect_evidence,
     exit_rule,
     fingerprint,
-    first_hung,
-    is_script,
+    is_script_fault,
+    moved_to_first_hung,
 )
 from ropeteam_trainer.coordinator.membership.state.events import Moment
 from ropeteam_trainer.coordinator.membership.state.ranks import ranks_of_member
@@ -39,117 +39,140 @@ ASSUMED_PROGRESS_SECONDS, ASSUMED_PROGRESS_AFTER_SIGNAL_SECONDS = 60.0, 1.0
 take as long as the imports to occur; a world ended from outside is assumed to have made one sooner."""
 
 
-def open_incident(state: State, sign: Evidence, at: Moment) -> State:
-    """Open the incident of a fault: one, whatever else follows from it."""
+def open_incident(state: State, evidence: Evidence, at: Moment) -> State:
+    """The state with a new incident of the current world. Only for a world that has none yet. Its cause is
+    provisional until `close_incident`; the oldest of more than MAX_INCIDENTS is dropped."""
     assert state.world is not None
-    sign = first_hung(state, sign)
+    evidence = moved_to_first_hung(state, evidence)
     incident = Incident(
         id=str(state.world.plan.world_id),
-        cause=sign.cause,
-        charged=sign.cause.charged,
-        slot=sign.slot,
-        rank=sign.rank,
-        node=_node(state, sign.slot),
-        message=sign.message,
+        cause=evidence.cause,
+        charged=evidence.cause.charged,
+        slot=evidence.slot,
+        rank=evidence.rank,
+        node=_node_of_slot(state, evidence.slot),
+        message=evidence.message,
         step=state.world.step,
         unix_ms=at.unix_ms,
-        exit=sign.exit,
+        exit=evidence.exit,
     )
-    return replace(state, faults=(*state.faults, Fault(incident, at.now, sign.weight))[-MAX_INCIDENTS:])
+    return replace(state, faults=(*state.faults, Fault(incident, at.now, evidence.weight))[-MAX_INCIDENTS:])
 
 
-def _node(state: State, slot: int) -> str:
+def _node_of_slot(state: State, slot: int) -> str:
+    """The node of this slot's member of the world, as its agent reports it; "": unknown."""
     member_ranks = ranks_of_member(state, slot)
     return member_ranks.agent.report.node if member_ranks and member_ranks.agent else ""
 
 
-def reclassify(state: State, at: Moment, among: Slots) -> State:
-    """Replace the cause while ranks are being stopped, if a report that was on its way has a better one.
-    `among`: slots not yet examined."""
+def reclassify_incident(state: State, at: Moment, among: Slots) -> State:
+    """The state with the open incident's cause replaced, if there is heavier evidence in `among`: slots whose
+    reports have changed since.
+
+    With nothing heavier, evidence of the very same exit replaces the message: the agent may report more of a
+    rank that was only dying before. Unchanged without an open incident.
+    """
     fault = state.fault
     if fault is None or fault.incident.final:
         return state
-    signs = collect(state, at.now, among, fault.weight)
-    signs = tuple(sign for sign in signs if _preceded(state, sign, fault))
-    best = strongest(signs)
+    all_evidence = collect_evidence(state, at.now, among, fault.weight)
+    all_evidence = tuple(evidence for evidence in all_evidence if _may_be_cause(state, evidence, fault))
+    best = strongest_evidence(all_evidence)
     if best is None or best.weight <= fault.weight:
-        best = next((sign for sign in signs if _is_same(sign, fault)), None)
+        best = next((evidence for evidence in all_evidence if _is_same_exit(evidence, fault)), None)
     if best is None:
         return state
-    best = first_hung(state, best)
+    best = moved_to_first_hung(state, best)
     better = replace(
         fault.incident,
         cause=best.cause,
         charged=best.cause.charged,
         slot=best.slot,
         rank=best.rank,
-        node=_node(state, best.slot),
+        node=_node_of_slot(state, best.slot),
         message=best.message,
         exit=best.exit,
     )
     return _with_last_fault(state, replace(fault, incident=better, weight=best.weight))
 
 
-def _preceded(state: State, sign: Evidence, fault: Fault) -> bool:
-    """Whether the sign can be the cause: an agent that reported after the fault and was lost later cannot."""
-    if sign.weight < LOST:
+def _may_be_cause(state: State, evidence: Evidence, fault: Fault) -> bool:
+    """Whether the evidence may be from before the fault. A lost agent is a consequence if it still reported
+    after the fault."""
+    if evidence.weight < LOST:
         return True
-    member_ranks = ranks_of_member(state, sign.slot)
+    member_ranks = ranks_of_member(state, evidence.slot)
     return member_ranks is None or member_ranks.agent is None or member_ranks.agent.received_at < fault.at
 
 
-def _is_same(sign: Evidence, fault: Fault) -> bool:
-    """Whether the sign is of the same exit. The rank was dying and is gone now: its agent may report more."""
+def _is_same_exit(evidence: Evidence, fault: Fault) -> bool:
+    """Whether the evidence is of the exit that is the incident's cause already."""
     known = (fault.incident.slot, fault.incident.rank, fault.weight)
-    return sign.exit is not None and (sign.slot, sign.rank, sign.weight) == known
+    return evidence.exit is not None and (evidence.slot, evidence.rank, evidence.weight) == known
 
 
-def strongest(signs: tuple[Evidence, ...]) -> Evidence | None:
-    return max(signs, key=lambda sign: sign.weight, default=None)  # the first one among equals
+def strongest_evidence(all_evidence: tuple[Evidence, ...]) -> Evidence | None:
+    """The heaviest evidence; among equals the first. None: there is none."""
+    return max(all_evidence, key=lambda evidence: evidence.weight, default=None)
 
 
 def fail_on_exit_code(state: State, at: Moment, among: Slots) -> State:
-    """Fail the job for a final exit code (`recovery.exitCodes`), except after a pod began to terminate."""
+    """The state with the job's failure, if an exit in `among` has action Fail in `recovery.exitCodes`. Not if
+    the world ended for a terminating pod: its ranks exit because of SIGTERM."""
     fault = state.fault
     if state.failure or fault is None or fault.weight >= POD_TERMINATING or not state.config.exit_codes:
         return state
-    signs = (sign for sign in collect(state, at.now, among) if exit_rule(state, sign.exit) is ExitAction.FAIL)
-    sign = next(signs, None)
-    if sign is None or sign.exit is None:
+    all_evidence = (
+        evidence
+        for evidence in collect_evidence(state, at.now, among)
+        if exit_rule(state, evidence.exit) is ExitAction.FAIL
+    )
+    evidence = next(all_evidence, None)
+    if evidence is None or evidence.exit is None:
         return state
-    message = f"rank {sign.rank} exited {sign.exit.code}, which spec.recovery.exitCodes defines as final"
+    message = (
+        f"rank {evidence.rank} exited {evidence.exit.code}, which spec.recovery.exitCodes defines as final"
+    )
     return replace(state, failure=Problem(FailReason.EXIT_CODE, message))
 
 
-def close(state: State, at: Moment) -> State:
-    """Close the incident of the world, if any, now that all its ranks are dead."""
+def close_incident(state: State, at: Moment) -> State:
+    """The state with the incident of the world closed, now that all its ranks are dead: final, its stage
+    `stopped` recorded, counted in the failure history. That may fail the job: an error of the script in any
+    pod, the same fault too often, or no failure allowance left. Unchanged without an open incident."""
     fault = state.fault
     if fault is None or fault.incident.final:
         return state
     assert state.world is not None
-    stages = replace(fault.incident.recovery_milliseconds, stopped=_ms_since(fault, at))
+    stages = replace(fault.incident.recovery_milliseconds, stopped=_milliseconds_since(fault, at))
     incident = replace(fault.incident, final=True, step=state.world.step, recovery_milliseconds=stages)
     state = _with_last_fault(state, replace(fault, incident=incident))
-    history = _updated_history(state, incident, progressed(state, fault), at)
+    history = _updated_history(state, incident, made_progress(state, fault), at)
     state = replace(state, failure_history=history)
     failure = _script_failure(state, fault) or _terminal_failure(state, incident)
     return replace(state, failure=state.failure or failure)
 
 
-def progressed(state: State, fault: Fault) -> bool:
-    """Whether the world made a step on all ranks. Scripts below feature level 1 report none: see
-    ASSUMED_PROGRESS_SECONDS."""
+def made_progress(state: State, fault: Fault) -> bool:
+    """Whether the world made a step on all ranks. Of a script below feature level 1, which reports none, that
+    is assumed after ASSUMED_PROGRESS_SECONDS."""
     world = state.world
     assert world is not None
     if state.feature_level >= FeatureLevel.STEPS or world.stepped:
         return world.stepped
     cause = fault.incident.cause
-    slow = cause is Cause.UNKNOWN or is_script(cause, fault.incident.exit)
+    slow = cause is Cause.UNKNOWN or is_script_fault(cause, fault.incident.exit)
     needed = ASSUMED_PROGRESS_SECONDS if slow else ASSUMED_PROGRESS_AFTER_SIGNAL_SECONDS
     return world.started_at is not None and fault.at - world.started_at >= needed
 
 
 def _updated_history(state: State, incident: Incident, progress: bool, at: Moment) -> FailureHistory:
+    """The failure history with a closed incident. `progress`: `made_progress` of its world.
+
+    Order: backoff, which doubles for each world without progress in a row -> whether the fault is the same as
+    the last one with nothing gained in between -> charge -> replacement requests. A new highest step is no
+    gain of a world that made no step itself: preserved ranks may have made it.
+    """
     old = state.failure_history
     worlds_without_progress = 0 if progress else old.worlds_without_progress + 1
     backoff = (
@@ -175,24 +198,28 @@ def _updated_history(state: State, incident: Incident, progress: bool, at: Momen
         new = replace(
             new, fingerprint=identity, identical_failures=old.identical_failures + 1 if again else 1
         )
-    return _escalate(state, incident, progress, new)
+    return _with_replacement_requests(state, incident, progress, new)
 
 
 def _is_unaccounted(state: State, incident: Incident) -> bool:
+    """Whether the incident is charged, and the operator's allowance does not include it yet."""
     return incident.charged and (state.desired is None or incident.id not in state.desired.charged_incidents)
 
 
-def _escalate(state: State, incident: Incident, progress: bool, history: FailureHistory) -> FailureHistory:
-    """Request replacements. Two worlds without progress in a row that ended in one pod: another pod. Two at
-    all: all pods, except for a world that preserved ranks, which are healthy. Not if the script is at fault:
-    the same error would occur in any pod."""
+def _with_replacement_requests(
+    state: State, incident: Incident, progress: bool, history: FailureHistory
+) -> FailureHistory:
+    """The history with replacement requests. Two worlds in a row without progress that ended in one pod:
+    another pod in its slot, at once if only that pod cannot read the checkpoint. Two that ended anywhere: all
+    pods, unless ranks were preserved, which are healthy. Not if the script has raised the same error twice:
+    it would in any pod."""
     assert state.world is not None
     member = state.world.plan.member(incident.slot)
     in_place = incident.cause not in (Cause.AGENT_LOST, Cause.POD_DELETED) and member is not None
     suspect = (incident.slot, member.incarnation) if member and in_place and not progress else None
     times = history.suspect_times + 1 if suspect and suspect == history.suspect else int(suspect is not None)
     history = replace(history, suspect=suspect, suspect_times=times)
-    identical_failures = is_script(incident.cause, incident.exit) and history.identical_failures >= 2
+    identical_failures = is_script_fault(incident.cause, incident.exit) and history.identical_failures >= 2
     is_node = incident.exit is not None and incident.exit.storage == "here"
     if suspect and (times >= 2 or is_node) and not identical_failures:
         where = f"slot {incident.slot} ended {times} worlds in a row without a new step"
@@ -222,20 +249,22 @@ _FIRST = WorldId(1, 0, 1)
 
 
 def _script_failure(state: State, fault: Fault) -> Problem | None:
-    """The failure of a script that cannot run in any pod. In a job that has run before, it may be the pod."""
+    """The failure of a script that can start in no pod; None: it is not known to be. Only of the first world
+    of a job, before its first step: afterwards the pod may be the cause."""
     incident, world = fault.incident, state.world
     assert world is not None
     kind = incident.exit.error_class if incident.exit and incident.cause is Cause.ERROR else ""
-    if kind not in _SCRIPT_ERRORS or world.plan.world_id != _FIRST or progressed(state, fault):
+    if kind not in _SCRIPT_ERRORS or world.plan.world_id != _FIRST or made_progress(state, fault):
         return None
     if "shared object" in incident.message:
-        return None  # of a driver, perhaps, that is missing on this node
+        return None  # an ImportError of a driver's library, which may be missing on this node only
     text = f"{incident.message}. Correct the script, the image or spec.strategy: a restart does not fix this"
     return Problem(FailReason.SCRIPT_INVALID, f"{text}.")
 
 
 def _terminal_failure(state: State, incident: Incident) -> Problem | None:
-    """The failure of a job that no restart can recover, or None."""
+    """The failure of a job that must not be restarted; None: it may be. First match wins: the same fault too
+    often without progress, failure allowance spent. Allowance -1: no limit."""
     history, allowance = state.failure_history, state.desired.allowance if state.desired else -1
     if (
         fingerprint(incident.cause, incident.exit)
@@ -243,19 +272,21 @@ def _terminal_failure(state: State, incident: Incident) -> Problem | None:
     ):
         return Problem(
             FailReason.REPEATED_ERROR,
-            f"the same fault {history.identical_failures} times without a new step in between: "
-            f"{incident.message}",
+            f"the same fault occurred {history.identical_failures} times without a new step in between "
+            f"(limit: spec.recovery.noProgressLimit); last: {incident.message}",
         )
     if incident.charged and 0 <= allowance < len(history.unaccounted):
         return Problem(
             FailReason.BUDGET_SPENT,
-            f"the failure budget is spent (spec.recovery.maxFailures); last: {incident.message}",
+            "the failure budget is spent: more charged incidents than spec.recovery.maxFailures; last: "
+            f"{incident.message}",
         )
     return None
 
 
 def apply_desired(state: State) -> State:
-    """Apply a new desired state: its allowance includes some incidents now, its slots some replacements."""
+    """The state with the failure history brought in line with a new desired state: incidents that its
+    allowance includes, replacements that were made, and a new attempt are no longer pending."""
     desired = state.desired
     assert desired is not None
     history = replace(
@@ -264,7 +295,7 @@ def apply_desired(state: State) -> State:
             id for id in state.failure_history.unaccounted if id not in desired.charged_incidents
         ),
         replacement_requests=tuple(
-            each for each in state.failure_history.replacement_requests if _is_open(state, each)
+            each for each in state.failure_history.replacement_requests if _is_unanswered(state, each)
         ),
     )
     if history.replace_all_of is not None and desired.attempt > history.replace_all_of:
@@ -272,30 +303,34 @@ def apply_desired(state: State) -> State:
     return replace(state, failure_history=history)
 
 
-def _is_open(state: State, request: ReplacementRequest) -> bool:
+def _is_unanswered(state: State, request: ReplacementRequest) -> bool:
+    """Whether the slot still has the incarnation that is to be replaced, or an older one."""
     desired = desired_slot(state, request.slot)
     return desired is not None and desired.incarnation <= request.incarnation
 
 
 def record_stage(state: State, stage: str, at: Moment) -> State:
-    """Record that a later world reached this stage: so did the recovery from every incident without it."""
-    return replace(state, faults=tuple(_reached(fault, stage, at) for fault in state.faults))
+    """The state with this recovery stage recorded in each incident that has not reached it. `stage`: a field
+    of RecoveryTimes."""
+    return replace(state, faults=tuple(_with_stage(fault, stage, at) for fault in state.faults))
 
 
-def _reached(fault: Fault, stage: str, at: Moment) -> Fault:
+def _with_stage(fault: Fault, stage: str, at: Moment) -> Fault:
+    """The fault with the milliseconds from it to `at` as this stage, unless it has that stage."""
     stages: RecoveryTimes = fault.incident.recovery_milliseconds
     if getattr(stages, stage) is not None:
         return fault
     return replace(
         fault,
         incident=replace(
-            fault.incident, recovery_milliseconds=replace(stages, **{stage: _ms_since(fault, at)})
+            fault.incident, recovery_milliseconds=replace(stages, **{stage: _milliseconds_since(fault, at)})
         ),
     )
 
 
 def count_lost_steps(state: State, base: int) -> State:
-    """Record the lost steps: the current world resumed from step `base`, and steps beyond it are lost."""
+    """The state with lost steps recorded in earlier incidents that have none: the current world resumed from
+    step `base`, and steps beyond it are repeated."""
     current = str(state.world.plan.world_id) if state.world else ""
     return replace(
         state,
@@ -310,9 +345,10 @@ def count_lost_steps(state: State, base: int) -> State:
     )
 
 
-def _ms_since(fault: Fault, at: Moment) -> int:
+def _milliseconds_since(fault: Fault, at: Moment) -> int:
     return max(0, round((at.now - fault.at) * 1000))
 
 
 def _with_last_fault(state: State, fault: Fault) -> State:
+    """The state with the newest fault replaced."""
     return replace(state, faults=(*state.faults[:-1], fault))

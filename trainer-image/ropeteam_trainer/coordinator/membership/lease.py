@@ -1,4 +1,5 @@
-"""The lease under which this coordinator answers agents (`recovery.selfFence`). Pure.
+"""Whether this coordinator may answer agents: its own lease (`recovery.selfFence`), and whether a newer
+coordinator has superseded it. Pure.
 
 The lease starts when we sent the newest report that the operator acknowledges (Desired.acknowledged_sent):
 the operator received that report later, so it knows an upper bound for the end of our lease. Without a lease
@@ -12,6 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ropeteam_trainer.contract.desired import Desired
+from ropeteam_trainer.contract.messages import AgentReport
 from ropeteam_trainer.coordinator.membership.state import slotset
 from ropeteam_trainer.coordinator.membership.state.state import State
 
@@ -19,25 +21,28 @@ WAITING_FOR_OPERATOR = "waiting for the operator's first request"
 
 
 def renew(state: State, desired: Desired, now: float) -> State:
+    """The state with the lease renewed, if the desired state acknowledges a report of this boot. An older
+    acknowledgement does not shorten the lease."""
     if (desired.term, desired.acknowledged_boot) != (state.config.term, state.boot):
         return state
     touched = (
-        state.touched if holds(state, now) else slotset.ALL
+        state.touched if is_valid(state, now) else slotset.ALL
     )  # any report may have come while we were silent
     return replace(state, renewed=max(state.renewed, min(desired.acknowledged_sent, now)), touched=touched)
 
 
-def holds(state: State, now: float) -> bool:
+def is_valid(state: State, now: float) -> bool:
+    """Whether the lease is valid; always, if selfFence is off (`config.lease` is 0)."""
     return not state.config.lease or now < state.renewed + state.config.lease
 
 
-def silence(state: State, now: float) -> str:
-    """Why nothing is decided now, or ""."""
+def silence_reason(state: State, now: float) -> str:
+    """Why no phase may decide and no orders are sent now; "": they may. The sentence becomes `State.why`."""
     if state.superseded:
         return f"sending no orders: {state.superseded}"
     if state.desired is None:
         return WAITING_FOR_OPERATOR
-    if not holds(state, now):
+    if not is_valid(state, now):
         return (
             f"sending no orders: no contact with an operator for {state.config.lease} s "
             "(spec.recovery.selfFence)"
@@ -46,5 +51,25 @@ def silence(state: State, now: float) -> str:
 
 
 def may_answer(state: State, now: float) -> bool:
-    """Whether reports may be answered: an agent whose reports are answered lets its ranks live."""
-    return not state.superseded and holds(state, now)
+    """Whether reports may be answered. An agent without answers ends its ranks after fenceSeconds: no answer
+    may be sent without a lease, nor beside a newer coordinator."""
+    return not state.superseded and is_valid(state, now)
+
+
+def superseded_reason(state: State, report: AgentReport, claimed: int) -> str:
+    """Why this coordinator is superseded, by this report; "": it is not. An agent that has seen a newer one
+    refuses our orders. `claimed`: term of the world that has claimed the checkpoint folder; 0: none is
+    reported."""
+    term, boot = state.config.term, state.boot
+    if claimed:
+        return (
+            f"a world of term {claimed} has claimed the checkpoint folder, and this coordinator is of term "
+            f"{term}; the operator replaces it"
+        )
+    seen = (report.plan.world_id.term, report.plan.world_id.boot) if report.plan else (term, boot)
+    if report.term <= term and seen <= (term, boot):
+        return ""
+    return (
+        f"the agent of slot {report.slot} follows a newer coordinator than {term}.{boot} (term.boot); the "
+        "operator replaces this one"
+    )

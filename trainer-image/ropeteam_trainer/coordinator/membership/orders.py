@@ -14,12 +14,17 @@ from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.messages import AgentReport, Orders
 from ropeteam_trainer.contract.world import Plan
 from ropeteam_trainer.coordinator.membership import commits, lease
-from ropeteam_trainer.coordinator.membership.drains import ranks_terminated
+from ropeteam_trainer.coordinator.membership.drains import drains_by_sigterm
 from ropeteam_trainer.coordinator.membership.forming import STORE_SLOT
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
 from ropeteam_trainer.coordinator.membership.state.events import pod_of
 from ropeteam_trainer.coordinator.membership.state.ranks import lead_started_in
-from ropeteam_trainer.coordinator.membership.state.slots import agent_of_slot, holds_slot, member_pod, refusal
+from ropeteam_trainer.coordinator.membership.state.slots import (
+    agent_of_slot,
+    holds_slot,
+    member_pod,
+    refusal_reason,
+)
 from ropeteam_trainer.coordinator.membership.state.state import Agent, State
 
 
@@ -35,7 +40,8 @@ class Reply(NamedTuple):
     """Other members in that part."""
 
     @property
-    def whole(self) -> Orders:
+    def orders_with_plan(self) -> Orders:
+        """The complete orders, as the agent decodes them."""
         if self.plan is None:
             return self.orders
         part = self.plan if self.slot < 0 else self.plan.part(self.slot, self.others)
@@ -43,19 +49,25 @@ class Reply(NamedTuple):
 
 
 class Replies:
-    """Replies to agents, made from one state."""
+    """Replies to agents, made from one state at one moment. Agents in the same case share one Orders object:
+    a plan goes to thousands of agents at once."""
 
     def __init__(self, state: State, now: float) -> None:
-        self._silent = not lease.holds(state, now)
-        self._state, self._lineage = state, commits.retained(state)
+        self._silent = not lease.is_valid(state, now)
+        self._state, self._lineage = state, commits.retained_checkpoints(state)
         self._by_case: dict[tuple[object, ...], Orders] = {}
         self._shown = (STORE_SLOT, state.config.lead_slot, *range(state.config.workers, state.config.slots))
         """Members that every agent needs besides its own: the first, the leading one, parameter servers."""
 
-    def to(self, report: AgentReport) -> Reply | None:
-        """The orders for the sender of a report. None: no orders (yet), the agent continues as it is."""
+    def reply_to(self, report: AgentReport) -> Reply | None:
+        """The reply to the sender of a report. None: no orders (yet), the agent continues as it is.
+
+        First match wins: a refusal, sent without a lease too, because it is final; no lease; orders for the
+        agent that holds the slot, with its part of the plan if it supports parts (LEASES); leave, for a pod
+        that is terminating without ever having been in a world.
+        """
         state = self._state
-        reason = refusal(state, report)
+        reason = refusal_reason(state, report)
         if reason:
             return Reply(Orders(state.config.term, state.boot, 0, refused=reason, leave=report.terminating))
         if self._silent:
@@ -66,23 +78,24 @@ class Replies:
             return found if found is None or whole else Reply(*found[:2], report.slot, self._shown)
         never_joined = state.desired is not None and report.terminating and report.stopped
         if never_joined and not state.superseded:
-            # The job ended before the agent joined a world.
             return Reply(Orders(state.config.term, state.boot, 0, leave=True))
         return None
 
-    def of(self, slot: int) -> Reply | None:
-        """The orders for the agent that holds a slot. None: there is no such agent, or we are silent (just
-        booted, superseded)."""
+    def reply_of_slot(self, slot: int) -> Reply | None:
+        """The reply to the agent that holds a slot, with the whole plan. None: there is no such agent, this
+        boot is still WAITING, or it is superseded. Does not check the lease."""
         return self._reply_for(slot, agent_of_slot(self._state, slot))
 
     def _reply_for(self, slot: int, agent: Agent | None) -> Reply | None:
+        """The reply to this agent, which holds the slot, with the whole plan. None: as for
+        `reply_of_slot`."""
         state = self._state
         if agent is None or state.superseded or state.phase is WorldPhase.WAITING:
             return None
         world = state.world
         member = world is not None and member_pod(world, slot) == pod_of(agent.report)
-        lives = member and state.lives(slot)
-        hosts, grantee = _hosts_store(state, slot, agent), _is_grantee(state, agent)
+        lives = member and state.is_slot_live(slot)
+        hosts, grantee = _is_store_host(state, slot, agent), _is_grantee(state, agent)
         leave = _may_leave(state, agent, lives)
         case = (member, lives, hosts, grantee, leave)
         if case not in self._by_case:
@@ -90,6 +103,9 @@ class Replies:
         return Reply(self._by_case[case], world.plan if world and lives else None)
 
     def _build(self, member: bool, lives: bool, hosts: bool, grantee: bool, leave: bool) -> Orders:
+        """The orders, without plan and number, for agents in this case. `member`: of the current world, whose
+        ranks may live there if `lives`; `hosts`: the next world's store; `grantee`: of the grant; `leave`: it
+        may exit."""
         state, world = self._state, self._state.world
         pausing = lives and state.phase is WorldPhase.DRAINING
         done = state.phase in (WorldPhase.COMPLETING, WorldPhase.COMPLETE)
@@ -102,7 +118,7 @@ class Replies:
             lineage=self._lineage,
             pause=world.plan.world_id if world and pausing else None,
             stop_at=world.stop_at if world and pausing else None,
-            terminate=pausing and ranks_terminated(state),
+            terminate=pausing and drains_by_sigterm(state),
             leave=leave,
             complete=world.plan.world_id if world and member and done else None,
             release=state.phase is WorldPhase.COMPLETE,
@@ -111,32 +127,34 @@ class Replies:
 
 
 def _failure_text(state: State) -> str:
+    """Why the job has failed, once agents may exit; "": it has not, or they must not yet."""
     failure = state.failure if state.dismissed else None
     return f"{failure.reason.value}: {failure.message}" if failure else ""
 
 
-def reply(state: State, report: AgentReport, now: float) -> Orders | None:
-    """The orders for the sender of a report, plan included."""
-    found = Replies(state, now).to(report)
-    return found.whole if found else None
+def orders_for_sender(state: State, report: AgentReport, now: float) -> Orders | None:
+    """The orders for the sender of a report, plan included. None: as for `Replies.reply_to`."""
+    found = Replies(state, now).reply_to(report)
+    return found.orders_with_plan if found else None
 
 
-def orders(state: State, slot: int, now: float) -> Orders | None:
-    """The orders for the agent that holds a slot, with the whole plan."""
-    found = Replies(state, now).of(slot)
-    return found.whole if found else None
+def orders_for_slot(state: State, slot: int, now: float) -> Orders | None:
+    """The orders for the agent that holds a slot, with the whole plan. None: as for
+    `Replies.reply_of_slot`."""
+    found = Replies(state, now).reply_of_slot(slot)
+    return found.orders_with_plan if found else None
 
 
-def _hosts_store(state: State, slot: int, agent: Agent) -> bool:
-    """Whether this agent is to hold the store of the next world. Requested while the old world is still being
-    stopped, to save time."""
-    soon = state.phase in (WorldPhase.STOPPING, WorldPhase.FORMING) and not state.draining
+def _is_store_host(state: State, slot: int, agent: Agent) -> bool:
+    """Whether this agent is to hold the store of the next world. Already while the old world is being
+    stopped, to save time; not for a drain, after which no world follows."""
+    soon = state.phase in (WorldPhase.STOPPING, WorldPhase.FORMING) and not state.drain_requested
     return soon and slot == STORE_SLOT and not agent.report.terminating
 
 
 def _is_grantee(state: State, agent: Agent) -> bool:
-    """Whether the grant goes to this agent: that of the leading rank of the grant's world, also for a while
-    after that world ended."""
+    """Whether the grant goes to this agent: it has the leading rank, and the grant is for the world that
+    started that rank. Also after that world ended, until the next plan: the manifest may still be written."""
     world = state.world
     if state.grant is None or world is None or lead_started_in(state) != state.grant.ref.world_id:
         return False
@@ -144,33 +162,36 @@ def _is_grantee(state: State, agent: Agent) -> bool:
 
 
 def _may_leave(state: State, agent: Agent, lives: bool) -> bool:
-    """Whether the agent, which is terminating, may exit: none of its ranks is needed any more."""
+    """Whether the agent may exit: it is terminating, its ranks have ended, and either they were to end, or
+    all of them are done."""
     if not agent.report.terminating or not agent.report.stopped:
         return False
-    done = slotset.has(slotindex.done(state), agent.report.slot)
+    done = slotset.has(slotindex.done_slots(state), agent.report.slot)
     return not lives or (state.phase in (WorldPhase.RUNNING, WorldPhase.DRAINING) and done)
 
 
-def affected(before: State, after: State) -> slotset.Slots:
-    """Slots whose orders a step from `before` to `after` may have changed."""
-    if _common(before) != _common(after):
+def affected_slots(before: State, after: State) -> slotset.Slots:
+    """Slots whose orders a step from `before` to `after` may have changed: all, if a common input has; else
+    those that the step touched, that of the store, and that of the leading rank (the grant)."""
+    if _common_inputs(before) != _common_inputs(after):
         return slotset.ALL
     return after.touched | slotset.one(STORE_SLOT) | slotset.one(after.config.lead_slot)
 
 
-def _common(state: State) -> tuple[object, ...]:
-    """Inputs of the orders of every agent, except its own report."""
+def _common_inputs(state: State) -> tuple[object, ...]:
+    """Inputs of the orders of every agent, except its own report. Complete: a field that `Replies` reads and
+    that is missing here leaves agents with old orders."""
     world = state.world
     return (
         state.superseded,
         state.phase,
         state.desired is None,
-        state.draining,
+        state.drain_requested,
         state.dismissed,
-        state.n,
+        state.worlds_planned,
         world and (world.plan.world_id, world.preserved, world.stop_at),
-        commits.retained(state),
+        commits.retained_checkpoints(state),
         state.grant,
-        ranks_terminated(state),
+        drains_by_sigterm(state),
         state.facts.clean != 0,
     )

@@ -18,50 +18,61 @@ from ropeteam_trainer.coordinator.membership import progress
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
 from ropeteam_trainer.coordinator.membership.state.events import Moment
 from ropeteam_trainer.coordinator.membership.state.slotset import Slots
-from ropeteam_trainer.coordinator.membership.state.state import State, enter, new_attempt, with_world
+from ropeteam_trainer.coordinator.membership.state.state import State, enter_phase, is_new_attempt, with_world
 
 
-def stop(state: State, at: Moment) -> State:
-    """Withdraw the plan, except for the slots that are preserved."""
-    state = progress.note_dead(enter(state, WorldPhase.STOPPING, at))
-    return with_world(state, preserved=_healthy(state))
+def stop_world(state: State, at: Moment) -> State:
+    """The state in STOPPING: the plan of the world is withdrawn, except for the slots that are preserved.
+    Without parameter servers these are none."""
+    state = progress.record_dead_slots(enter_phase(state, WorldPhase.STOPPING, at))
+    return with_world(state, preserved=_healthy_slots(state))
 
 
-def shrink(state: State) -> State:
-    """Keep no longer the slots that are no longer healthy."""
+def drop_unhealthy_slots(state: State) -> State:
+    """The state with `preserved` reduced to slots that are still healthy. A dropped slot whose ranks are all
+    dead is quiesced at once: nothing is left to stop."""
     world = state.world
     if world is None or not world.preserved:
         return state
-    preserved = world.preserved & _healthy(state)
+    preserved = world.preserved & _healthy_slots(state)
     quiesced = world.quiesced | (state.facts.dead & ~preserved)
     return with_world(state, preserved=preserved, quiesced=quiesced)
 
 
 def preserved_text(state: State) -> str:
-    """The end of a sentence, on the slots that are preserved; "": none."""
+    """The end of a sentence, on the number of slots that are preserved; "": none is."""
     preserved = state.world.preserved.bit_count() if state.world else 0
     return f"; the ranks of {preserved} {'slot' if preserved == 1 else 'slots'} continue" if preserved else ""
 
 
 def can_resume_in_memory(state: State) -> bool:
-    """Whether the next world resumes from the memory of parameter servers."""
+    """Whether the next world can resume from the memory of parameter servers: each of their pods still has
+    the state of the current server generation and stays. Not after a failure, a drain (ranks have stopped at
+    its step), or for a new attempt."""
     world = state.world
-    if world is None or not state.config.servers or state.failure or state.draining or new_attempt(state):
+    if (
+        world is None
+        or not state.config.servers
+        or state.failure
+        or state.drain_requested
+        or is_new_attempt(state)
+    ):
         return False
     if world.paused_at is not None or state.facts.drained:
         return False
-    servers = state.everybody & ~slotset.up_to(state.config.workers)
-    return servers & _staying(state) & state.facts.in_generation == servers
+    servers = state.all_slots & ~slotset.up_to(state.config.workers)
+    return servers & _staying_slots(state) & state.facts.in_generation == servers
 
 
-def _staying(state: State) -> Slots:
+def _staying_slots(state: State) -> Slots:
     """Slots whose agent is that of the current world, and is not terminating."""
-    return slotindex.present(state) & state.facts.member & ~slotindex.departing(state)
+    return slotindex.present_slots(state) & state.facts.member & ~slotindex.terminating_slots(state)
 
 
-def _healthy(state: State) -> Slots:
-    """Slots whose ranks all live, or have ended well."""
+def _healthy_slots(state: State) -> Slots:
+    """Slots that can be preserved: their pod stays, and its ranks all live or have ended well. None, unless
+    the next world can resume in memory."""
     if not can_resume_in_memory(state):
         return slotset.NONE
     aborted = slotset.NONE if state.facts.clean else state.facts.aborted
-    return _staying(state) & state.facts.healthy & ~aborted
+    return _staying_slots(state) & state.facts.healthy & ~aborted

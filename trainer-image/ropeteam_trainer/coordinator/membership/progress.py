@@ -16,8 +16,13 @@ from ropeteam_trainer.coordinator.membership.state.slots import member_pod
 from ropeteam_trainer.coordinator.membership.state.state import State, with_world
 
 
-def absorb(state: State, received: Iterable[ReportReceived], at: Moment) -> State:
-    """The state after these accepted reports."""
+def record_reports(state: State, received: Iterable[ReportReceived], at: Moment) -> State:
+    """The state after these accepted reports (`slots.is_accepted`), whose facts slotindex.py has recorded.
+
+    Order: feature level, launcher and commits of any accepted report -> the current world's progress, by
+    reports of its members -> its recovery stages. Once it is known from which step the world resumed, lost
+    steps are counted.
+    """
     known = state.world.base if state.world else None
     ours = []
     for each in received:
@@ -28,29 +33,34 @@ def absorb(state: State, received: Iterable[ReportReceived], at: Moment) -> Stat
         )
         if (feature_level, launcher) != (state.feature_level, state.launcher):
             state = replace(state, feature_level=feature_level, launcher=launcher)
-        state = commits.absorb(state, report, at)
+        state = commits.record_commits(state, report, at)
         if state.world and member_pod(state.world, report.slot) == pod_of(report):
             ours.append(each)
     if not ours:
         return state
-    state = _note_members(state, ours, at)
-    if state.running:
-        state = _note_stages(state, at)
+    state = _record_member_reports(state, ours, at)
+    if state.is_world_live:
+        state = _record_stages(state, at)
     if known is None and state.world and state.world.base is not None:
         state = incidents.count_lost_steps(state, state.world.base)
     return state
 
 
-def _note_members(state: State, received: list[ReportReceived], at: Moment) -> State:
+def _record_member_reports(state: State, received: list[ReportReceived], at: Moment) -> State:
+    """The state with the world's fields after reports of its members' pods. Only agents that report this
+    world (`here`) count for its progress. Dead slots count as quiesced only after the world was withdrawn,
+    and once the agent has applied that: before, it may still start the plan."""
     world = state.world
     assert world is not None
-    here = [each.report for each in received if world.has(each.report)]
+    here = [each.report for each in received if world.has_ranks_of(each.report)]
     stopped = slotset.of(each.report.slot for each in received if each.report.stopped)
     applied = slotset.of(each.report.slot for each in received if each.applied)
-    dead = slotset.NONE if state.running else stopped & (applied | state.facts.dead)
+    dead = slotset.NONE if state.is_world_live else stopped & (applied | state.facts.dead)
     highest = max((rank.step for report in here for rank in report.ranks), default=0)
     first = world.plan.members[0].slot
-    known = groups.absorb(world.groups, here) if any(report.groups for report in here) else world.groups
+    known = (
+        groups.merged_groups(world.groups, here) if any(report.groups for report in here) else world.groups
+    )
     for report in here:
         if report.slot == first:
             state = replace(state, progress=report.progress)
@@ -68,30 +78,31 @@ def _note_members(state: State, received: list[ReportReceived], at: Moment) -> S
     )
 
 
-def note_dead(state: State) -> State:
-    """Note, as the plan is withdrawn, the slots that need no stopping: all their ranks are dead already.
-
-    A report without the plan proves nothing here: the plan may still be on its way to that agent.
-    """
+def record_dead_slots(state: State) -> State:
+    """The state with `quiesced` set to the slots whose ranks are all dead, as the plan is withdrawn: nothing
+    is left to stop there. An agent that has not reported this plan does not count: the plan may be on its way
+    to it."""
     return with_world(state, quiesced=state.facts.dead)
 
 
-def _note_stages(state: State, at: Moment) -> State:
+def _record_stages(state: State, at: Moment) -> State:
+    """The state after stages that all members have reached: ranks started, first step. `base` of a world that
+    restored nothing is the step of the leading rank before its first one here."""
     world = state.world
     assert world is not None
-    if world.started_at is None and slotindex.all_members(state, state.facts.started):
+    if world.started_at is None and slotindex.has_all_members(state, state.facts.started):
         state = incidents.record_stage(with_world(state, started_at=at.now), "started", at)
-    if not world.stepped and slotindex.all_members(state, _stepped(state)):
+    if not world.stepped and slotindex.has_all_members(state, _stepped_slots(state)):
         state = incidents.record_stage(with_world(state, stepped=True), "first_step", at)
     lead = ranks_of_member(state, state.config.lead_slot) if world.base is None else None
     first = lead.reports[0] if lead else None
     if first is not None and first.steps_here > 0:
-        state = commits.settle_fresh_start(state, first.step - first.steps_here)
+        state = commits.record_fresh_start(state, first.step - first.steps_here)
     return state
 
 
-def _stepped(state: State) -> slotset.Slots:
-    """Slots whose ranks have all made a step. With parameter servers some preserved ranks may have ended well
-    already, and count too."""
+def _stepped_slots(state: State) -> slotset.Slots:
+    """Slots whose ranks have all made a step in this world. With parameter servers preserved ranks may have
+    ended well before it began; they count too, once any rank exited cleanly."""
     may_have_ended = state.config.servers > 0 and state.facts.clean
     return state.facts.stepped_or_ended if may_have_ended else state.facts.stepped

@@ -9,8 +9,8 @@ from ropeteam_trainer.coordinator.membership.state import slotset
 from ropeteam_trainer.coordinator.membership.state.slots import (
     agent_of_slot,
     holds_slot,
-    leaving,
-    lost,
+    is_lost,
+    is_terminating,
     member_pod,
 )
 from ropeteam_trainer.coordinator.membership.state.state import State
@@ -20,33 +20,33 @@ _LINEAGE_SHOWN = 10
 
 def job_report(state: State, now: float) -> JobReport:
     world = state.world
-    live = world is not None and state.running
+    live = world is not None and state.is_world_live
     return JobReport(
         job_uid=state.config.job_uid,
         term=state.config.term,
         boot=state.boot,
         phase=state.phase,
-        why=state.why + state.lateness.text(now),
-        stage=stage.stage(state),
+        why=state.why + state.lateness.suffix(now),
+        stage=stage.current_stage(state),
         world_id=world.plan.world_id if world else None,
         world_size=world.plan.world_size if world and live else 0,
-        slots=_slots(state, now),
+        slots=_slot_reports(state, now),
         feature_level=state.feature_level,
         launcher=state.launcher,
         progress=state.progress,
         lineage=state.lineage[:_LINEAGE_SHOWN],
         checkpoint_unix_ms=state.checkpoint_unix_ms,
         incidents=tuple(fault.incident for fault in state.faults),
-        replacement_requests=_replacements(state, now),
+        replacement_requests=_replacement_requests(state, now),
         replace_all=state.failure_history.replace_all_of is not None and not _is_over(state),
         failure=state.failure if state.phase is WorldPhase.FAILED else None,
-        stalled=None if _is_over(state) else unstartable.stalled(state),
+        stalled=None if _is_over(state) else unstartable.stalled_problem(state),
         notice=groups.notice(state, now),
-        process_groups=groups.shown(state),
+        process_groups=groups.shown_groups(state),
         newer_term=state.newer_term,
         observed_generation=state.desired.generation if state.desired else 0,
         sent=now,
-        lease_valid=lease.holds(state, now),
+        lease_valid=lease.is_valid(state, now),
         lag_seconds=state.lateness.seconds(now),
     )
 
@@ -55,7 +55,7 @@ def _is_over(state: State) -> bool:
     return state.phase in (WorldPhase.COMPLETING, WorldPhase.COMPLETE, WorldPhase.FAILED)
 
 
-def _slots(state: State, now: float) -> dict[str, SlotReport]:
+def _slot_reports(state: State, now: float) -> dict[str, SlotReport]:
     found = {}
     for slot in range(state.config.slots):
         agent = agent_of_slot(state, slot)
@@ -64,21 +64,23 @@ def _slots(state: State, now: float) -> dict[str, SlotReport]:
                 incarnation=agent.report.incarnation,
                 pod_uid=agent.report.pod_uid,
                 node=agent.report.node,
-                registered=not lost(state, agent, now),
-                terminating=leaving(state, slot),
+                registered=not is_lost(state, agent, now),
+                terminating=is_terminating(state, slot),
                 term=agent.report.term,
                 silent_seconds=round(max(0.0, now - agent.received_at), 1),
             )
     return found
 
 
-def _replacements(state: State, now: float) -> tuple[ReplacementRequest, ...]:
+def _replacement_requests(state: State, now: float) -> tuple[ReplacementRequest, ...]:
     """Requests to replace pods: those whose agent's lease has expired, those in which the job fails again and
     again, and those whose ranks do not end."""
     if _is_over(state) or state.phase is WorldPhase.WAITING:
         return ()
     silent = {
-        slot: request for slot in range(state.config.slots) for request in _silent_agent(state, slot, now)
+        slot: request
+        for slot in range(state.config.slots)
+        for request in _request_for_silent_agent(state, slot, now)
     }
     failing = {
         request.slot: request
@@ -87,12 +89,15 @@ def _replacements(state: State, now: float) -> tuple[ReplacementRequest, ...]:
             *unstartable.replacement_requests(state, now),
         )
     }
-    return tuple(request for _, request in sorted({**failing, **_stuck_ranks(state, now), **silent}.items()))
+    return tuple(
+        request
+        for _, request in sorted({**failing, **_requests_for_stuck_ranks(state, now), **silent}.items())
+    )
 
 
-def _stuck_ranks(state: State, now: float) -> dict[int, ReplacementRequest]:
+def _requests_for_stuck_ranks(state: State, now: float) -> dict[int, ReplacementRequest]:
     found = {}
-    for slot in slotset.each(forming.stuck(state, now)):
+    for slot in slotset.each(forming.stuck_slots(state, now)):
         seconds = forming.UNENDING_SECONDS
         message = f"the ranks of slot {slot} were ordered to end, and have not for {seconds:.0f} s"
         agent = agent_of_slot(state, slot)
@@ -101,11 +106,11 @@ def _stuck_ranks(state: State, now: float) -> dict[int, ReplacementRequest]:
     return found
 
 
-def _silent_agent(state: State, slot: int, now: float) -> tuple[ReplacementRequest, ...]:
+def _request_for_silent_agent(state: State, slot: int, now: float) -> tuple[ReplacementRequest, ...]:
     agent = agent_of_slot(state, slot)
     member = member_pod(state.world, slot) if state.world else None
     if agent:
-        incarnation, gone = agent.report.incarnation, lost(state, agent, now)
+        incarnation, gone = agent.report.incarnation, is_lost(state, agent, now)
     elif member and holds_slot(state, member):
         incarnation, gone = member.incarnation, True  # it never registered with us after a restart
     else:

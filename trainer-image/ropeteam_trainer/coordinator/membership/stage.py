@@ -23,7 +23,8 @@ NO_GROUP = 0.1
 _NAMED = 5
 
 
-def note(state: State, now: float) -> State:
+def note_training(state: State, now: float) -> State:
+    """The state with `world.trains` set, once that is true. It is never reset."""
     world = state.world
     if world is None or world.trains or not _is_training(state, world, now):
         return state
@@ -31,22 +32,32 @@ def note(state: State, now: float) -> State:
 
 
 def _is_training(state: State, world: World, now: float) -> bool:
+    """Whether the world counts as training. First match wins:
+
+    - the script reports steps, or ranks are not all started: all ranks have made a step;
+    - no process group is expected, or agents do not report groups: IMPORT_SECONDS after the start;
+    - the full group has formed: INIT_SECONDS after the first group, in which init() may still report a step;
+    - otherwise startSeconds after the start, or a fraction of it (NO_GROUP) if no rank joins a group.
+    """
     if world.stepped or world.started_at is None or reports_steps(state):
         return world.stepped
     passed, patience = now - world.started_at, state.config.timeouts.start
-    if not (groups.expects_group(state) and slotindex.all_members(state, world.reporting_groups)):
+    if not (groups.expects_group(state) and slotindex.has_all_members(state, world.reporting_groups)):
         return passed >= IMPORT_SECONDS
-    if groups.formed(state, world):
+    if groups.has_full_group(state, world):
         return now - (world.grouped_at or now) >= INIT_SECONDS
-    is_awaited = world.groups or _is_joining(state)
-    return passed >= (patience if is_awaited else NO_GROUP * patience)  # then Degraded has the notice
+    is_awaited = world.groups or _any_rank_joins(state)
+    return passed >= (patience if is_awaited else NO_GROUP * patience)  # groups.notice then warns
 
 
 def reports_steps(state: State) -> bool:
+    """Whether the script is known to report its steps; with parameter servers it has to."""
     return state.feature_level >= FeatureLevel.STEPS or state.config.servers > 0
 
 
-def stage(state: State) -> Stage:
+def current_stage(state: State) -> Stage:
+    """The stage of the running world; UNKNOWN: none runs. First match wins, the latest stage first, except
+    that ranks that are being started come before what the last report shows."""
     world = state.world
     if world is None or state.phase not in (WorldPhase.RUNNING, WorldPhase.DRAINING):
         return Stage.UNKNOWN
@@ -57,12 +68,13 @@ def stage(state: State) -> Stage:
     if state.progress.phase == "restore":
         return Stage.RESTORING
     ungrouped = state.feature_level >= FeatureLevel.STEPS and not groups.expects_group(state)
-    if groups.formed(state, world) or ungrouped:
+    if groups.has_full_group(state, world) or ungrouped:
         return Stage.FIRST_STEP
-    return Stage.PROCESS_GROUP_FORMING if _is_joining(state) else Stage.SCRIPT_STARTING
+    return Stage.PROCESS_GROUP_FORMING if _any_rank_joins(state) else Stage.SCRIPT_STARTING
 
 
-def _is_joining(state: State) -> bool:
+def _any_rank_joins(state: State) -> bool:
+    """Whether any rank has called init_process_group."""
     return any(
         rank.joins
         for member_ranks in ranks_of_members(state, slotset.ALL)
@@ -70,12 +82,12 @@ def _is_joining(state: State) -> bool:
     )
 
 
-def sentence(state: State) -> str:
-    """The sentence on the stage of a running world."""
+def stage_text(state: State) -> str:
+    """The sentence on the stage of the world, which must run or be drained."""
     world = state.world
     assert world is not None
     world_id, ranks = world.plan.world_id, world.plan.world_size
-    match stage(state):
+    match current_stage(state):
         case Stage.RANKS_STARTING:
             return f"the {ranks} ranks of world {world_id} are being started"
         case Stage.SCRIPT_STARTING:
@@ -92,8 +104,8 @@ def sentence(state: State) -> str:
 
 
 def _missing_text(state: State) -> str:
-    """Ranks that have not called init_process_group. A command that runs once per pod stands for all ranks of
-    the pod."""
+    """Clause on the ranks that have not called init_process_group. Of a pod with one command for all its
+    ranks only the first rank is named: the command stands for all."""
     missing = [
         rank
         for member_ranks in ranks_of_members(state, slotset.ALL)

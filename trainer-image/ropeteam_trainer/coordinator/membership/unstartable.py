@@ -31,20 +31,23 @@ _POD_CAUSES = {
 """Problems that one pod may have and the next one not."""
 
 
-def note(state: State, at: Moment) -> State:
-    """Apply the problems that agents report: fail the job, or record the slot. If a slot has no agent, its
-    next pod is on its way."""
+def record_problems(state: State, at: Moment) -> State:
+    """The state after the problems that agents report: with the job's failure, or with their slots in
+    `unstartable`. A slot leaves it once an agent there reports no problem; while it has no agent, its next
+    pod is being created, and it stays."""
     known = {each.slot: each for each in state.unstartable}
-    for slot in slotset.each(slotindex.registered(state) & (state.facts.has_problem | slotset.of(known))):
+    for slot in slotset.each(
+        slotindex.registered_slots(state) & (state.facts.has_problem | slotset.of(known))
+    ):
         agent = agent_of_slot(state, slot)
         assert agent is not None
         problem = agent.report.problem
         if problem is None:
             known.pop(slot, None)
-        elif not _may_be_the_pod(state, agent.report, problem):
+        elif not _may_be_caused_by_pod(state, agent.report, problem):
             return replace(state, failure=problem)
         else:
-            known[slot] = _count_pod(known.get(slot), agent.report, problem, at)
+            known[slot] = _unstartable_slot(known.get(slot), agent.report, problem, at)
     return replace(
         state,
         unstartable=tuple(known[slot] for slot in sorted(known)),
@@ -53,23 +56,32 @@ def note(state: State, at: Moment) -> State:
 
 
 def _pending_disk_request(state: State, at: Moment) -> tuple[str, int]:
+    """The request to the volume that the agent of the leading rank reports as pending, with the wall clock
+    time of its first report; ("", ...): none."""
     agent = agent_of_slot(state, state.config.lead_slot)
     pending = agent.report.pending_disk_request if agent else ""
     return state.pending_disk_request if pending == state.pending_disk_request[0] else (pending, at.unix_ms)
 
 
-def _may_be_the_pod(state: State, report: AgentReport, problem: Problem) -> bool:
-    return problem.reason in _POD_CAUSES and (problem.transient or report.incarnation > 1 or _has_run(state))
+def _may_be_caused_by_pod(state: State, report: AgentReport, problem: Problem) -> bool:
+    """Whether another pod may not have the problem: its reason is one of _POD_CAUSES, and either the agent
+    reports it as transient, or the slot has had another pod before, or the job has run."""
+    return problem.reason in _POD_CAUSES and (
+        problem.transient or report.incarnation > 1 or _has_job_run(state)
+    )
 
 
-def _has_run(state: State) -> bool:
+def _has_job_run(state: State) -> bool:
+    """Whether a world of this job was ever planned, by this boot or one before."""
     planned = state.world is not None or bool(state.lineage)
-    return planned or any(agent.report.plan for agent in state.agents.values())  # this boot may be new
+    return planned or any(agent.report.plan for agent in state.agents.values())
 
 
-def _count_pod(
+def _unstartable_slot(
     known: UnstartableSlot | None, report: AgentReport, problem: Problem, at: Moment
 ) -> UnstartableSlot:
+    """The slot with this pod counted. `known`: the entry of the slot's earlier pods; unchanged if it is of
+    this pod."""
     if known is not None and known.incarnation == report.incarnation:
         return known
     pods = known.pods + 1 if known else 1
@@ -77,13 +89,14 @@ def _count_pod(
 
 
 def obstacle(state: State, slot: int) -> str:
-    """Why a plan cannot include this slot, or ""."""
+    """Condition that a plan waits for because of this slot, as the end of "waiting for"; "": the slot is not
+    unstartable."""
     found = (each for each in state.unstartable if each.slot == slot)
     return next((f"another pod in slot {slot}: {each.problem.message}" for each in found), "")
 
 
 def replacement_requests(state: State, now: float) -> tuple[ReplacementRequest, ...]:
-    """Requests for other pods, on other nodes."""
+    """Requests for other pods, on other nodes: for each unstartable slot, once its backoff has passed."""
     return tuple(
         ReplacementRequest(
             each.slot,
@@ -93,17 +106,19 @@ def replacement_requests(state: State, now: float) -> tuple[ReplacementRequest, 
             avoid_node=True,
         )
         for each in state.unstartable
-        if now >= each.since + _backoff(each.pods)
+        if now >= each.since + _backoff_seconds(each.pods)
     )
 
 
-def _backoff(pods: int) -> float:
+def _backoff_seconds(pods: int) -> float:
+    """Seconds until a pod is replaced that is the `pods`-th in a row: none for the first, then doubling."""
     return 0.0 if pods == 1 else min(PAUSE_FIRST * 2 ** min(pods - 2, 10), PAUSE_MOST)
 
 
-def stalled(state: State) -> Problem | None:
-    """Problem for people, once several pods of a slot were unstartable, or a restore gave up after
-    minutes."""
+def stalled_problem(state: State) -> Problem | None:
+    """Problem that keeps the job from training although it retries; None: there is none. First match wins:
+    the last world ended because its checkpoint was not readable, and none has made a step since; the
+    checkpoint volume does not answer; REPORT_AFTER pods of one slot in a row were unstartable."""
     last = state.faults[-1].incident if state.faults else None
     if (
         last

@@ -1,6 +1,7 @@
 """State of the coordinator, as frozen values.
 
 state.py       the whole of it; events.py: the events that change it
+desired.py     a received desired state, compared with the known one
 slots.py       the pods that hold the slots, and the reports that count
 ranks.py       the ranks of the members of the current world
 world.py       one formed world: its plan and its progress

@@ -2,7 +2,7 @@
 
 Order: a turn of the loop comes PAUSE_SECONDS too late -> leases are extended by that (step.py) and the
 coordinator is late, until CALM_SECONDS have passed without such a turn -> status and metrics show it, and
-metrics are rendered less often (metrics_age). Leases, orders and desired states never wait.
+metrics are rendered less often (metrics_max_age). Leases, orders and desired states never wait.
 Promise: it does not flap: once late, it stays so for CALM_SECONDS; the figure only grows while it lasts.
 Limits: the reason is not known: too many agents, too little CPU, a machine that was suspended. Shorter
 delays are not noticed.
@@ -26,22 +26,22 @@ class Lateness(NamedTuple):
     at: float = -math.inf
     """Time of the last late turn."""
 
-    def holds(self, now: float) -> bool:
+    def is_late(self, now: float) -> bool:
         return now < self.at + CALM_SECONDS
 
-    def after(self, late: float, now: float) -> Lateness:
+    def after_late_turn(self, late: float, now: float) -> Lateness:
         """Lateness after a turn that came late."""
-        return Lateness(max(late, self.most if self.holds(now) else 0.0), now)
+        return Lateness(max(late, self.most if self.is_late(now) else 0.0), now)
 
     def seconds(self, now: float) -> int:
         """Largest delay, rounded up, for people. 0: it keeps up."""
-        return math.ceil(self.most) if self.holds(now) else 0
+        return math.ceil(self.most) if self.is_late(now) else 0
 
-    def text(self, now: float) -> str:
+    def suffix(self, now: float) -> str:
         """The end of the sentence on a decision; "": it keeps up."""
         late = self.seconds(now)
         return f"; this coordinator is late, by up to {late} s" if late else ""
 
-    def metrics_age(self, now: float) -> float:
+    def metrics_max_age(self, now: float) -> float:
         """Seconds for which rendered metrics are served again."""
-        return STALE_SECONDS if self.holds(now) else FRESH_SECONDS
+        return STALE_SECONDS if self.is_late(now) else FRESH_SECONDS

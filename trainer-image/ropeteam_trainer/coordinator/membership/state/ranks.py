@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ropeteam_trainer.contract.messages import RankReport
 from ropeteam_trainer.contract.world import Member, ProcessExit, WorldId
 from ropeteam_trainer.coordinator.membership.state import slotset
-from ropeteam_trainer.coordinator.membership.state.slots import member_agent
+from ropeteam_trainer.coordinator.membership.state.slots import agent_of_member
 from ropeteam_trainer.coordinator.membership.state.slotset import Slots
 from ropeteam_trainer.coordinator.membership.state.state import Agent, State
 
@@ -31,7 +31,7 @@ class MemberRanks(NamedTuple):
 def ranks_of_members(state: State, among: Slots) -> Iterator[MemberRanks]:
     """The ranks of these members of the current world, in slot order."""
     return (
-        found for slot in slotset.each(among & state.everybody) if (found := ranks_of_member(state, slot))
+        found for slot in slotset.each(among & state.all_slots) if (found := ranks_of_member(state, slot))
     )
 
 
@@ -40,8 +40,8 @@ def ranks_of_member(state: State, slot: int) -> MemberRanks | None:
     member = world.plan.member(slot) if world else None
     if world is None or member is None:
         return None
-    ranks, agent = world.plan.ranks(slot), member_agent(state, member)
-    reports = agent.report.ranks if agent and world.has(agent.report) else ()
+    ranks, agent = world.plan.ranks(slot), agent_of_member(state, member)
+    reports = agent.report.ranks if agent and world.has_ranks_of(agent.report) else ()
     return MemberRanks(member, ranks, agent, {each.rank: each for each in reports if each.rank in ranks})
 
 
@@ -50,11 +50,11 @@ def lead_started_in(state: State) -> WorldId | None:
     return state.world.plan.started_in(state.config.lead_slot) if state.world else None
 
 
-def shards_of(state: State, member_ranks: MemberRanks | None) -> list[tuple[int, int]]:
+def counted_shards(state: State, member_ranks: MemberRanks | None) -> list[tuple[int, int]]:
     """Step and rank of each shard that counts: written by a rank that saves, reported by the rank's agent."""
     if member_ranks is None or member_ranks.agent is None or not member_ranks.agent.report.shards:
         return []
-    if not member_ranks.known or not saves(state, member_ranks.member.slot):
+    if not member_ranks.known or not is_saver(state, member_ranks.member.slot):
         return []
     world_id = lead_started_in(state)
     return [
@@ -64,7 +64,7 @@ def shards_of(state: State, member_ranks: MemberRanks | None) -> list[tuple[int,
     ]
 
 
-def saves(state: State, slot: int) -> bool:
+def is_saver(state: State, slot: int) -> bool:
     """Whether the slot's ranks save: all do; with parameter servers only the first of these."""
     return not state.config.servers or slot == state.config.lead_slot
 
@@ -76,8 +76,8 @@ def is_clean(rank: RankReport) -> bool:
 
 def is_aborted_at_end(rank: RankReport) -> bool:
     """Whether the rank died by a signal after its script's end (gloo sometimes ends by SIGABRT)."""
-    return rank.exit is not None and _aborted(rank.exit)
+    return rank.exit is not None and _is_aborted(rank.exit)
 
 
-def _aborted(exit: ProcessExit) -> bool:
+def _is_aborted(exit: ProcessExit) -> bool:
     return exit.signal is not None and exit.reached_end and not (exit.hung or exit.oom or exit.killed)

@@ -1,8 +1,8 @@
 """The index of facts (state.facts): which facts hold of which slots, updated for the slots that changed.
 
-Order: a report, a desired state or a new world changes some slots -> `refresh` computes the facts of these
-again -> the rules read whole sets (state.facts). Leases expire in between: `note_expired_leases` scans all
-agents only when the first lease may have expired.
+Order: a report, a desired state or a new world changes some slots -> `refresh_facts` computes the facts of
+these again -> the rules read whole sets (state.facts). Leases expire in between: `note_expired_leases` scans
+all agents only when the first lease may have expired.
 Promise: the index equals one computed from all slots (a test compares them), so no rule may change agents,
 desired slots or the world's plan but through here. Limits: a change costs the work for its own slots, and a
 copy of the dict of all agents.
@@ -18,15 +18,16 @@ from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.messages import RankPhase
 from ropeteam_trainer.coordinator.membership.state import slotset
 from ropeteam_trainer.coordinator.membership.state.events import Pod, pod_of
+from ropeteam_trainer.coordinator.membership.state.lateness import PAUSE_SECONDS
 from ropeteam_trainer.coordinator.membership.state.ranks import (
     MemberRanks,
+    counted_shards,
     is_aborted_at_end,
     is_clean,
     ranks_of_member,
-    shards_of,
 )
 from ropeteam_trainer.coordinator.membership.state.slotfacts import Facts
-from ropeteam_trainer.coordinator.membership.state.slots import desired_slot, holds_slot, lost, member_pod
+from ropeteam_trainer.coordinator.membership.state.slots import desired_slot, holds_slot, is_lost, member_pod
 from ropeteam_trainer.coordinator.membership.state.slotset import Slots
 from ropeteam_trainer.coordinator.membership.state.state import Agent, State
 from ropeteam_trainer.coordinator.membership.state.world import World
@@ -37,39 +38,39 @@ _ROUNDING = 0.001
 # ---- queries
 
 
-def registered(state: State) -> Slots:
+def registered_slots(state: State) -> Slots:
     """Slots whose agent has registered, its lease expired or not. A pod that is being deleted counts only in
     the world that it still runs or ends."""
-    in_world = state.running or state.phase is WorldPhase.STOPPING
+    in_world = state.is_world_live or state.phase is WorldPhase.STOPPING
     facts = state.facts
     return facts.held & ~(facts.deleting & ~(facts.member if in_world else slotset.NONE))
 
 
-def present(state: State) -> Slots:
-    return registered(state) & ~state.facts.lease_expired
+def present_slots(state: State) -> Slots:
+    return registered_slots(state) & ~state.facts.lease_expired
 
 
-def departing(state: State) -> Slots:
+def terminating_slots(state: State) -> Slots:
     """Slots whose pods are terminating."""
-    return registered(state) & (state.facts.departing | state.facts.deleting)
+    return registered_slots(state) & (state.facts.departing | state.facts.deleting)
 
 
-def done(state: State) -> Slots:
+def done_slots(state: State) -> Slots:
     """Slots whose ranks are all done. An abort at the end of the script counts if any rank exited cleanly."""
     return state.facts.ended if state.facts.clean else slotset.NONE
 
 
-def all_members(state: State, which: Slots) -> bool:
+def has_all_members(state: State, which: Slots) -> bool:
     """Whether `which` holds every member of the current world."""
-    return state.world is not None and which & state.everybody == state.everybody
+    return state.world is not None and which & state.all_slots == state.all_slots
 
 
-def suspects(state: State) -> Slots:
+def suspect_slots(state: State) -> Slots:
     """Members that may be faulty."""
     facts, confirmed = state.facts, state.world.confirmed if state.world else slotset.NONE
-    undecided = facts.aborted if not facts.clean and all_members(state, facts.exited) else slotset.NONE
+    undecided = facts.aborted if not facts.clean and has_all_members(state, facts.exited) else slotset.NONE
     gone = ~facts.member_reported | facts.member_lost | (confirmed & ~facts.in_world)
-    return (gone | facts.failed | undecided) & state.everybody & ~done(state)
+    return (gone | facts.failed | undecided) & state.all_slots & ~done_slots(state)
 
 
 def lease_is_enough(state: State, pod: Pod) -> bool:
@@ -77,7 +78,7 @@ def lease_is_enough(state: State, pod: Pod) -> bool:
     proof is awaited that the agent has applied the withdrawal of its plan."""
     if pod not in state.agents or slotset.has(state.facts.lease_expired | state.facts.member_lost, pod.slot):
         return False
-    return state.running or state.world is None or slotset.has(state.world.quiesced, pod.slot)
+    return state.is_world_live or state.world is None or slotset.has(state.world.quiesced, pod.slot)
 
 
 # ---- changes
@@ -91,7 +92,7 @@ def note_reports(state: State, agents: Iterable[Agent], now: float) -> State:
         agents={**state.agents, **new_agents},
         leases_until=min(state.leases_until, now + state.config.timeouts.lost),
     )
-    return refresh(state, known, slotset.of(pod.slot for pod in new_agents), now)
+    return refresh_facts(state, known, slotset.of(pod.slot for pod in new_agents), now)
 
 
 def note_leases(state: State, received_at: dict[Pod, float]) -> State:
@@ -101,6 +102,26 @@ def note_leases(state: State, received_at: dict[Pod, float]) -> State:
         if pod in agents:
             agents[pod] = Agent(agents[pod].report, at)
     return replace(state, agents=agents)
+
+
+def extend_leases_by_pause(state: State, now: float) -> State:
+    """The state with all agents' leases extended by as long as the event comes after the due Tick, if that
+    exceeds PAUSE_SECONDS: this process paused, and read no reports meanwhile."""
+    late = now - state.due if state.due is not None else 0.0
+    if late <= PAUSE_SECONDS:
+        return state
+    agents = {
+        pod: replace(agent, received_at=agent.received_at + late) for pod, agent in state.agents.items()
+    }
+    waited_from = state.waited_from + late if state.waited_from is not None else None
+    return replace(
+        state,
+        agents=agents,
+        waited_from=waited_from,
+        leases_until=state.leases_until + late,
+        due=None,
+        lateness=state.lateness.after_late_turn(late, now),
+    )
 
 
 def note_expired_leases(state: State, now: float) -> State:
@@ -113,10 +134,10 @@ def note_expired_leases(state: State, now: float) -> State:
     )
     gone = slotset.of(pod.slot for pod, each in state.agents.items() if each.received_at < oldest)
     rescanned = gone | state.facts.lease_expired | state.facts.member_lost
-    return refresh(state, replace(state, leases_until=until + patience), rescanned, now)
+    return refresh_facts(state, replace(state, leases_until=until + patience), rescanned, now)
 
 
-def differing(before: Facts[Slots], after: Facts[Slots]) -> Slots:
+def differing_slots(before: Facts[Slots], after: Facts[Slots]) -> Slots:
     """Slots whose facts differ."""
     found = slotset.NONE
     for one, other in zip(vars(before).values(), vars(after).values(), strict=True):
@@ -126,35 +147,35 @@ def differing(before: Facts[Slots], after: Facts[Slots]) -> Slots:
 
 def enter_world(state: State, world: World, now: float) -> State:
     """The state with another world: the facts of all slots are computed again."""
-    return refresh(None, replace(state, world=world, saved={}), state.everybody, now)
+    return refresh_facts(None, replace(state, world=world, saved={}), state.all_slots, now)
 
 
-def refresh(before: State | None, after: State, which: Slots, now: float) -> State:
+def refresh_facts(before: State | None, after: State, which: Slots, now: float) -> State:
     """`after` with the facts of these slots computed again. All other slots are as in `before`."""
-    which &= after.everybody
+    which &= after.all_slots
     sets = {name: known & ~which for name, known in vars(after.facts).items()}
     saved = dict(after.saved)
     for slot in slotset.each(which):
         bit, member_ranks = slotset.one(slot), ranks_of_member(after, slot)
-        for name, holds in _facts(after, slot, member_ranks, now).items():
+        for name, holds in _facts_of_slot(after, slot, member_ranks, now).items():
             if holds:
                 sets[name] |= bit
         if before and before.saved:
-            _count(saved, before, ranks_of_member(before, slot), -1)
-        _count(saved, after, member_ranks, 1)
+            _count_shards(saved, before, ranks_of_member(before, slot), -1)
+        _count_shards(saved, after, member_ranks, 1)
     return replace(after, facts=Facts(**sets), saved={step: n for step, n in saved.items() if n})
 
 
-def _count(saved: dict[int, int], state: State, member_ranks: MemberRanks | None, sign: int) -> None:
-    for step in {shard[0] for shard in shards_of(state, member_ranks)}:
-        ranks = {rank for each, rank in shards_of(state, member_ranks) if each == step}
+def _count_shards(saved: dict[int, int], state: State, member_ranks: MemberRanks | None, sign: int) -> None:
+    for step in {shard[0] for shard in counted_shards(state, member_ranks)}:
+        ranks = {rank for each, rank in counted_shards(state, member_ranks) if each == step}
         saved[step] = saved.get(step, 0) + sign * len(ranks)
 
 
 # ---- facts of one slot
 
 
-def _facts(state: State, slot: int, member_ranks: MemberRanks | None, now: float) -> dict[str, bool]:
+def _facts_of_slot(state: State, slot: int, member_ranks: MemberRanks | None, now: float) -> dict[str, bool]:
     """The facts of one slot, by the field names of Facts."""
     desired, world = desired_slot(state, slot), state.world
     held = (
@@ -175,10 +196,10 @@ def _facts(state: State, slot: int, member_ranks: MemberRanks | None, now: float
         has_problem=report is not None and report.problem is not None,
         busy=report is not None and not report.stopped,
         in_generation=bool(plan and world and plan.server_generation == world.plan.server_generation),
-        lease_expired=held is not None and lost(state, held, now),
+        lease_expired=held is not None and is_lost(state, held, now),
         member_reported=bool(member_ranks and agent and holds_slot(state, pod_of(agent.report))),
-        member_lost=agent is not None and lost(state, agent, now),
-        in_world=bool(world and agent and world.has(agent.report)),
+        member_lost=agent is not None and is_lost(state, agent, now),
+        in_world=bool(world and agent and world.has_ranks_of(agent.report)),
         completed=bool(world and agent and agent.report.completed == world.plan.world_id),
         **(_rank_facts(member_ranks) if member_ranks and member_ranks.known else _NO_RANK_FACTS),
     )

@@ -28,7 +28,7 @@ def holds_slot(state: State, pod: Pod) -> bool:
 
 def is_member(state: State, pod: Pod) -> bool:
     """Whether the pod's ranks belong to the world that runs or is being stopped."""
-    if state.world is None or not (state.running or state.phase is WorldPhase.STOPPING):
+    if state.world is None or not (state.is_world_live or state.phase is WorldPhase.STOPPING):
         return False
     return member_pod(state.world, pod.slot) == pod
 
@@ -39,7 +39,7 @@ def member_pod(world: World, slot: int) -> Pod | None:
     return Pod(slot, member.incarnation, member.pod_uid) if member else None
 
 
-def refusal(state: State, report: AgentReport) -> str:
+def refusal_reason(state: State, report: AgentReport) -> str:
     """Why the reporting agent is refused, or "". A pod that is being deleted may still end its world in good
     order."""
     config, pod, desired = state.config, pod_of(report), desired_slot(state, report.slot)
@@ -60,9 +60,9 @@ def refusal(state: State, report: AgentReport) -> str:
     return ""
 
 
-def accepted(state: State, report: AgentReport) -> bool:
+def is_accepted(state: State, report: AgentReport) -> bool:
     """Whether the report counts. Neither accepted nor refused: a pod not yet in the desired state."""
-    return not refusal(state, report) and holds_slot(state, pod_of(report))
+    return not refusal_reason(state, report) and holds_slot(state, pod_of(report))
 
 
 def agent_of_slot(state: State, slot: int) -> Agent | None:
@@ -71,26 +71,26 @@ def agent_of_slot(state: State, slot: int) -> Agent | None:
     if desired is None or not desired.pod_uid:
         return None
     agent = state.agents.get(Pod(slot, desired.incarnation, desired.pod_uid))
-    return agent if agent and not refusal(state, agent.report) else None
+    return agent if agent and not refusal_reason(state, agent.report) else None
 
 
-def lost(state: State, agent: Agent, now: float) -> bool:
+def is_lost(state: State, agent: Agent, now: float) -> bool:
     """Whether the agent's lease has expired."""
     return now - agent.received_at > state.config.timeouts.lost
 
 
-def present(state: State, slot: int, now: float) -> Agent | None:
+def present_agent(state: State, slot: int, now: float) -> Agent | None:
     """The agent that holds a slot, if its lease is valid."""
     agent = agent_of_slot(state, slot)
-    return agent if agent and not lost(state, agent, now) else None
+    return agent if agent and not is_lost(state, agent, now) else None
 
 
-def leaving(state: State, slot: int) -> bool:
+def is_terminating(state: State, slot: int) -> bool:
     """Whether the slot's pod is terminating: SIGTERM was received, or its deletion was requested."""
     agent, desired = agent_of_slot(state, slot), desired_slot(state, slot)
     return agent is not None and desired is not None and (agent.report.terminating or desired.terminating)
 
 
-def member_agent(state: State, member: Member) -> Agent | None:
+def agent_of_member(state: State, member: Member) -> Agent | None:
     """The last report of a member of the world, even if its slot was given to another pod since."""
     return state.agents.get(Pod(member.slot, member.incarnation, member.pod_uid))

@@ -100,7 +100,7 @@ class State:
     phase_since: float = 0.0
     world: World | None = None
     """The current world, or the last one."""
-    n: int = 0
+    worlds_planned: int = 0
     """Worlds planned by this boot."""
     restarts: int = 0
     """`restart_count` of the next plan."""
@@ -137,12 +137,12 @@ class State:
     change is a line in the log."""
 
     @property
-    def everybody(self) -> Slots:
+    def all_slots(self) -> Slots:
         return slotset.up_to(self.config.slots)
 
     @property
     def next_world_id(self) -> WorldId:
-        return WorldId(self.config.term, self.boot, self.n + 1)
+        return WorldId(self.config.term, self.boot, self.worlds_planned + 1)
 
     @property
     def fault(self) -> Fault | None:
@@ -156,19 +156,19 @@ class State:
         return self.faults[-1]
 
     @property
-    def running(self) -> bool:
+    def is_world_live(self) -> bool:
         """Whether ranks of `world` may live."""
         return self.phase in _RUNNING
 
     @property
-    def draining(self) -> bool:
+    def drain_requested(self) -> bool:
         return self.desired is not None and self.desired.drain
 
-    def lives(self, slot: int) -> bool:
+    def is_slot_live(self, slot: int) -> bool:
         """Whether the pod of this slot may run its ranks of `world`."""
         preserved = self.world.preserved if self.world else slotset.NONE
         ends = self.phase in (WorldPhase.STOPPING, WorldPhase.FORMING)
-        return self.running or (ends and slotset.has(preserved, slot))
+        return self.is_world_live or (ends and slotset.has(preserved, slot))
 
 
 class Decided(NamedTuple):
@@ -182,7 +182,7 @@ class Decided(NamedTuple):
 _RUNNING = (WorldPhase.RUNNING, WorldPhase.DRAINING, WorldPhase.COMPLETING, WorldPhase.COMPLETE)
 
 
-def new_attempt(state: State) -> bool:
+def is_new_attempt(state: State) -> bool:
     """Whether the operator replaces all pods on purpose: the end of this world is then no incident."""
     return (
         state.world is not None
@@ -197,5 +197,5 @@ def with_world(state: State, **changes: object) -> State:
     return replace(state, world=replace(state.world, **changes))  # type: ignore[arg-type]
 
 
-def enter(state: State, phase: WorldPhase, at: Moment) -> State:
+def enter_phase(state: State, phase: WorldPhase, at: Moment) -> State:
     return replace(state, phase=phase, phase_since=at.now)

@@ -67,7 +67,7 @@ class World:
     preserved: Slots = slotset.NONE
     """Slots whose ranks live on although the world ended; only ever shrinks."""
 
-    def has(self, report: AgentReport) -> bool:
+    def has_ranks_of(self, report: AgentReport) -> bool:
         """Whether the ranks of the reporting agent are those of this world. The agent need not have received
         the plan that keeps them."""
         if report.plan and report.plan.world_id == self.plan.world_id and report.plan.hash == self.plan.hash:
