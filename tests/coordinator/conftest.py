@@ -10,9 +10,10 @@ import pytest
 from lab.coordinator.link import TOKEN
 from lab.coordinator.reports import config
 
+from ropeteam_trainer.coordinator.agentconnection import AgentConnection
 from ropeteam_trainer.coordinator.http import MOST_HEAD, Http
 from ropeteam_trainer.coordinator.log import Log
-from ropeteam_trainer.coordinator.server import AgentConnection, Coordinator, listen
+from ropeteam_trainer.coordinator.server import Coordinator, listen
 
 
 @dataclass

@@ -129,7 +129,7 @@ async def test_health_and_metrics_need_no_signature(served: Served):
     assert await http(served.http, request("GET", "/healthz")) == (200, "ok\n")
     await put_desired(served.http, DESIRED)
     report = agent(0, progress=Progress(step=7, loss="1.5", samples_per_second=96.0))
-    served.coordinator._apply(membership.ReportReceived(report))
+    served.coordinator._apply_event(membership.ReportReceived(report))
     status, text = await http(served.http, request("GET", "/metrics?name=x"))
     assert status == 200
     labels = '{job_name="mnist",namespace="default"}'
@@ -184,7 +184,7 @@ def test_checkpoints_are_wanted_where_there_is_a_place_and_a_script_that_saves(
 
 async def test_metrics_contain_no_secret(served: Served):
     await put_desired(served.http, DESIRED)
-    served.coordinator._apply(membership.ReportReceived(agent(0, node="node-7")))
+    served.coordinator._apply_event(membership.ReportReceived(agent(0, node="node-7")))
     status, text = await http(served.http, request("GET", "/metrics"))
     assert (status, re.findall(r"^ropeteam_job_registered_slots\{.*\} (.*)$", text, re.MULTILINE)) == (
         200,

@@ -37,7 +37,10 @@ def test_it_is_reported_until_a_minute_has_passed_without_a_late_turn() -> None:
     assert (film.report.lag_seconds, film.report.why) == (0, "world 1.0.1 runs with 2 ranks")
     late_by(film, 2.5)
     assert film.report.lag_seconds == 3
-    assert film.report.why == "world 1.0.1 runs with 2 ranks; this coordinator is late, by up to 3 s"
+    assert (
+        film.report.why
+        == "world 1.0.1 runs with 2 ranks; this coordinator is overloaded: its event loop is up to 3 s late"
+    )
     film.later(CALM_SECONDS - 3)
     late_by(film, 1.1)
     assert film.report.lag_seconds == 3, "the most since it began"
@@ -96,7 +99,7 @@ async def test_while_it_is_late_only_the_newest_of_several_reports_is_read(
     bodies = [codec.encode(reports[0]), LEASE, *map(codec.encode, reports[1:]), LEASE]
     link.write(b"".join(map(link.sealer.seal, bodies)))
     await wait_until_async("the reports are read", lambda: read == ([3] if late else [1, 2, 3]))
-    (line,) = served.coordinator._lines
+    (line,) = served.coordinator._connections
     assert (line.report, line._report_number) == (reports[2], 4), "the lease after it is the fourth word"
     await link.close()
 
@@ -119,7 +122,7 @@ async def test_a_coordinator_that_was_paused_reports_it_and_no_agent_is_lost(sta
         return seen if seen.lag_seconds else None
 
     report = await wait_until_async("the coordinator reports its lag", late)
-    assert "this coordinator is late" in report.why
+    assert "this coordinator is overloaded" in report.why
     report = await put_desired(ports[1], replace(DESIRED, generation=2))
     assert (report.phase.value, report.incidents, report.replacement_requests) == ("Running", (), ())
     assert [slot.registered for slot in report.slots.values()] == [True, True]

@@ -16,7 +16,7 @@ from ropeteam_trainer.contract import OLDEST, VERSION, codec, wire
 from ropeteam_trainer.contract.desired import Desired, SlotDesired
 from ropeteam_trainer.contract.messages import LEASE, RankPhase, Shard
 from ropeteam_trainer.contract.world import CheckpointRef, ShardFile, WorldId
-from ropeteam_trainer.coordinator import server
+from ropeteam_trainer.coordinator import agentconnection
 
 DESIRED = Desired(1, 1, 1, {str(slot): SlotDesired(1, f"pod-{slot}-1") for slot in (0, 1)}, allowance=5)
 
@@ -51,7 +51,7 @@ async def test_orders_are_numbered_from_one_on_each_connection(served: Served):
 
 
 async def test_orders_that_were_not_applied_are_sent_again(served: Served, monkeypatch):
-    monkeypatch.setattr(server, "RESEND_SECONDS", -1.0)
+    monkeypatch.setattr(agentconnection, "RESEND_SECONDS", -1.0)
     await put_desired(served.http, DESIRED)
     link = await Link().connect(served.agents)
     link.send(agent(0))
@@ -168,18 +168,20 @@ async def test_one_connection_speaks_for_one_pod(served: Served):
 
 
 async def test_a_connection_that_sends_nothing_is_closed(served: Served, monkeypatch):
-    monkeypatch.setattr(server, "FIRST_REPORT_SECONDS", 0.05)
+    monkeypatch.setattr(agentconnection, "FIRST_REPORT_SECONDS", 0.05)
     link = await Link().connect(served.agents)
     assert await link.is_closed()
     assert served.logged("no report was received")
 
 
 async def test_an_agent_that_reads_nothing_is_closed(served: Served, monkeypatch):
-    monkeypatch.setattr(server, "MOST_UNSENT", -1)
+    monkeypatch.setattr(agentconnection, "MOST_UNSENT", -1)
     await put_desired(served.http, DESIRED)
     link = await Link().connect(served.agents)
     link.send(agent(0))
-    await wait_until_async("the closed connection is logged", lambda: served.logged("it does not read"))
+    await wait_until_async(
+        "the closed connection is logged", lambda: served.logged("the agent does not read its orders")
+    )
     await link.close()
 
 
@@ -223,7 +225,7 @@ async def test_a_lease_is_answered_now_and_then_also_before_the_operators_first_
     served: Served, monkeypatch
 ):
     """fenceSeconds of an agent begin with the newest of its reports that was answered."""
-    monkeypatch.setattr(server, "answer_seconds", lambda _: 0.0)
+    monkeypatch.setattr(agentconnection, "answer_seconds", lambda _: 0.0)
     link = await Link().connect(served.agents)
     link.send(agent(0, number=1, contract=OLDEST))
     waiting = await link.wait_for(lambda orders: orders.same)
@@ -236,7 +238,7 @@ async def test_a_lease_is_answered_now_and_then_also_before_the_operators_first_
 
 
 async def test_an_empty_frame_is_a_lease_that_counts_and_is_answered_in_24_bytes(served: Served, monkeypatch):
-    monkeypatch.setattr(server, "answer_seconds", lambda _: 0.0)
+    monkeypatch.setattr(agentconnection, "answer_seconds", lambda _: 0.0)
     await put_desired(served.http, DESIRED)
     link = await Link().connect(served.agents)
     link.send(agent(0, number=1))
@@ -264,7 +266,7 @@ async def test_a_lease_before_any_report_is_disconnected(served: Served):
 async def test_a_superseded_coordinator_answers_no_lease_nor_does_any_of_a_foreign_pod(
     served: Served, monkeypatch
 ):
-    monkeypatch.setattr(server, "answer_seconds", lambda _: 0.0)
+    monkeypatch.setattr(agentconnection, "answer_seconds", lambda _: 0.0)
     await put_desired(served.http, DESIRED)
     old, link = await Link().connect(served.agents), await Link().connect(served.agents)
     old.send(agent(1))
@@ -282,8 +284,8 @@ async def test_a_superseded_coordinator_answers_no_lease_nor_does_any_of_a_forei
 
 async def test_small_writes_are_not_delayed(served: Served):
     link = await Link().connect(served.agents)
-    await wait_until_async("the agent is connected", lambda: bool(served.coordinator._lines))
-    (line,) = served.coordinator._lines
+    await wait_until_async("the agent is connected", lambda: bool(served.coordinator._connections))
+    (line,) = served.coordinator._connections
     sock = line._transport.get_extra_info("socket")
     assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
     await link.close()

@@ -23,7 +23,8 @@ def test_a_folder_that_does_not_answer_for_half_a_minute_is_reported(tmp_path: P
     health = StorageHealth(folder, lambda: now[0])
     assert health.problem() == ""
     now[0] = 31.0
-    assert health.problem() == f"{folder} has not answered for 31 s"
+    hangs = f"the state folder {folder} has not been writable for 31 s (no error: a write hangs)"
+    assert health.problem() == hangs
     health.touch()
     assert health.problem().endswith(f"No such file or directory: '{folder}/alive'")
     folder.mkdir()
@@ -56,6 +57,8 @@ def test_ranks_that_do_not_end_are_reported_and_get_another_pod():
     assert film.report.why.endswith("those of slots 0 have not ended for 60 s: other pods are requested")
     (request,) = film.report.replacement_requests
     assert (request.slot, request.incarnation) == (0, 1)
-    assert request.message == "the ranks of slot 0 were ordered to end, and have not for 60 s"
+    assert request.message == (
+        "the ranks of slot 0 were ordered to end, and have not for 60 s: they, or their agent, hang"
+    )
     film.replaces(0)
     assert film.phase == "Forming"

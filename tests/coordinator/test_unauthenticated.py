@@ -15,7 +15,7 @@ from ropeteam_trainer.contract import codec, wire
 from ropeteam_trainer.contract.desired import Desired, SlotDesired
 from ropeteam_trainer.contract.messages import AgentReport, Shard
 from ropeteam_trainer.contract.world import ShardFile, WorldId
-from ropeteam_trainer.coordinator import server
+from ropeteam_trainer.coordinator import agentconnection, server
 
 DESIRED = Desired(1, 1, 1, {str(slot): SlotDesired(1, f"pod-{slot}-1") for slot in (0, 1)}, allowance=5)
 LONGEST = struct.pack(">I", wire.MAX_BODY) + b"x" * wire.MAX_BODY
@@ -93,18 +93,18 @@ async def test_the_log_does_not_grow_with_unauthenticated_input(served: Served):
 
 def held(served: Served) -> int:
     """Bytes of frames that nobody knows to be genuine."""
-    return sum(len(line._opener._buffer) for line in served.coordinator._lines if line._opener)
+    return sum(len(line._opener._buffer) for line in served.coordinator._connections if line._opener)
 
 
 async def test_unauthenticated_input_is_held_within_a_bound(served: Served, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(server, "FIRST_REPORT_SECONDS", 300.0)
+    monkeypatch.setattr(agentconnection, "FIRST_REPORT_SECONDS", 300.0)
     crowd = Crowd(served.agents, 20, LONGEST)
     await crowd.has_come()
     places = 2 + server.SPARE_PLACES
     await wait_until_async(
-        "half of the bound is held", lambda: held(served) > places * server.BYTES_PER_PLACE // 2
+        "half of the bound is held", lambda: held(served) > places * agentconnection.BYTES_PER_PLACE // 2
     )
-    assert held(served) <= (places + 1) * server.BYTES_PER_PLACE
+    assert held(served) <= (places + 1) * agentconnection.BYTES_PER_PLACE
     await crowd.go()
 
 

@@ -42,9 +42,10 @@ from ropeteam_trainer.contract.messages import (
     StoreOffer,
 )
 from ropeteam_trainer.contract.world import CheckpointRef, FailReason, Member, Plan, ShardFile, WorldId
+from ropeteam_trainer.coordinator.agentconnection import AgentConnection
 from ropeteam_trainer.coordinator.log import Log
 from ropeteam_trainer.coordinator.metrics import render
-from ropeteam_trainer.coordinator.server import AgentConnection, Coordinator, listen
+from ropeteam_trainer.coordinator.server import Coordinator, listen
 
 _BETWEEN = b"\0|\0"
 _WITH_TOKEN, _OLDER, _OTHER_TOKEN, _ALTERED, _UNAUTHENTICATED = b"T", b"O", b"W", b"A", b"S"
@@ -194,7 +195,7 @@ def _coordinator(clock: Clock) -> Coordinator:
     settings = config(checkpoint=True, timeouts=config().timeouts)
     log = Log(lambda _: None)
     coordinator = Coordinator(settings, 0, TOKEN, log, lambda: 1.7e9, Random(0), clock)
-    coordinator.desire(DESIRED)
+    coordinator.apply_desired(DESIRED)
     return coordinator
 
 
@@ -209,7 +210,7 @@ def served(coordinator: Coordinator) -> None:
 
 def encode_report(coordinator: Coordinator) -> None:
     """Answers to the operator and to Prometheus."""
-    report = coordinator.report()
+    report = coordinator.job_report()
     codec.encode(report)
     render(report, coordinator.state.config)
 

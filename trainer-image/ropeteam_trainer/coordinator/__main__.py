@@ -22,9 +22,10 @@ from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract import config as contract
 from ropeteam_trainer.contract.config import CoordinatorConfig
 from ropeteam_trainer.contract.preauth import BACKLOG
+from ropeteam_trainer.coordinator.agentconnection import AgentConnection
 from ropeteam_trainer.coordinator.http import MOST_HEAD, Http
 from ropeteam_trainer.coordinator.log import Log
-from ropeteam_trainer.coordinator.server import AgentConnection, Coordinator, listen
+from ropeteam_trainer.coordinator.server import Coordinator, listen
 from ropeteam_trainer.coordinator.storagehealth import StorageHealth
 from ropeteam_trainer.system.background import end_loudly
 from ropeteam_trainer.system.folders import Folder
@@ -39,7 +40,7 @@ search for cycles took a third of the time in which a world is formed."""
 
 
 class Ports(NamedTuple):
-    """Address to listen on. Port 0: any; the log line `listening` has the actual one."""
+    """Address and ports to listen on. Port 0: any free one; the log line `listening` has the actual one."""
 
     host: str
     agents: int
@@ -47,6 +48,8 @@ class Ports(NamedTuple):
 
 
 def main() -> int:
+    """Run the coordinator until SIGTERM. Returns its exit code: 0, or 1 if its environment or state folder is
+    unusable, with a line `cannot-start`."""
     take_over("the coordinator")
     parser = argparse.ArgumentParser(prog="ropeteam_trainer.coordinator", description=__doc__)
     parser.add_argument("--agent-port", type=int, default=contract.COORDINATOR_AGENT_PORT)
@@ -71,8 +74,10 @@ def main() -> int:
 
 
 def count_boot(folder: Path, unix: int) -> int:
-    """Number of this boot: 0 for the first one of this pod, then one more each time, after a power cut too. A
-    damaged count continues from the clock: it must grow."""
+    """Number of this boot, counted in a file of the folder: 0 for the first one of this pod, then one more
+    each time, after a power cut too. `unix`: the boot if the file is damaged, because numbers must grow.
+    Raises OSError: the folder is not writable, and the coordinator must not start.
+    """
     file = folder / "boot"
     try:
         boot = int(file.read_text(encoding="ascii")) + 1
@@ -86,22 +91,25 @@ def count_boot(folder: Path, unix: int) -> int:
 
 
 async def _run(make: Callable[[], Coordinator], ports: Ports, storage_health: StorageHealth) -> None:
+    """Serve the coordinator that `make` returns: it can only be made within the running event loop."""
     await serve(make(), ports, storage_health.problem)
 
 
 async def serve(coordinator: Coordinator, ports: Ports, storage_problem: Callable[[], str] = str) -> None:
-    """Serve until SIGTERM or SIGINT. `storage_problem`: as for Http."""
+    """Serve agents and HTTP until SIGTERM or SIGINT. `storage_problem`: as for Http. Raises OSError if a port
+    is taken, RuntimeError after an internal error (background.end_loudly): the container is restarted, and
+    the next boot adopts the world."""
     config, log = coordinator.state.config, coordinator.log
-    over = asyncio.Event()
+    ended = asyncio.Event()
     faults: list[BaseException] = []
 
     def fail(error: BaseException) -> None:
         faults.append(error)
-        over.set()
+        ended.set()
 
     end_loudly(lambda text: log.write("fault", error=text), fail)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, over.set)
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, ended.set)
     agents, agent_port = await listen(lambda: AgentConnection(coordinator), ports.host, ports.agents)
     handler = Http(coordinator, storage_problem).serve
     http = await asyncio.start_server(handler, ports.host, ports.http, limit=MOST_HEAD, backlog=BACKLOG)
@@ -115,13 +123,15 @@ async def serve(coordinator: Coordinator, ports: Ports, storage_problem: Callabl
         agents=agent_port,
         http=http_port,
     )
-    await over.wait()
+    await ended.wait()
     agents.close()
     http.close()
     coordinator.stop()
     log.write("stopped")
     if faults:
-        raise RuntimeError("an internal error has ended this boot") from faults[0]
+        raise RuntimeError("an internal error has ended the coordinator; its container restarts") from faults[
+            0
+        ]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Orders as bytes. Most fields are the same for every agent, and are encoded once.
 
-Pure, except for its caches. Promise: `codec.decode` of the bytes gives the orders (a test does).
+Pure, except for its caches. Promise: `codec.decode` of the bytes gives the orders (test_encoding.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from ropeteam_trainer.coordinator.membership.orders import Reply
 
 
 class OrdersEncoder:
-    """Encoder of one coordinator's orders, with caches."""
+    """Encoder of one coordinator's orders. It caches the last common fields, whole plan and parts. They are
+    compared by identity: `Replies` gives agents in the same case the same object."""
 
     def __init__(self) -> None:
         self._common: tuple[Orders | None, bytes] = (None, b"")
@@ -20,7 +21,8 @@ class OrdersEncoder:
         self._parts: _Parts | None = None
 
     def encode(self, reply: Reply, number: int, answers: int | None) -> bytes:
-        """The orders of the reply, with the fields of one connection."""
+        """The reply's orders as JSON. `number` and `answers` are fields of Orders that count per connection;
+        None: the agent does not number its reports."""
         plan = self._plan(reply) if reply.plan else b"null"
         answered = b"null" if answers is None else b"%d" % answers
         return b'{%b,"number":%d,"answers":%b,"plan":%b}' % (
@@ -31,6 +33,7 @@ class OrdersEncoder:
         )
 
     def _plan(self, reply: Reply) -> bytes:
+        """The reply's plan as JSON, whole or as the part for its slot. Only for a reply with a plan."""
         if reply.slot < 0:
             if self._whole[0] is not reply.plan:
                 self._whole = (reply.plan, codec.encode(reply.plan))
@@ -40,6 +43,7 @@ class OrdersEncoder:
         return self._parts.encode(reply.slot, reply.others)
 
     def _common_fields(self, orders: Orders) -> bytes:
+        """The members of the JSON object, without braces, but number, answers and plan."""
         if self._common[0] is not orders:
             plain = codec.to_plain(orders)
             for name in ("number", "answers", "plan"):
@@ -49,7 +53,7 @@ class OrdersEncoder:
 
 
 class _Parts:
-    """Encoder of all parts of one plan, with a cache of members."""
+    """Encoder of all parts of one plan, with a cache of members. `sample`: any reply with a part of it."""
 
     def __init__(self, sample: Reply) -> None:
         assert sample.plan is not None
@@ -61,6 +65,7 @@ class _Parts:
         self._members: dict[int, bytes] = {}
 
     def encode(self, slot: int, others: tuple[int, ...]) -> bytes:
+        """`Plan.part(slot, others)` as JSON: its members, and a summary of the whole plan."""
         members = b",".join(map(self._member, sorted({slot, *others})))
         return b'{%b,"members":[%b],"whole":{%b,"slot":%d,"first_rank":%d}}' % (
             *(self._rest, members, self._whole),

@@ -1,7 +1,7 @@
 """GET /metrics: one job's state as Prometheus text, made from the JobReport.
 
-Labels: the job's namespace and name (one target per job, gone with it) and closed sets. It needs no bearer
-(docs/decisions/0006), so it exposes nothing confidential: no token, path, message, node.
+Labels: the job's namespace and name (one target per job, gone with it) and closed sets. Anyone may read them
+(docs/decisions/0006), so they expose nothing confidential: no token, path, message, node.
 Limits: no history here. An unknown value has no series, rather than a 0 that would draw a wrong line.
 """
 
@@ -21,12 +21,15 @@ from ropeteam_trainer.contract.featurelevel import FeatureLevel
 from ropeteam_trainer.contract.world import Cause
 
 
-class _Job(Collector):
+class _JobCollector(Collector):
+    """Collector of one report, made for one rendering."""
+
     def __init__(self, report: JobReport, config: CoordinatorConfig) -> None:
         self._report, self._labels = report, {"namespace": config.namespace, "job_name": config.job}
         self._workers, self._may_save = config.slots, config.checkpoint
 
     def collect(self) -> Iterable[Metric]:
+        """The metric families, as prometheus_client requests from a Collector."""
         report = self._report
         registered = sum(slot.registered for slot in report.slots.values())
         progress = report.progress
@@ -34,7 +37,7 @@ class _Job(Collector):
         if progress.total_steps is not None:
             yield self._gauge("total_steps", "Steps of the whole training.", progress.total_steps)
         yield self._gauge("samples_per_second", "Samples/s of the whole job.", progress.samples_per_second)
-        if (loss := _number(progress.loss)) is not None:
+        if (loss := _parsed_number(progress.loss)) is not None:
             yield self._gauge("loss", "Last loss that rank 0 reported.", loss)
         yield self._gauge(
             "worlds",
@@ -42,7 +45,7 @@ class _Job(Collector):
             report.world_id.n if report.world_id else 0,
         )
         yield self._gauge("world_size", "Ranks of the running world; 0: none.", report.world_size)
-        yield self._set(
+        yield self._gauge_by_label(
             "process_group_ranks",
             "Ranks known to have formed default process groups of this size in the current world.",
             [(str(size), ranks) for size, ranks in _ranks_by_size(report).items()],
@@ -56,15 +59,16 @@ class _Job(Collector):
             report.lag_seconds,
         )
         yield from self._checkpoint()
-        yield self._set(
+        yield self._gauge_by_label(
             "phase", "1 for the current phase.", [(p.value, p is report.phase) for p in WorldPhase]
         )
         causes = Counter(incident.cause for incident in report.incidents)
-        yield self._set(
+        yield self._gauge_by_label(
             "recent_incidents", "Of the last 10, by cause.", [(c.value, causes[c]) for c in Cause], "cause"
         )
 
     def _checkpoint(self) -> Iterator[Metric]:
+        """Metrics of checkpoints. `checkpoint_enabled` is for alerts: where it is 0, none is missing."""
         report = self._report
         wanted = self._may_save and report.feature_level >= FeatureLevel.CHECKPOINTS
         yield self._gauge("checkpoint_enabled", "1 if spec.checkpoint is set and the script saves.", wanted)
@@ -79,11 +83,15 @@ class _Job(Collector):
             )
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
+        """The family of one gauge, `ropeteam_job_<name>`, with one series. `text`: its help."""
         family = GaugeMetricFamily(f"ropeteam_job_{name}", text, labels=list(self._labels))
         family.add_metric(list(self._labels.values()), value)
         return family
 
-    def _set(self, name: str, text: str, values: list[tuple[str, float]], label: str = "phase") -> Metric:
+    def _gauge_by_label(
+        self, name: str, text: str, values: list[tuple[str, float]], label: str = "phase"
+    ) -> Metric:
+        """A family with one series for each (value of `label`, value of the gauge)."""
         family = GaugeMetricFamily(f"ropeteam_job_{name}", text, labels=[*self._labels, label])
         for member, value in values:
             family.add_metric([*self._labels.values(), member], value)
@@ -91,13 +99,15 @@ class _Job(Collector):
 
 
 def _ranks_by_size(report: JobReport) -> dict[int, int]:
+    """Ranks in default process groups, by the size of the group."""
     found: Counter[int] = Counter()
     for group in report.process_groups:
         found[group.size] += group.members
     return found
 
 
-def _number(text: str) -> float | None:
+def _parsed_number(text: str) -> float | None:
+    """The number that a script reported as text, NaN and infinity included; None: it is none."""
     try:
         return float(text)
     except ValueError:
@@ -105,8 +115,8 @@ def _number(text: str) -> float | None:
 
 
 def render(report: JobReport, config: CoordinatorConfig) -> tuple[bytes, str]:
-    """The Prometheus text, and its content type."""
+    """The Prometheus text of the job and of this process (CPU, memory), and its content type."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Job(report, config))
+    registry.register(_JobCollector(report, config))
     ProcessCollector(registry=registry)
     return generate_latest(registry), CONTENT_TYPE_LATEST

@@ -15,21 +15,26 @@ PATIENCE_SECONDS = 30.0
 
 
 class StorageHealth:
-    """Liveness of `folder`, where boots are counted. No file is touched before `start`."""
+    """Liveness of `folder`, where boots are counted. It counts as healthy until PATIENCE_SECONDS after its
+    construction, and since then for as long after each touch. `clock`: monotonic seconds."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._file, self._clock = folder / "alive", clock
         self._touched_at, self._error = clock(), ""
 
     def start(self) -> None:
+        """Start the thread, which ends with the process."""
         threading.Thread(target=self._run, name="storage-health", daemon=True).start()
 
     def problem(self) -> str:
-        """The problem, in a sentence; "": none."""
+        """Why the folder counts as unhealthy, in a sentence; "": it does not. Never blocks."""
         silent = self._clock() - self._touched_at
         if silent <= PATIENCE_SECONDS:
             return ""
-        return f"{self._file.parent} has not answered for {silent:.0f} s{self._error}"
+        return (
+            f"the state folder {self._file.parent} has not been writable for {silent:.0f} s"
+            f"{self._error or ' (no error: a write hangs)'}"
+        )
 
     def _run(self) -> None:
         while True:
@@ -37,7 +42,7 @@ class StorageHealth:
             time.sleep(EVERY_SECONDS)
 
     def touch(self) -> None:
-        """Touch the file once, however long it takes."""
+        """Touch the file once, and record when that succeeded, or its error. Blocks as long as the disk."""
         try:
             self._file.touch()
         except OSError as error:

@@ -19,6 +19,8 @@ _LINEAGE_SHOWN = 10
 
 
 def job_report(state: State, now: float) -> JobReport:
+    """The report of the state at this moment. World size, notice and groups are those of a world that runs;
+    once the job is over nothing is requested and nothing is stalled."""
     world = state.world
     live = world is not None and state.is_world_live
     return JobReport(
@@ -52,10 +54,12 @@ def job_report(state: State, now: float) -> JobReport:
 
 
 def _is_over(state: State) -> bool:
+    """Whether the job's end is decided, although ranks or agents may still live."""
     return state.phase in (WorldPhase.COMPLETING, WorldPhase.COMPLETE, WorldPhase.FAILED)
 
 
 def _slot_reports(state: State, now: float) -> dict[str, SlotReport]:
+    """Reports of the slots that have an agent, its lease valid or not, by slot number as text."""
     found = {}
     for slot in range(state.config.slots):
         agent = agent_of_slot(state, slot)
@@ -73,8 +77,9 @@ def _slot_reports(state: State, now: float) -> dict[str, SlotReport]:
 
 
 def _replacement_requests(state: State, now: float) -> tuple[ReplacementRequest, ...]:
-    """Requests to replace pods: those whose agent's lease has expired, those in which the job fails again and
-    again, and those whose ranks do not end."""
+    """Requests to replace pods, at most one per slot. The agent's expired lease comes before ranks that do
+    not end, these before repeated faults. None while WAITING, when agents may not have reported yet, nor once
+    the job is over."""
     if _is_over(state) or state.phase is WorldPhase.WAITING:
         return ()
     silent = {
@@ -96,10 +101,14 @@ def _replacement_requests(state: State, now: float) -> tuple[ReplacementRequest,
 
 
 def _requests_for_stuck_ranks(state: State, now: float) -> dict[int, ReplacementRequest]:
+    """Requests to replace the pods in which ranks should have ended and have not, by slot."""
     found = {}
     for slot in slotset.each(forming.stuck_slots(state, now)):
         seconds = forming.UNENDING_SECONDS
-        message = f"the ranks of slot {slot} were ordered to end, and have not for {seconds:.0f} s"
+        message = (
+            f"the ranks of slot {slot} were ordered to end, and have not for {seconds:.0f} s: they, or their "
+            "agent, hang"
+        )
         agent = agent_of_slot(state, slot)
         assert agent is not None
         found[slot] = ReplacementRequest(slot, agent.report.incarnation, Cause.AGENT_LOST, message)
@@ -107,12 +116,14 @@ def _requests_for_stuck_ranks(state: State, now: float) -> dict[int, Replacement
 
 
 def _request_for_silent_agent(state: State, slot: int, now: float) -> tuple[ReplacementRequest, ...]:
+    """Request to replace the slot's pod, if its agent's lease has expired or a member of the world never
+    registered with this boot. Empty: neither."""
     agent = agent_of_slot(state, slot)
     member = member_pod(state.world, slot) if state.world else None
     if agent:
         incarnation, gone = agent.report.incarnation, is_lost(state, agent, now)
     elif member and holds_slot(state, member):
-        incarnation, gone = member.incarnation, True  # it never registered with us after a restart
+        incarnation, gone = member.incarnation, True
     else:
         return ()
     message = f"the agent of slot {slot} has not reported for more than {state.config.timeouts.lost} s"

@@ -18,11 +18,16 @@ class Pod(NamedTuple):
 
 
 class Moment(NamedTuple):
+    """The time of an event, by two clocks."""
+
     now: float
+    """Monotonic seconds of this process."""
     unix_ms: int
+    """Wall clock, for people only."""
 
 
 def pod_of(report: AgentReport) -> Pod:
+    """The pod of the agent that sent the report."""
     return Pod(report.slot, report.incarnation, report.pod_uid)
 
 
@@ -55,6 +60,8 @@ class LeasesRenewed:
 
 @dataclass(frozen=True)
 class DesiredReceived:
+    """A desired state of the operator, in any order: `step` ignores a stale one."""
+
     desired: Desired
 
 

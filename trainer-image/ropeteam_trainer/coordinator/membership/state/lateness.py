@@ -19,7 +19,7 @@ FRESH_SECONDS, STALE_SECONDS = 1.0, 10.0
 
 
 class Lateness(NamedTuple):
-    """Lateness of one coordinator."""
+    """Lateness of one coordinator. The default: it has kept up so far."""
 
     most: float = 0.0
     """Largest delay in seconds since the lateness began."""
@@ -27,10 +27,11 @@ class Lateness(NamedTuple):
     """Time of the last late turn."""
 
     def is_late(self, now: float) -> bool:
+        """Whether a turn of the loop came late within the last CALM_SECONDS."""
         return now < self.at + CALM_SECONDS
 
     def after_late_turn(self, late: float, now: float) -> Lateness:
-        """Lateness after a turn that came late."""
+        """Lateness after a turn that came `late` seconds too late."""
         return Lateness(max(late, self.most if self.is_late(now) else 0.0), now)
 
     def seconds(self, now: float) -> int:
@@ -38,10 +39,10 @@ class Lateness(NamedTuple):
         return math.ceil(self.most) if self.is_late(now) else 0
 
     def suffix(self, now: float) -> str:
-        """The end of the sentence on a decision; "": it keeps up."""
+        """The end of the sentence on a decision (`State.why`); "": the coordinator keeps up."""
         late = self.seconds(now)
-        return f"; this coordinator is late, by up to {late} s" if late else ""
+        return f"; this coordinator is overloaded: its event loop is up to {late} s late" if late else ""
 
     def metrics_max_age(self, now: float) -> float:
-        """Seconds for which rendered metrics are served again."""
+        """Seconds for which rendered metrics are served again. Longer while late: rendering costs time."""
         return STALE_SECONDS if self.is_late(now) else FRESH_SECONDS

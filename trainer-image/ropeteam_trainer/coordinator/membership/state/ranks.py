@@ -20,22 +20,25 @@ class MemberRanks(NamedTuple):
     member: Member
     ranks: range
     agent: Agent | None
+    """The member's agent; None: it has not reported to this boot."""
     known: dict[int, RankReport]
-    """Empty until the agent has confirmed the plan."""
+    """Reports by rank. Empty until the agent has confirmed the plan."""
 
     @property
     def reports(self) -> tuple[RankReport | None, ...]:
+        """The report of each rank, in rank order; None: not reported."""
         return tuple(self.known.get(rank) for rank in self.ranks)
 
 
 def ranks_of_members(state: State, among: Slots) -> Iterator[MemberRanks]:
-    """The ranks of these members of the current world, in slot order."""
+    """The ranks of these slots' members of the current world, in slot order. Empty without a world."""
     return (
         found for slot in slotset.each(among & state.all_slots) if (found := ranks_of_member(state, slot))
     )
 
 
 def ranks_of_member(state: State, slot: int) -> MemberRanks | None:
+    """The ranks of the slot's member of the current world; None: no world."""
     world = state.world
     member = world.plan.member(slot) if world else None
     if world is None or member is None:
@@ -51,7 +54,8 @@ def lead_started_in(state: State) -> WorldId | None:
 
 
 def counted_shards(state: State, member_ranks: MemberRanks | None) -> list[tuple[int, int]]:
-    """Step and rank of each shard that counts: written by a rank that saves, reported by the rank's agent."""
+    """Step and rank of each of the member's shards that counts towards a grant: of the current world, and
+    reported by the agent of its rank. Empty for a slot that does not save."""
     if member_ranks is None or member_ranks.agent is None or not member_ranks.agent.report.shards:
         return []
     if not member_ranks.known or not is_saver(state, member_ranks.member.slot):
@@ -65,12 +69,13 @@ def counted_shards(state: State, member_ranks: MemberRanks | None) -> list[tuple
 
 
 def is_saver(state: State, slot: int) -> bool:
-    """Whether the slot's ranks save: all do; with parameter servers only the first of these."""
+    """Whether the slot's ranks save checkpoints: all do; with parameter servers only the first server."""
     return not state.config.servers or slot == state.config.lead_slot
 
 
 def is_clean(rank: RankReport) -> bool:
-    """Whether the rank's script ended well. A script that received SIGTERM and exits 0 has not."""
+    """Whether the rank exited with 0 by itself. One that was killed on orders has not, whatever its code: a
+    script may exit with 0 on SIGTERM."""
     return rank.exit is not None and rank.exit.clean and not rank.exit.killed
 
 
@@ -80,4 +85,5 @@ def is_aborted_at_end(rank: RankReport) -> bool:
 
 
 def _is_aborted(exit: ProcessExit) -> bool:
+    """Whether a signal that we did not send has ended the process after its script's end."""
     return exit.signal is not None and exit.reached_end and not (exit.hung or exit.oom or exit.killed)

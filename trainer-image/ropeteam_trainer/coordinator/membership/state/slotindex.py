@@ -39,34 +39,38 @@ _ROUNDING = 0.001
 
 
 def registered_slots(state: State) -> Slots:
-    """Slots whose agent has registered, its lease expired or not. A pod that is being deleted counts only in
-    the world that it still runs or ends."""
+    """Slots whose pod has registered, its lease valid or not. A pod that is being deleted counts only as a
+    member of the world that runs or is being stopped."""
     in_world = state.is_world_live or state.phase is WorldPhase.STOPPING
     facts = state.facts
     return facts.held & ~(facts.deleting & ~(facts.member if in_world else slotset.NONE))
 
 
 def present_slots(state: State) -> Slots:
+    """Slots whose pod has registered and whose agent has a valid lease."""
     return registered_slots(state) & ~state.facts.lease_expired
 
 
 def terminating_slots(state: State) -> Slots:
-    """Slots whose pods are terminating."""
+    """Slots whose registered pods are terminating: SIGTERM was received, or their deletion was requested."""
     return registered_slots(state) & (state.facts.departing | state.facts.deleting)
 
 
 def done_slots(state: State) -> Slots:
-    """Slots whose ranks are all done. An abort at the end of the script counts if any rank exited cleanly."""
+    """Slots whose ranks all ended well. None before any rank of the world exited cleanly: until then an abort
+    at the end of the script may be a fault."""
     return state.facts.ended if state.facts.clean else slotset.NONE
 
 
 def has_all_members(state: State, which: Slots) -> bool:
-    """Whether `which` holds every member of the current world."""
+    """Whether `which` holds every slot, that is, every member of the current world. False without a world."""
     return state.world is not None and which & state.all_slots == state.all_slots
 
 
 def suspect_slots(state: State) -> Slots:
-    """Members that may be faulty."""
+    """Slots whose members need a look for evidence: gone (replaced, lease expired, or no longer in the world
+    that they had confirmed), a rank that failed, or aborts that no clean exit explains. Not those that are
+    done."""
     facts, confirmed = state.facts, state.world.confirmed if state.world else slotset.NONE
     undecided = facts.aborted if not facts.clean and has_all_members(state, facts.exited) else slotset.NONE
     gone = ~facts.member_reported | facts.member_lost | (confirmed & ~facts.in_world)
@@ -74,8 +78,9 @@ def suspect_slots(state: State) -> Slots:
 
 
 def lease_is_enough(state: State, pod: Pod) -> bool:
-    """Whether an unchanged report of this pod would change nothing but its lease: the lease is valid, and no
-    proof is awaited that the agent has applied the withdrawal of its plan."""
+    """Whether an unchanged report of this pod would change nothing but its lease. Not if the lease had
+    expired, nor while the world is being stopped and its slot is not quiesced: then each report may be the
+    proof that the agent has applied the withdrawal of the plan."""
     if pod not in state.agents or slotset.has(state.facts.lease_expired | state.facts.member_lost, pod.slot):
         return False
     return state.is_world_live or state.world is None or slotset.has(state.world.quiesced, pod.slot)
@@ -85,7 +90,7 @@ def lease_is_enough(state: State, pod: Pod) -> bool:
 
 
 def note_reports(state: State, agents: Iterable[Agent], now: float) -> State:
-    """The state after reports of these agents."""
+    """The state with these agents' reports in place of their earlier ones, and the facts of their slots."""
     new_agents = {pod_of(agent.report): agent for agent in agents}
     known = replace(
         state,
@@ -96,7 +101,8 @@ def note_reports(state: State, agents: Iterable[Agent], now: float) -> State:
 
 
 def note_leases(state: State, received_at: dict[Pod, float]) -> State:
-    """The state after leases of agents that have nothing to report."""
+    """The state after leases, by pod, of agents with nothing to report (`lease_is_enough`). No facts change.
+    Pods that are no longer known are ignored."""
     agents = dict(state.agents)
     for pod, at in received_at.items():
         if pod in agents:
@@ -125,7 +131,8 @@ def extend_leases_by_pause(state: State, now: float) -> State:
 
 
 def note_expired_leases(state: State, now: float) -> State:
-    """The state with expired leases noted. Scans all agents only if a lease may have expired."""
+    """The state with the facts of leases that have expired, or were renewed after they had. Scans all agents,
+    and only once the earliest lease known to be valid may have expired."""
     if now < state.leases_until - _ROUNDING:
         return state
     oldest, patience = now - state.config.timeouts.lost, state.config.timeouts.lost
@@ -146,12 +153,16 @@ def differing_slots(before: Facts[Slots], after: Facts[Slots]) -> Slots:
 
 
 def enter_world(state: State, world: World, now: float) -> State:
-    """The state with another world: the facts of all slots are computed again."""
+    """The state with another world, no saved shards, and the facts of all slots."""
     return refresh_facts(None, replace(state, world=world, saved={}), state.all_slots, now)
 
 
 def refresh_facts(before: State | None, after: State, which: Slots, now: float) -> State:
-    """`after` with the facts of these slots computed again. All other slots are as in `before`."""
+    """`after` with the facts of the slots in `which`, and the counts in `saved`, computed again.
+
+    Precondition: agents, desired slots and plan of all other slots are the same in `before` and `after`.
+    `before` gives the shards to subtract from `saved`; None: `saved` of `after` counts none of them yet.
+    """
     which &= after.all_slots
     sets = {name: known & ~which for name, known in vars(after.facts).items()}
     saved = dict(after.saved)
@@ -167,6 +178,8 @@ def refresh_facts(before: State | None, after: State, which: Slots, now: float) 
 
 
 def _count_shards(saved: dict[int, int], state: State, member_ranks: MemberRanks | None, sign: int) -> None:
+    """Add the member's ranks that have written a shard to the counts by step, in place. `sign` -1:
+    subtract."""
     for step in {shard[0] for shard in counted_shards(state, member_ranks)}:
         ranks = {rank for each, rank in counted_shards(state, member_ranks) if each == step}
         saved[step] = saved.get(step, 0) + sign * len(ranks)
@@ -176,7 +189,8 @@ def _count_shards(saved: dict[int, int], state: State, member_ranks: MemberRanks
 
 
 def _facts_of_slot(state: State, slot: int, member_ranks: MemberRanks | None, now: float) -> dict[str, bool]:
-    """The facts of one slot, by the field names of Facts."""
+    """The facts of one slot, by the field names of Facts; their meaning is there. The first half is of the
+    pod that holds the slot, the second of the member of the world: they differ once a pod was replaced."""
     desired, world = desired_slot(state, slot), state.world
     held = (
         state.agents.get(Pod(slot, desired.incarnation, desired.pod_uid))
@@ -206,7 +220,8 @@ def _facts_of_slot(state: State, slot: int, member_ranks: MemberRanks | None, no
 
 
 def _rank_facts(member_ranks: MemberRanks) -> dict[str, bool]:
-    """The facts of a member's ranks: the second half of Facts."""
+    """The facts of a member's ranks, of which at least one is reported. `whole`: all are; what must hold of
+    all ranks is false before."""
     ranks = member_ranks.reports
     known = [rank for rank in ranks if rank]
     whole = len(known) == len(ranks)

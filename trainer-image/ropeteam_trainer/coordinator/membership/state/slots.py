@@ -16,7 +16,7 @@ from ropeteam_trainer.coordinator.membership.state.world import World
 
 
 def desired_slot(state: State, slot: int) -> SlotDesired | None:
-    """The desired state of a slot; None before it was received."""
+    """The desired state of a slot. None: none was received yet, or the job has no such slot."""
     return state.desired.slots.get(str(slot)) if state.desired else None
 
 
@@ -27,26 +27,33 @@ def holds_slot(state: State, pod: Pod) -> bool:
 
 
 def is_member(state: State, pod: Pod) -> bool:
-    """Whether the pod's ranks belong to the world that runs or is being stopped."""
+    """Whether the pod is a member of the world that runs or is being stopped. A world that has ended has
+    none.
+    """
     if state.world is None or not (state.is_world_live or state.phase is WorldPhase.STOPPING):
         return False
     return member_pod(state.world, pod.slot) == pod
 
 
 def member_pod(world: World, slot: int) -> Pod | None:
-    """The pod that holds a slot in this world."""
+    """The pod that holds a slot in this world's plan; another may hold it now. None: no such slot, or the
+    plan is a part without it."""
     member = world.plan.member(slot)
     return Pod(slot, member.incarnation, member.pod_uid) if member else None
 
 
 def refusal_reason(state: State, report: AgentReport) -> str:
-    """Why the reporting agent is refused, or "". A pod that is being deleted may still end its world in good
-    order."""
+    """Why the reporting agent is refused, for its log; "": it is not. A refused agent kills its ranks.
+
+    First match wins. Not refused: any agent before the first desired state; a pod that is newer than the
+    desired one (the operator may have created it just now); one that is being deleted, as long as it is a
+    member of the world, so that the world can be drained.
+    """
     config, pod, desired = state.config, pod_of(report), desired_slot(state, report.slot)
     if report.job_uid != config.job_uid:
         return f"this is the coordinator of job {config.job_uid}, not of {report.job_uid}"
     if not OLDEST <= report.contract <= VERSION:
-        return f"contract {report.contract} is unknown; this coordinator supports {OLDEST} to {VERSION}"
+        return f"the agent's contract {report.contract} is unknown; this coordinator supports {OLDEST} to {VERSION}"
     if not 0 <= report.slot < config.slots or (state.desired and desired is None):
         return f"slot {report.slot} is not part of this job"
     if desired is None:
@@ -66,7 +73,8 @@ def is_accepted(state: State, report: AgentReport) -> bool:
 
 
 def agent_of_slot(state: State, slot: int) -> Agent | None:
-    """The agent that holds a slot, lost or not."""
+    """The agent of the pod that holds a slot, lost or not. None: the pod is unknown, has not reported, or is
+    refused."""
     desired = desired_slot(state, slot)
     if desired is None or not desired.pod_uid:
         return None
@@ -75,22 +83,24 @@ def agent_of_slot(state: State, slot: int) -> Agent | None:
 
 
 def is_lost(state: State, agent: Agent, now: float) -> bool:
-    """Whether the agent's lease has expired."""
+    """Whether the agent's lease has expired: lostSeconds have passed since its last report."""
     return now - agent.received_at > state.config.timeouts.lost
 
 
 def present_agent(state: State, slot: int, now: float) -> Agent | None:
-    """The agent that holds a slot, if its lease is valid."""
+    """The agent that holds a slot, if its lease is valid; None otherwise."""
     agent = agent_of_slot(state, slot)
     return agent if agent and not is_lost(state, agent, now) else None
 
 
 def is_terminating(state: State, slot: int) -> bool:
-    """Whether the slot's pod is terminating: SIGTERM was received, or its deletion was requested."""
+    """Whether the slot's pod is terminating: its agent reports SIGTERM, or the operator its deletion. False
+    if the slot has no agent."""
     agent, desired = agent_of_slot(state, slot), desired_slot(state, slot)
     return agent is not None and desired is not None and (agent.report.terminating or desired.terminating)
 
 
 def agent_of_member(state: State, member: Member) -> Agent | None:
-    """The last report of a member of the world, even if its slot was given to another pod since."""
+    """The agent of a member of the world, even if its slot was given to another pod since. None: it never
+    reported to this boot, or was removed since."""
     return state.agents.get(Pod(member.slot, member.incarnation, member.pod_uid))

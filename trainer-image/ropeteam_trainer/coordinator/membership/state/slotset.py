@@ -13,6 +13,7 @@ ALL: Slots = -1
 
 
 def one(slot: int) -> Slots:
+    """The set of this slot."""
     return 1 << slot
 
 
@@ -22,6 +23,7 @@ def up_to(count: int) -> Slots:
 
 
 def of(members: Iterable[int]) -> Slots:
+    """The set of these slots, in any order, none negative."""
     found = NONE
     for slot in members:
         found |= 1 << slot
@@ -29,6 +31,7 @@ def of(members: Iterable[int]) -> Slots:
 
 
 def has(slots: Slots, slot: int) -> bool:
+    """Whether the set holds the slot. Of a complement, too."""
     return slots >> slot & 1 == 1
 
 

@@ -23,7 +23,7 @@ from ropeteam_trainer.coordinator.membership.state.world import World
 
 @dataclass(frozen=True)
 class Agent:
-    """The last report of one agent, and when it was received."""
+    """The last report of one agent, and the time of its last sign of life."""
 
     report: AgentReport
     received_at: float
@@ -77,6 +77,8 @@ class UnstartableSlot(NamedTuple):
 
 @dataclass(frozen=True)
 class State:
+    """All that the coordinator knows. Agents, desired slots and the plan change only through slotindex.py."""
+
     config: CoordinatorConfig
     boot: int
     phase: WorldPhase = WorldPhase.WAITING
@@ -138,15 +140,17 @@ class State:
 
     @property
     def all_slots(self) -> Slots:
+        """All slots of the job."""
         return slotset.up_to(self.config.slots)
 
     @property
     def next_world_id(self) -> WorldId:
+        """Number of the next world. Never used before by this term and boot."""
         return WorldId(self.config.term, self.boot, self.worlds_planned + 1)
 
     @property
     def fault(self) -> Fault | None:
-        """The incident that ended the current world, or None."""
+        """The fault that ended the current world; None: none has. Earlier worlds' faults are in `faults`."""
         if (
             self.world is None
             or not self.faults
@@ -157,15 +161,18 @@ class State:
 
     @property
     def is_world_live(self) -> bool:
-        """Whether ranks of `world` may live."""
+        """Whether `world` runs, drains or has completed: its plan is in the orders of all its members."""
         return self.phase in _RUNNING
 
     @property
     def drain_requested(self) -> bool:
+        """Whether the operator requests a drain: the job is suspended. A drain for terminating pods is not
+        requested."""
         return self.desired is not None and self.desired.drain
 
     def is_slot_live(self, slot: int) -> bool:
-        """Whether the pod of this slot may run its ranks of `world`."""
+        """Whether the plan of `world` is in the orders of this slot: the world runs, or has ended and the
+        slot is preserved."""
         preserved = self.world.preserved if self.world else slotset.NONE
         ends = self.phase in (WorldPhase.STOPPING, WorldPhase.FORMING)
         return self.is_world_live or (ends and slotset.has(preserved, slot))
@@ -183,7 +190,7 @@ _RUNNING = (WorldPhase.RUNNING, WorldPhase.DRAINING, WorldPhase.COMPLETING, Worl
 
 
 def is_new_attempt(state: State) -> bool:
-    """Whether the operator replaces all pods on purpose: the end of this world is then no incident."""
+    """Whether the operator replaces all pods by a new attempt: the end of this world is then no incident."""
     return (
         state.world is not None
         and state.desired is not None
@@ -192,10 +199,12 @@ def is_new_attempt(state: State) -> bool:
 
 
 def with_world(state: State, **changes: object) -> State:
-    """The state with a changed world. Only for a state with a world."""
+    """The state with these fields of its world changed. Not its plan (`slotindex.enter_world`), and only for
+    a state with a world."""
     assert state.world is not None
     return replace(state, world=replace(state.world, **changes))  # type: ignore[arg-type]
 
 
 def enter_phase(state: State, phase: WorldPhase, at: Moment) -> State:
+    """The state in this phase, since now."""
     return replace(state, phase=phase, phase_since=at.now)

@@ -68,8 +68,8 @@ class World:
     """Slots whose ranks live on although the world ended; only ever shrinks."""
 
     def has_ranks_of(self, report: AgentReport) -> bool:
-        """Whether the ranks of the reporting agent are those of this world. The agent need not have received
-        the plan that keeps them."""
+        """Whether the ranks of the reporting agent are those of this world: it reports this plan, or, for
+        preserved ranks, an earlier one in which the same pod started the very same ranks."""
         if report.plan and report.plan.world_id == self.plan.world_id and report.plan.hash == self.plan.hash:
             return True
         now = self.plan.member(report.slot)
