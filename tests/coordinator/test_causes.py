@@ -98,7 +98,9 @@ def test_a_lost_agent_outweighs_the_errors_of_its_peers():
     assert film.incident.cause is Cause.AGENT_LOST
     assert (film.incident.slot, film.incident.charged) == (2, False)
     assert film.phase == "Forming", "a lost agent is not waited for"
-    assert film.report.why == "waiting for the agent of slot 2, which stopped reporting"
+    assert film.report.why == (
+        "waiting for the agent of slot 2, which stopped reporting; another pod is requested"
+    )
     assert [request.incarnation for request in film.report.replacement_requests] == [1]
 
 

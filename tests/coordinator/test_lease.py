@@ -167,8 +167,9 @@ def test_without_its_lease_it_neither_speaks_nor_judges_and_goes_on_from_there_w
     film.exits(1, SIGKILL)
     film.later(100)
     assert (film.orders(0), film.phase) == (None, "Running")
-    assert (
-        film.report.why == "sending no orders: no contact with an operator for 20 s (spec.recovery.selfFence)"
+    assert film.report.why == (
+        "sending no orders: no contact with an operator for 20 s (spec.recovery.selfFence); without answers "
+        "agents end their ranks"
     )
     answered(film)
     assert (film.phase, film.sent_orders(0).plan) == ("Stopping", None)

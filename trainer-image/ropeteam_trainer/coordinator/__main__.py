@@ -48,8 +48,8 @@ class Ports(NamedTuple):
 
 
 def main() -> int:
-    """Run the coordinator until SIGTERM. Returns its exit code: 0, or 1 if its environment or state folder is
-    unusable, with a line `cannot-start`."""
+    """Run the coordinator until SIGTERM. Returns its exit code: 0, or 1 if its environment, state folder or a
+    port is unusable, with a line `cannot-start`. Raises RuntimeError after an internal error."""
     take_over("the coordinator")
     parser = argparse.ArgumentParser(prog="ropeteam_trainer.coordinator", description=__doc__)
     parser.add_argument("--agent-port", type=int, default=contract.COORDINATOR_AGENT_PORT)
@@ -129,9 +129,7 @@ async def serve(coordinator: Coordinator, ports: Ports, storage_problem: Callabl
     coordinator.stop()
     log.write("stopped")
     if faults:
-        raise RuntimeError("an internal error has ended the coordinator; its container restarts") from faults[
-            0
-        ]
+        raise RuntimeError("an internal error of the coordinator; its container restarts") from faults[0]
 
 
 if __name__ == "__main__":

@@ -77,7 +77,8 @@ class AgentConnection(asyncio.BufferedProtocol):
         greeting = wire.greeting(self._coordinator.chance.randbytes(wire.NONCE_SIZE))
         self._nonce = greeting[len(wire.HELLO) :]
         loop = asyncio.get_running_loop()
-        self._first_report_timer = loop.call_later(FIRST_REPORT_SECONDS, self.end, "no report was received")
+        reason = f"no report was received for {FIRST_REPORT_SECONDS:g} s"
+        self._first_report_timer = loop.call_later(FIRST_REPORT_SECONDS, self.end, reason)
         self._coordinator.add_connection(self)
         self._coordinator.unauthenticated.admit(self._address, self._evict)
         self._transport.write(greeting)
@@ -88,7 +89,8 @@ class AgentConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Process received bytes: nonce first, then frames. A frame may end the connection, and the rest is
-        then ignored. Late coordinators skip reports that a later one in the same read replaces."""
+        then ignored. While the coordinator is late, reports that a later one in this read replaces are not
+        decoded. An empty frame is a lease, except as the first one: then it only proves the token."""
         data = bytes(self._coordinator.buffer[:nbytes])
         if self._is_unauthenticated:
             self._count_unauthenticated_bytes(nbytes)

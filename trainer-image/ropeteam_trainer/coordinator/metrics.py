@@ -60,11 +60,16 @@ class _JobCollector(Collector):
         )
         yield from self._checkpoint()
         yield self._gauge_by_label(
-            "phase", "1 for the current phase.", [(p.value, p is report.phase) for p in WorldPhase]
+            "phase",
+            "1 for the current phase, 0 for the others.",
+            [(p.value, p is report.phase) for p in WorldPhase],
         )
         causes = Counter(incident.cause for incident in report.incidents)
         yield self._gauge_by_label(
-            "recent_incidents", "Of the last 10, by cause.", [(c.value, causes[c]) for c in Cause], "cause"
+            "recent_incidents",
+            "Of the last 10 incidents, those of this cause.",
+            [(c.value, causes[c]) for c in Cause],
+            "cause",
         )
 
     def _checkpoint(self) -> Iterator[Metric]:
@@ -79,7 +84,9 @@ class _JobCollector(Collector):
         if report.checkpoint_unix_ms:  # unknown after a restart
             committed = report.checkpoint_unix_ms / 1000
             yield self._gauge(
-                "checkpoint_timestamp_seconds", "Unix time of that commit, if by this boot.", committed
+                "checkpoint_timestamp_seconds",
+                "Unix time of the newest commit, if by this boot of the coordinator.",
+                committed,
             )
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:

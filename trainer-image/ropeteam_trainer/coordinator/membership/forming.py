@@ -23,7 +23,7 @@ from ropeteam_trainer.coordinator.membership.state.slots import (
     is_lost,
     is_terminating,
 )
-from ropeteam_trainer.coordinator.membership.state.state import State, enter_phase
+from ropeteam_trainer.coordinator.membership.state.state import State, enter_phase, is_new_attempt
 from ropeteam_trainer.coordinator.membership.state.world import World
 
 TICK_SECONDS = 1.0
@@ -73,11 +73,11 @@ def _slot_obstacle(state: State, slot: int, now: float) -> str:
     the last case is what remains of `_ready_slots`."""
     desired, agent = desired_slot(state, slot), agent_of_slot(state, slot)
     if desired is None or not desired.pod_uid:
-        return f"the pod of slot {slot}"
+        return f"the pod of slot {slot} to be created"
     if agent is None:
         return f"the agent of slot {slot} to register"
     if is_lost(state, agent, now):
-        return f"the agent of slot {slot}, which stopped reporting"
+        return f"the agent of slot {slot}, which stopped reporting; another pod is requested"
     if is_terminating(state, slot):
         return f"another pod in slot {slot}, because this one is terminating"
     if slotset.has(unfinished_slots(state), slot):
@@ -85,7 +85,10 @@ def _slot_obstacle(state: State, slot: int, now: float) -> str:
     if agent.report.problem:
         return unstartable.obstacle(state, slot)
     # Proof: the operator's `previous_pod_fenced`.
-    return f"proof that the previous pod of slot {slot} has ended"
+    return (
+        f"proof that the previous pod of slot {slot} has ended: it may still write, for "
+        "spec.recovery.fenceSeconds at most"
+    )
 
 
 def unfinished_slots(state: State) -> slotset.Slots:
@@ -109,7 +112,16 @@ def stopping_text(state: State, now: float) -> str:
     """The sentence on a world whose ranks are being ended: why, which slots are stuck, which continue."""
     fault, world = state.fault, state.world
     assert world is not None
-    reason = f"{fault.incident.cause.value}: {fault.incident.message}" if fault else "its plan was withdrawn"
+    if fault:
+        reason = f"{fault.incident.cause.value}: {fault.incident.message}"
+    else:
+        reason = (
+            "a new attempt replaces all pods"
+            if is_new_attempt(state)
+            else "it was drained"
+            if world.paused_at is not None
+            else "a restarted coordinator could not adopt it"
+        )
     more = f"{_stuck_text(state, now)}{preserving.preserved_text(state)}"
     return f"ending the ranks of world {world.plan.world_id}, because {reason}{more}"
 

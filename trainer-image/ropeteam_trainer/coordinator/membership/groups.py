@@ -194,7 +194,8 @@ def _rank_ended_notice(state: State, world: World, now: float) -> Problem | None
     reports_steps = state.feature_level >= FeatureLevel.STEPS
     steps = "without a step" if reports_steps else "(the script does not report its steps)"
     text = f"rank {rank} has ended with exit code 0, and the others have continued for"
-    text += f" {ENDED_SECONDS / 60:.0f} minutes {steps}. They wait for it, if they share a collective"
+    text += f" {ENDED_SECONDS / 60:.0f} minutes {steps}. They wait for it, if they share a collective: look"
+    text += " at their logs, and let the script end on all ranks together"
     return Problem(FailReason.RANK_ENDED, f"{text}.")
 
 

@@ -45,7 +45,7 @@ def silence_reason(state: State, now: float) -> str:
     if not is_valid(state, now):
         return (
             f"sending no orders: no contact with an operator for {state.config.lease} s "
-            "(spec.recovery.selfFence)"
+            "(spec.recovery.selfFence); without answers agents end their ranks"
         )
     return ""
 

@@ -153,7 +153,7 @@ def _take_reports(state: State, reports_received: tuple[ReportReceived, ...], at
     """The state after reports. Those of refused pods are dropped first.
 
     A report of a pod that is not in the desired state yet is stored, and may show a newer coordinator, but is
-    no progress of the world. Once superseded, reports change nothing but leases: a newer coordinator decides.
+    no progress of the world. Once superseded no progress is recorded at all: a newer coordinator decides.
     """
     reports_received = tuple(each for each in reports_received if not refusal_reason(state, each.report))
     reports = tuple(each.report for each in reports_received)
@@ -194,7 +194,7 @@ def _take_desired(state: State, desired: Desired, at: Moment) -> State:
     """
     old, before = state.desired, state
     if desired.term != state.config.term or (old and is_stale(desired, old)):
-        return state  # of another coordinator, or stale
+        return state
     known_uids = with_known_uids(desired, old) if old else desired
     state = replace(state, desired=known_uids, acknowledged=desired.lineage)
     if old is None:
@@ -250,7 +250,9 @@ def _decide_forming(state: State, at: Moment) -> Decided:
         return Decided(enter_phase(state, WorldPhase.FAILED, at))
     if state.drain_requested:
         if forming.unfinished_slots(state) | forming.unfenced_slots(state):
-            return Decided(state, "the job is to be drained; no world is started")
+            return Decided(
+                state, "the job is to be drained (spec.suspend); waiting for its last ranks to end"
+            )
         return Decided(enter_phase(state, WorldPhase.DRAINED, at))
     if obstacle := forming.obstacle(state, at.now):
         return Decided(state, f"waiting for {obstacle}{preserving.preserved_text(state)}")

@@ -92,7 +92,8 @@ def obstacle(state: State, slot: int) -> str:
     """Condition that a plan waits for because of this slot, as the end of "waiting for"; "": the slot is not
     unstartable."""
     found = (each for each in state.unstartable if each.slot == slot)
-    return next((f"another pod in slot {slot}: {each.problem.message}" for each in found), "")
+    why = "because this one can start no rank"
+    return next((f"another pod in slot {slot}, {why}: {each.problem.message}" for each in found), "")
 
 
 def replacement_requests(state: State, now: float) -> tuple[ReplacementRequest, ...]:

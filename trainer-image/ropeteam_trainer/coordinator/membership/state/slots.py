@@ -53,7 +53,7 @@ def refusal_reason(state: State, report: AgentReport) -> str:
     if report.job_uid != config.job_uid:
         return f"this is the coordinator of job {config.job_uid}, not of {report.job_uid}"
     if not OLDEST <= report.contract <= VERSION:
-        return f"the agent's contract {report.contract} is unknown; this coordinator supports {OLDEST} to {VERSION}"
+        return f"contract {report.contract} is unknown; this coordinator supports {OLDEST} to {VERSION}"
     if not 0 <= report.slot < config.slots or (state.desired and desired is None):
         return f"slot {report.slot} is not part of this job"
     if desired is None:

@@ -77,7 +77,7 @@ class UnstartableSlot(NamedTuple):
 
 @dataclass(frozen=True)
 class State:
-    """All that the coordinator knows. Agents, desired slots and the plan change only through slotindex.py."""
+    """State of one coordinator. Agents, desired slots and the plan change only through slotindex.py."""
 
     config: CoordinatorConfig
     boot: int
