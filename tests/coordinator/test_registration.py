@@ -50,7 +50,7 @@ def test_a_pod_that_the_operator_has_not_seen_yet_waits_without_orders():
     film.reports(0)
     film.reports(1)
     assert film.orders(1) is None
-    assert film.report.why == "waiting for the pod of slot 1"
+    assert film.report.why == "waiting for the pod of slot 1 to be created"
     film.applies_orders(0)
     film.desires_slot(1, pod_uid="pod-1-1")
     assert film.phase == "Running", "it had registered already"
@@ -84,7 +84,7 @@ def test_a_member_that_is_replaced_ends_the_world_and_its_successor_joins_the_ne
     film.desires_slot(1, incarnation=2, pod_uid="")
     assert (film.phase, film.incident.cause) == ("Stopping", Cause.AGENT_LOST)
     film.applies_orders()
-    assert film.report.why == "waiting for the pod of slot 1"
+    assert film.report.why == "waiting for the pod of slot 1 to be created"
     film.replaces(1)
     film.applies_orders()
     assert film.phase == "Running"

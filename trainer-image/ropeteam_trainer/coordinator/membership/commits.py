@@ -68,7 +68,8 @@ def _extends_lineage(state: State, report: AgentReport, ref: CheckpointRef) -> b
 
     - Its step must be higher than the newest. (Numbers of worlds do not compare: the first checkpoint may be
       of another job.)
-    - While no world runs: the reporting agent's world saved it, or has restored nothing yet.
+    - While the leading rank may not live: the world that started the reporting agent's ranks saved it; or
+      the agent has no plan or reports no restore, so that nothing speaks against it.
     - The world resumed from servers' memory: any world of this server generation has saved it.
     - Otherwise the current world has saved it; or it is the pending grant of the previous one, until it is
       known from which checkpoint the current one resumed.
@@ -95,12 +96,12 @@ def _is_same_checkpoint(one: CheckpointRef, other: CheckpointRef | None) -> bool
 
 def _record_manifest(state: State, written: CheckpointRef, at: Moment) -> State:
     """The state with a committed checkpoint first in its lineage. A pending grant up to its step is done."""
-    settled = state.pending is None or state.pending.step <= written.step
+    is_grant_done = state.pending is None or state.pending.step <= written.step
     return replace(
         state,
         lineage=(written, *state.lineage)[: state.config.keep],
-        pending=None if settled else state.pending,
-        grant=None if settled else state.grant,
+        pending=None if is_grant_done else state.pending,
+        grant=None if is_grant_done else state.grant,
         checkpoint_unix_ms=at.unix_ms,
     )
 

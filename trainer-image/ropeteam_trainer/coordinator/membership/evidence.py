@@ -231,7 +231,9 @@ def exit_text(rank: int, exit: ProcessExit, cause: Cause) -> str:
         Cause.HANG: "made no progress and was killed",
         Cause.START_TIMEOUT: "made no first step within spec.recovery.startSeconds and was killed",
         Cause.STORAGE_UNAVAILABLE: "could not read its checkpoint",
-        Cause.AGENT_LOST: "was killed by its agent, which had reached no coordinator for fenceSeconds",
+        Cause.AGENT_LOST: (
+            "was killed by its agent, which had reached no coordinator for spec.recovery.fenceSeconds"
+        ),
     }.get(cause, f"was killed by {exit.how}" if exit.signal is not None else f"exited {exit.code}")
     if exit.message:
         return f"rank {rank} {ending}: {exit.message}"

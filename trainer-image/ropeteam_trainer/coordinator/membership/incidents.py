@@ -122,12 +122,12 @@ def fail_on_exit_code(state: State, at: Moment, among: Slots) -> State:
     fault = state.fault
     if state.failure or fault is None or fault.weight >= POD_TERMINATING or not state.config.exit_codes:
         return state
-    all_evidence = (
+    final = (
         evidence
         for evidence in collect_evidence(state, at.now, among)
         if exit_rule(state, evidence.exit) is ExitAction.FAIL
     )
-    evidence = next(all_evidence, None)
+    evidence = next(final, None)
     if evidence is None or evidence.exit is None:
         return state
     message = (
@@ -181,12 +181,10 @@ def _updated_history(state: State, incident: Incident, progress: bool, at: Momen
         else 0.0
     )
     identity = fingerprint(incident.cause, incident.exit)
-    others = state.world is not None and bool(state.world.plan.preserved)  # made the steps, if there are any
-    on = incident.step > old.top_step and (progress or not others)
-    lasted = (
-        progress and state.feature_level < FeatureLevel.STEPS
-    )  # the only progress that such a world shows
-    again = identity == old.fingerprint and not on and not lasted
+    had_preserved = state.world is not None and bool(state.world.plan.preserved)
+    new_top_step = incident.step > old.top_step and (progress or not had_preserved)
+    assumed_progress = progress and state.feature_level < FeatureLevel.STEPS
+    is_repeated = identity == old.fingerprint and not new_top_step and not assumed_progress
     new = replace(
         old,
         worlds_without_progress=worlds_without_progress,
@@ -196,7 +194,7 @@ def _updated_history(state: State, incident: Incident, progress: bool, at: Momen
     )
     if identity:
         new = replace(
-            new, fingerprint=identity, identical_failures=old.identical_failures + 1 if again else 1
+            new, fingerprint=identity, identical_failures=old.identical_failures + 1 if is_repeated else 1
         )
     return _with_replacement_requests(state, incident, progress, new)
 
@@ -222,13 +220,14 @@ def _with_replacement_requests(
     identical_failures = is_script_fault(incident.cause, incident.exit) and history.identical_failures >= 2
     is_node = incident.exit is not None and incident.exit.storage == "here"
     if suspect and (times >= 2 or is_node) and not identical_failures:
-        where = f"slot {incident.slot} ended {times} worlds in a row without a new step"
+        worlds = f"{times} worlds in a row" if times > 1 else "a world"
+        where = f"slot {incident.slot} ended {worlds} without a new step"
         message = f"{where}; last: {incident.message}"
         request = ReplacementRequest(*suspect, incident.cause, message, avoid_node=True)
         history = replace(
             history,
             replacement_requests=(
-                *(w for w in history.replacement_requests if w.slot != request.slot),
+                *(each for each in history.replacement_requests if each.slot != request.slot),
                 request,
             ),
         )
