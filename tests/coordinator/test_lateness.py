@@ -67,14 +67,14 @@ def test_while_it_is_late_metrics_may_be_older() -> None:
 
 async def test_frequent_requests_for_metrics_get_cached_ones(served: Served) -> None:
     made: list[float] = []
-    report, moment = served.coordinator.report, [1000.0]
+    report, moment = served.coordinator.job_report, [1000.0]
     served.coordinator.now = lambda: moment[0]  # type: ignore[method-assign]
 
     def counted() -> Any:
         made.append(moment[0])
         return report()
 
-    served.coordinator.report = counted  # type: ignore[method-assign]
+    served.coordinator.job_report = counted  # type: ignore[method-assign]
     for seconds in (0.0, 0.5, 1.0, 1.5):
         moment[0] = 1000.0 + seconds
         assert (await http(served.http, request("GET", "/metrics")))[0] == 200

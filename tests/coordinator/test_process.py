@@ -165,7 +165,7 @@ async def test_a_decision_is_logged_once(start):
     for _ in range(3):
         await put_desired(http, DESIRED)
     await process.ends(signal.SIGTERM)
-    decisions = [line for line in process.lines if " decision " in line and " is late, " not in line]
+    decisions = [line for line in process.lines if " decision " in line and " is overloaded: " not in line]
     assert len(decisions) == 1
     assert decisions[0].endswith('why="waiting for the agent of slot 0 to register"')
 

@@ -128,7 +128,7 @@ def unexpected_evidence(state: State, all_evidence: tuple[Evidence, ...]) -> tup
 
 def terminating_evidence(state: State) -> Evidence | None:
     """Evidence of the terminating pods of this world; None: there are none. It outweighs all other evidence:
-    pods that terminate end their own ranks, and these their peers. Charged to the first slot."""
+    pods that terminate end their own ranks, and these their peers. `slot`: the first that terminated."""
     world = state.world
     if world is None or world.terminating_since is None:
         return None

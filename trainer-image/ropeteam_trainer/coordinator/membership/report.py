@@ -85,7 +85,7 @@ def _replacement_requests(state: State, now: float) -> tuple[ReplacementRequest,
     silent = {
         slot: request
         for slot in range(state.config.slots)
-        for request in _request_for_silent_agent(state, slot, now)
+        if (request := _request_for_silent_agent(state, slot, now))
     }
     failing = {
         request.slot: request
@@ -115,9 +115,9 @@ def _requests_for_stuck_ranks(state: State, now: float) -> dict[int, Replacement
     return found
 
 
-def _request_for_silent_agent(state: State, slot: int, now: float) -> tuple[ReplacementRequest, ...]:
+def _request_for_silent_agent(state: State, slot: int, now: float) -> ReplacementRequest | None:
     """Request to replace the slot's pod, if its agent's lease has expired or a member of the world never
-    registered with this boot. Empty: neither."""
+    registered with this boot. None: neither."""
     agent = agent_of_slot(state, slot)
     member = member_pod(state.world, slot) if state.world else None
     if agent:
@@ -125,6 +125,6 @@ def _request_for_silent_agent(state: State, slot: int, now: float) -> tuple[Repl
     elif member and holds_slot(state, member):
         incarnation, gone = member.incarnation, True
     else:
-        return ()
+        return None
     message = f"the agent of slot {slot} has not reported for more than {state.config.timeouts.lost} s"
-    return (ReplacementRequest(slot, incarnation, Cause.AGENT_LOST, message),) if gone else ()
+    return ReplacementRequest(slot, incarnation, Cause.AGENT_LOST, message) if gone else None
