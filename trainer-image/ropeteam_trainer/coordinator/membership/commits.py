@@ -149,8 +149,8 @@ def _drop_stale_grant(state: State) -> State:
 
 
 def grant_next_commit(state: State) -> State:
-    """The state with a grant for the newest complete step. Unchanged if another grant is pending, no step is
-    complete, or the leading rank does not live: its agent writes the manifest."""
+    """The state with a grant for the newest complete step. Unchanged if a grant is in the orders already, no
+    step is complete, or the leading rank may not live: its agent writes the manifest."""
     world_id, step = lead_started_in(state), _step_to_grant(state)
     if state.grant or state.world is None or world_id is None or step is None:
         return state

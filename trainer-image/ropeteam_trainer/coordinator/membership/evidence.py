@@ -202,8 +202,8 @@ def _weight_and_cause(state: State, exit: ProcessExit) -> tuple[int, Cause]:
 
 
 def is_script_fault(cause: Cause, exit: ProcessExit | None) -> bool:
-    """Whether the script is at fault: it raised an exception (accelerator memory included), or exited by a
-    code of its own. Another pod would not help."""
+    """Whether the exit is of the script itself: by an exception (of accelerator memory or a lost peer, too),
+    or by an exit code. Another pod would not help."""
     return cause is Cause.ERROR or (cause is Cause.OUT_OF_MEMORY and exit is not None and not exit.oom)
 
 

@@ -22,7 +22,8 @@ WAITING_FOR_OPERATOR = "waiting for the operator's first request"
 
 def renew(state: State, desired: Desired, now: float) -> State:
     """The state with the lease renewed, if the desired state acknowledges a report of this boot. An older
-    acknowledgement does not shorten the lease."""
+    acknowledgement does not shorten the lease. If it had expired, all slots count as touched: reports that
+    came meanwhile were not acted on."""
     if (desired.term, desired.acknowledged_boot) != (state.config.term, state.boot):
         return state
     touched = (

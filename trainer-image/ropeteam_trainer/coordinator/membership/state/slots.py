@@ -45,9 +45,9 @@ def member_pod(world: World, slot: int) -> Pod | None:
 def refusal_reason(state: State, report: AgentReport) -> str:
     """Why the reporting agent is refused, for its log; "": it is not. A refused agent kills its ranks.
 
-    First match wins. Not refused: any agent before the first desired state; a pod that is newer than the
-    desired one (the operator may have created it just now); one that is being deleted, as long as it is a
-    member of the world, so that the world can be drained.
+    First match wins. Not refused, if job, contract and slot are right: any agent before the first desired
+    state; a pod that is newer than the desired one (the operator may have created it just now); one that is
+    being deleted, as long as it is a member of the world, so that the world can be drained.
     """
     config, pod, desired = state.config, pod_of(report), desired_slot(state, report.slot)
     if report.job_uid != config.job_uid:
