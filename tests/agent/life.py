@@ -18,7 +18,7 @@ from ropeteam_trainer.agent.machine.events import (
     RunClaimed,
     Tick,
 )
-from ropeteam_trainer.agent.machine.report import report
+from ropeteam_trainer.agent.machine.report import agent_report
 from ropeteam_trainer.checkpoint.decisions.journal import Claim, Held
 from ropeteam_trainer.contract.config import CheckpointConfig, PodIdentity, Start, Timeouts, WorkerConfig
 from ropeteam_trainer.contract.local import Beat, FromRank
@@ -75,7 +75,7 @@ class Life:
         }
         config = WorkerConfig(**values | settings)
         self.now = 1000.0
-        self.state = machine.initial(config, an_identity(slot), launch, self.now)
+        self.state = machine.initial_state(config, an_identity(slot), launch, self.now)
         self.disk_answers = True
         """A run is claimed in the instant in which that is requested."""
         self.did: tuple[Effect, ...] = ()
@@ -150,7 +150,7 @@ class Life:
 
     @property
     def report(self) -> AgentReport:
-        return report(self.state)
+        return agent_report(self.state)
 
 
 def a_ref(step: int, n: int = 1, digest: str = "d") -> CheckpointRef:

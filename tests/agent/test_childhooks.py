@@ -255,7 +255,7 @@ def cause_of(site: Site) -> FromRank:
     known: FromRank | None = None
     for received in site.received:
         if received.error_type is not None:
-            known = received if childreports.better(known, received) else known
+            known = received if childreports.is_nearer_to_cause(known, received) else known
     assert known
     return known
 
@@ -334,4 +334,4 @@ def test_who_does_not_reach_the_agent_goes_on(site: Site) -> None:
     where = f"dict(init_method='file://{site.folder}/one', rank=0, world_size=1)"
     code, out, err = site.run("-c", JOIN.format(where) + "print('on')")
     assert (code, out) == (0, "on\n"), err
-    assert "a process group is not reported" in err
+    assert "a process group is not reported to the agent" in err

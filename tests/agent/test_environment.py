@@ -7,10 +7,10 @@ from dataclasses import replace
 from tests.agent.life import a_plan, a_ref, an_identity
 
 from ropeteam_trainer.agent.machine.environment import (
-    interface_names,
+    interface_variables,
     launcher_environment,
-    launcher_port,
     rank_environment,
+    rendezvous_port,
 )
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume, Trust, WorkerConfig
@@ -73,7 +73,7 @@ def test_a_rank_receives_the_file_of_checkpoint_keys_and_the_trust_policy():
 def test_a_command_that_runs_once_per_pod_finds_pytorchjobs_names_and_torchruns():
     plan = a_plan(processes=4)
     found = launcher_environment({"A": "b", "PET_NNODES": "7"}, SETTINGS, plan, an_identity(1))
-    where = {"MASTER_ADDR": "10.0.0.0", "MASTER_PORT": str(launcher_port("uid"))}
+    where = {"MASTER_ADDR": "10.0.0.0", "MASTER_PORT": str(rendezvous_port("uid"))}
     count = {"NNODES": "2", "NODE_RANK": "1", "NPROC_PER_NODE": "4"}
     expected = where | count | {f"PET_{name}": value for name, value in (where | count).items()}
     expected |= {"RANK": "1", "WORLD_SIZE": "2", "A": "b"}
@@ -103,12 +103,13 @@ def test_a_single_process_of_a_pod_is_the_rank_also_when_a_shell_starts_it():
 
 
 def test_jobs_have_rendezvous_ports_of_their_own():
-    ports = {launcher_port(str(number)) for number in range(100)}
+    ports = {rendezvous_port(str(number)) for number in range(100)}
     assert len(ports) > 90
     assert all(20_000 <= port < 29_000 for port in ports)
 
 
 def test_gloo_and_nccl_use_the_pods_interface():
-    assert interface_names("10.0.0.1", "eth0") == {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0"}
-    assert interface_names("127.3.0.1", "lo") == {"GLOO_SOCKET_IFNAME": "lo"}, "NCCL refuses the loopback"
-    assert interface_names("10.0.0.1", None) == {}
+    both = {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0"}
+    assert interface_variables("10.0.0.1", "eth0") == both
+    assert interface_variables("127.3.0.1", "lo") == {"GLOO_SOCKET_IFNAME": "lo"}, "NCCL refuses the loopback"
+    assert interface_variables("10.0.0.1", None) == {}

@@ -29,28 +29,28 @@ FAILED = ProcessExit(1, None)
 def test_the_innermost_cause_counts_in_any_order_of_reports(order: tuple[FromRank, ...]):
     known: FromRank | None = None
     for reports in order:
-        known = reports if childreports.better(known, reports) else known
+        known = reports if childreports.is_nearer_to_cause(known, reports) else known
     assert known is OWN
 
 
 def test_of_two_alike_the_first_counts():
-    assert not childreports.better(CHILD, error("another", child=True))
+    assert not childreports.is_nearer_to_cause(CHILD, error("another", child=True))
 
 
 def test_the_cause_of_a_childs_end_explains_no_other_end():
-    assert childreports.explains(CHILD, FAILED, 30)
-    assert not childreports.explains(CHILD, FAILED, 61), "too long ago"
-    assert not childreports.explains(CHILD, ProcessExit(None, 9), 1)
-    assert childreports.explains(OWN, ProcessExit(None, 9), 900)
+    assert childreports.may_explain(CHILD, FAILED, 30)
+    assert not childreports.may_explain(CHILD, FAILED, 61), "too long ago"
+    assert not childreports.may_explain(CHILD, ProcessExit(None, 9), 1)
+    assert childreports.may_explain(OWN, ProcessExit(None, 9), 900)
 
 
 def test_an_end_is_reported_by_its_cause():
-    report = childreports.caused(FAILED, CHILD, 2)
+    report = childreports.exit_with_cause(FAILED, CHILD, 2)
     assert (report.code, report.rank, report.message, report.error_class) == (1, 3, CHILD.message, "m.E")
-    assert childreports.caused(FAILED, OWN, 0).rank is None
-    killed = childreports.caused(FAILED, LAUNCHER, 0)
+    assert childreports.exit_with_cause(FAILED, OWN, 0).rank is None
+    killed = childreports.exit_with_cause(FAILED, LAUNCHER, 0)
     assert (killed.code, killed.signal, killed.rank, killed.fingerprint) == (None, 9, 1, "SIGKILL")
-    left = childreports.caused(
+    left = childreports.exit_with_cause(
         FAILED, FromRank(error_type="ChildFailedError", launcher=True, rank=1, code=3), 1
     )
     assert (left.code, left.signal, left.rank, left.fingerprint) == (3, None, None, "exit 3")
@@ -58,28 +58,28 @@ def test_an_end_is_reported_by_its_cause():
 
 def test_a_tool_of_the_script_is_no_rank():
     make = error("CalledProcessError: make ended with 2 (x.py:3)", launcher=True, code=2)
-    report = childreports.caused(FAILED, make, 0)
+    report = childreports.exit_with_cause(FAILED, make, 0)
     assert (report.code, report.message) == (1, make.message)
-    assert childreports.caused(FAILED, replace(make, child=True), 0).code == 2
+    assert childreports.exit_with_cause(FAILED, replace(make, child=True), 0).code == 2
 
 
 def test_a_rank_that_had_ended_went_first():
-    report = childreports.caused(FAILED, BLAMES, 0, ended=1)
+    report = childreports.exit_with_cause(FAILED, BLAMES, 0, ended_rank=1)
     assert (report.rank, report.message) == (1, f"rank 1 had ended, then rank 2: {BLAMES.message}")
     own = error("RuntimeError: Connection reset by peer", child=True)
-    assert childreports.caused(FAILED, own, 0, ended=1).message.startswith(
+    assert childreports.exit_with_cause(FAILED, own, 0, ended_rank=1).message.startswith(
         "rank 1 had ended, then rank 0: Runtime"
     )
-    assert childreports.caused(FAILED, CHILD, 0, ended=1).rank == 3, "an error of its own"
+    assert childreports.exit_with_cause(FAILED, CHILD, 0, ended_rank=1).rank == 3, "an error of its own"
 
 
 def test_a_shell_reports_which_signal_ended_its_command():
     assert (
-        childreports.of_a_shell(ProcessExit(137, None)).message
-        == "a process that it started was killed by SIGKILL"
+        childreports.with_shell_signal(ProcessExit(137, None)).message
+        == "a process that the command started was killed by SIGKILL"
     )
-    assert childreports.of_a_shell(FAILED) == FAILED
-    assert childreports.of_a_shell(ProcessExit(None, 9)) == ProcessExit(None, 9)
+    assert childreports.with_shell_signal(FAILED) == FAILED
+    assert childreports.with_shell_signal(ProcessExit(None, 9)) == ProcessExit(None, 9)
 
 
 def test_processes_of_one_group_are_merged():

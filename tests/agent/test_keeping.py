@@ -11,7 +11,7 @@ from tests.agent.life import Life, a_ref, a_served_plan, an_identity, killed, wo
 from ropeteam_trainer.agent.machine.effects import KillRanks, Prune, SendToRank, StartRanks, WriteManifest
 from ropeteam_trainer.agent.machine.environment import rank_environment
 from ropeteam_trainer.agent.machine.events import RanksStarted
-from ropeteam_trainer.agent.processes.memory import empty, make
+from ropeteam_trainer.agent.processes.memory import create_memory_folder, empty_folder
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import RankPlan
 from ropeteam_trainer.contract.messages import Grant, RankPhase
@@ -195,14 +195,14 @@ def test_roles_are_counted_apart(rank: int, slot: int, role: tuple[str, str, str
 
 
 def test_memory_is_a_folder_of_its_own_and_can_be_emptied(tmp_path):
-    folder = make(f"test-{tmp_path.name}", tmp_path)
+    folder = create_memory_folder(f"test-{tmp_path.name}", tmp_path)
     try:
         assert str(folder) == config.memory_folder(f"test-{tmp_path.name}")
         assert folder.stat().st_mode & 0o777 == 0o700
         (folder / "state").mkdir()
         (folder / "state" / "x").write_text("x")
         (folder / "y").symlink_to(tmp_path)
-        empty(folder)
+        empty_folder(folder)
         assert not list(folder.iterdir())
         assert tmp_path.exists()
     finally:
@@ -210,6 +210,6 @@ def test_memory_is_a_folder_of_its_own_and_can_be_emptied(tmp_path):
 
 
 def test_without_memory_there_is_a_folder_on_disk(tmp_path, capfd):
-    folder = make("no/such/place", tmp_path)
+    folder = create_memory_folder("no/such/place", tmp_path)
     assert folder == tmp_path / "memory"
     assert "on disk" in capfd.readouterr().err + capfd.readouterr().out

@@ -20,7 +20,7 @@ from tests.agent.life import SCRIPT, a_plan, an_identity, world_id
 from tests.agent.test_checkpoints import run_ref, saved, settings_in
 
 from ropeteam_trainer.agent import checkpoints
-from ropeteam_trainer.agent.lane import Lane
+from ropeteam_trainer.agent.executor import DaemonThreadExecutor
 from ropeteam_trainer.agent.machine.events import LinkUp, OrdersReceived, RanksStarted
 from ropeteam_trainer.agent.main import Agent
 from ropeteam_trainer.checkpoint.decisions.journal import Held
@@ -34,7 +34,7 @@ class SlowPod:
     """A fake: its ranks never finish to start."""
 
     def __init__(self) -> None:
-        self.ranks, self.stores, self.disk = self, self, Lane("disk")
+        self.ranks, self.stores, self.disk = self, self, DaemonThreadExecutor("disk")
         self.starting = asyncio.Event()
         self.killed: list[tuple[int, ...]] = []
 
@@ -42,8 +42,8 @@ class SlowPod:
         self.starting.set()
         await asyncio.Event().wait()
 
-    def kill(self, world_id: WorldId, numbers: Iterable[int]) -> None:  # noqa: ARG002
-        self.killed.append(tuple(numbers))
+    def kill(self, world_id: WorldId, ranks: Iterable[int]) -> None:  # noqa: ARG002
+        self.killed.append(tuple(ranks))
 
     def begin(self, may_fork: bool) -> None: ...
 
@@ -137,14 +137,14 @@ async def test_the_loop_of_an_agent_never_waits_for_the_volume(
 
 HANGS = """
 import asyncio, sys, threading
-from ropeteam_trainer.agent.lane import Lane
+from ropeteam_trainer.agent.executor import DaemonThreadExecutor
 
 async def main():
     begun = threading.Event()
     def hang():
         begun.set()
         threading.Event().wait()
-    asyncio.get_running_loop().run_in_executor(Lane("disk"), hang)
+    asyncio.get_running_loop().run_in_executor(DaemonThreadExecutor("disk"), hang)
     while not begun.is_set():
         await asyncio.sleep(0.01)
     print("hangs", flush=True)
@@ -161,14 +161,14 @@ def test_a_disk_that_hangs_keeps_no_process_from_ending():
     assert done.stderr == ""
 
 
-async def test_a_lane_keeps_the_order_and_hands_back_what_was_raised():
-    lane = Lane("disk")
+async def test_an_executor_keeps_the_order_and_hands_back_what_was_raised():
+    executor = DaemonThreadExecutor("disk")
     order: list[int] = []
     work = asyncio.get_running_loop().run_in_executor
-    calls = [work(lane, order.append, number) for number in range(100)]
-    cancelled = work(lane, order.append, -1)
+    calls = [work(executor, order.append, number) for number in range(100)]
+    cancelled = work(executor, order.append, -1)
     cancelled.cancel()
     with pytest.raises(ZeroDivisionError):
-        await work(lane, lambda: 1 // 0)
+        await work(executor, lambda: 1 // 0)
     await asyncio.gather(*calls)
     assert [number for number in order if number >= 0] == list(range(100))

@@ -56,7 +56,7 @@ async def test_a_lower_term_is_refused_with_a_reason(pod, coordinator):
     coordinator.order(term=3)
     await running(pod, coordinator)
     coordinator.order(term=2, plan=None)
-    await pod.printed("stale orders of term 2.0, after 3.0")
+    await pod.printed("closed: it is of term 2.0, and a coordinator of term 3.0 has answered before")
     coordinator.order(term=3, plan=a_plan())
     report = await coordinator.wait_for(lambda r: r.applied_orders > 0)
     assert report.ranks[0].phase is RankPhase.RUNNING
@@ -125,6 +125,6 @@ async def test_orders_of_the_previous_release_are_applied_unless_they_may_be_rep
     await coordinator.wait_for(lambda r: r.term == 2)
     coordinator.older = True
     await coordinator.drop_link()
-    await pod.printed("orders of term 2 may be a replay")
+    await pod.printed("orders of term 2 are refused, because they may be a replay")
     coordinator.order(term=3)
     await coordinator.wait_for(lambda r: r.term == 3)

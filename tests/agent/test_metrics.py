@@ -14,7 +14,7 @@ from tests.agent.harness import Coordinator, Pod, a_plan
 from tests.agent.life import Life
 
 from ropeteam_trainer.agent import http
-from ropeteam_trainer.agent.http import Metrics
+from ropeteam_trainer.agent.http import MetricsServer
 from ropeteam_trainer.agent.machine import metrics
 from ropeteam_trainer.contract.config import AGENT_METRICS_PORT
 from ropeteam_trainer.contract.local import Served
@@ -43,22 +43,22 @@ def test_without_a_world_only_the_agent_is_described():
         ("ropeteam_agent_connected", ""),
         ("ropeteam_agent_terminating", ""),
     }
-    assert metrics.count({}, Life().state) == {}
+    assert metrics.updated_counts({}, Life().state) == {}
 
 
 def test_steps_and_their_time_grow_over_worlds():
-    life, counts = Life().running(), dict[int, metrics.Counted]()
+    life, counts = Life().running(), dict[int, metrics.RankCounters]()
 
     def look(step: int, n: int) -> None:
         nonlocal counts
         life.heartbeats(0, step, n)
-        counts = dict(metrics.count(counts, life.state))
+        counts = dict(metrics.updated_counts(counts, life.state))
 
     look(3, n=1)  # the first look at a world says nothing of how long its steps took
     life.wait(4)
     look(5, n=1)
     life.died(0, 1).running(2)
-    counts = dict(metrics.count(counts, life.state))
+    counts = dict(metrics.updated_counts(counts, life.state))
     look(4, n=2)
     life.wait(1)
     look(6, n=2)
@@ -75,14 +75,14 @@ def test_steps_and_their_time_grow_over_worlds():
 
 def test_a_rank_that_was_never_started_has_no_start():
     life = Life().ordered(plan=Life().running().state.orders.plan)
-    assert scraped(life, metrics.count({}, life.state))["ropeteam_rank_starts_total", "0"] == 0
+    assert scraped(life, metrics.updated_counts({}, life.state))["ropeteam_rank_starts_total", "0"] == 0
 
 
 def test_the_number_of_series_is_bounded_by_the_ranks_of_the_pod():
     life = Life(processes=8).running(processes=8)
     for rank in range(8):
         life.heartbeats(rank, 2)
-    text = metrics.render(life.state, metrics.count({}, life.state), 0.0)
+    text = metrics.render(life.state, metrics.updated_counts({}, life.state), 0.0)
     series = [line for line in text.splitlines() if not line.startswith("#")]
     assert len(series) == 3 + 8 * (len(RankPhase) + 5)
 
@@ -118,7 +118,7 @@ GET = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
 async def served(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(http, "FRESH_SECONDS", 1000.0)
     texts = iter(f"a {number}\n" for number in range(100))
-    server = Metrics(lambda: next(texts))
+    server = MetricsServer(lambda: next(texts))
     yield server, await server.listen("127.0.0.1", 0)
     server.close()
 
@@ -189,13 +189,13 @@ async def test_a_port_that_is_taken_is_replaced_and_none_at_all_is_no_error(
     served: Any, capfd: pytest.CaptureFixture[str]
 ):
     _, taken = served
-    second = Metrics(str)
+    second = MetricsServer(str)
     port = await second.listen("127.0.0.1", taken)
     assert port not in (0, taken)
     assert f"metrics are at http://127.0.0.1:{port}/metrics" in "".join(capfd.readouterr())
     second.close()
-    assert await Metrics(str).listen("192.0.2.1", 0) == 0
-    assert "no metrics at 192.0.2.1:0" in "".join(capfd.readouterr())
+    assert await MetricsServer(str).listen("192.0.2.1", 0) == 0
+    assert "metrics cannot be served at 192.0.2.1, on any port" in "".join(capfd.readouterr())
 
 
 async def test_a_real_agent_is_scraped_while_its_ranks_come_and_go(pod: Pod, coordinator: Coordinator):

@@ -16,20 +16,20 @@ def test_a_process_and_its_descendants_are_found():
     child = subprocess.Popen(["sh", "-c", "sleep 100; true"])
     try:
         # its environment can be read only once exec is over
-        wait_until("sleep is started", lambda: proc.below([child.pid], proc.processes()))
-        table = proc.processes()
+        wait_until("sleep is started", lambda: proc.descendants([child.pid], proc.living_processes()))
+        table = proc.living_processes()
         assert table[child.pid].parent == os.getpid()
-        assert child.pid in proc.below([os.getpid()], table)
-        assert os.getpid() not in proc.below([child.pid], table)
-        assert proc.variable(child.pid, "PATH") == os.environ["PATH"]
-        assert proc.variable(child.pid, "PAT") == ""
+        assert child.pid in proc.descendants([os.getpid()], table)
+        assert os.getpid() not in proc.descendants([child.pid], table)
+        assert proc.environment_variable(child.pid, "PATH") == os.environ["PATH"]
+        assert proc.environment_variable(child.pid, "PAT") == ""
     finally:
-        for pid in proc.below([child.pid], proc.processes()) | {child.pid}:
-            proc.kill(pid)
+        for pid in proc.descendants([child.pid], proc.living_processes()) | {child.pid}:
+            proc.send_signal(pid)
         child.wait()
-    assert child.pid not in proc.processes()
-    proc.kill(child.pid)
-    assert proc.variable(child.pid, "PATH") == ""
+    assert child.pid not in proc.living_processes()
+    proc.send_signal(child.pid)
+    assert proc.environment_variable(child.pid, "PATH") == ""
 
 
 def test_who_was_stopped_by_a_signal_is_not_dying_of_it():
@@ -46,7 +46,7 @@ def test_who_was_stopped_by_a_signal_is_not_dying_of_it():
 def test_a_zombie_is_dead():
     child = subprocess.Popen(["true"])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert child.pid not in proc.processes()
+    assert child.pid not in proc.living_processes()
     child.wait()
 
 
@@ -79,9 +79,9 @@ def test_oom_kills_of_all_visible_cgroups_are_added_up(monkeypatch: pytest.Monke
         "/sys/fs/cgroup/memory.events": "oom_kill 5\n",
     }
     monkeypatch.setattr(proc, "_text", lambda path: files.get(path, ""))
-    assert proc.oom_kills() == 7
+    assert proc.oom_kill_count() == 7
     files.clear()
-    assert proc.oom_kills() == 0, "no file can be read"
+    assert proc.oom_kill_count() == 0, "no file can be read"
 
 
 @pytest.mark.parametrize(
@@ -92,6 +92,6 @@ def test_oom_kills_of_all_visible_cgroups_are_added_up(monkeypatch: pytest.Monke
     ],
 )
 def test_oom_kills_are_counted_in_either_version_of_cgroups(cgroups: str, file: str):
-    found = list(proc._oom_files(cgroups))
+    found = list(proc._oom_count_files(cgroups))
     assert found[:2] == ["/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"]
     assert file in found

@@ -34,7 +34,7 @@ def test_exceptions_with_a_meaning_are_known_by_the_class_that_the_shim_sends(
 ) -> None:
     message = sent_error(error, monkeypatch, tmp_path)
     assert message.error_type == type(error).__name__
-    assert (apply._checkpoint_error(message.error_class) or message.error_class) in known
+    assert (apply._checkpoint_error_name(message.error_class) or message.error_class) in known
 
 
 def sent_error(error: Exception, monkeypatch: pytest.MonkeyPatch, folder: Path) -> FromRank:
@@ -42,7 +42,7 @@ def sent_error(error: Exception, monkeypatch: pytest.MonkeyPatch, folder: Path) 
         listener.bind(str(folder / "s"))
         listener.listen()
         monkeypatch.setenv("ROPETEAM_AGENT_SOCKET", str(folder / "s"))
-        rankmain._report(error, "/")
+        rankmain._report_error(error, "/")
         connection, _ = listener.accept()
         with connection, connection.makefile("rb") as lines:
             return codec.decode(FromRank, lines.readline())

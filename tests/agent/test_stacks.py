@@ -54,20 +54,20 @@ def written(frames: list[tuple[str, int, str]], title: str = "Thread") -> list[s
     ],
 )
 def test_it_is_the_innermost_frame_of_the_users_own_code(frames, where, waits):
-    assert stacks.hang_in(written(frames)) == Hang(where, waits)
+    assert stacks.parse_hang(written(frames)) == Hang(where, waits)
 
 
 def test_it_is_the_main_thread():
-    assert stacks.hang_in([*written(THREAD), *written(MAIN)]).where == "train.py:40 (main)", "the last"
+    assert stacks.parse_hang([*written(THREAD), *written(MAIN)]).where == "train.py:40 (main)", "the last"
     current = [*written(MAIN, "Current thread"), "", *written(THREAD)]
-    assert stacks.hang_in(current).where == "train.py:40 (main)", "the one that took the signal"
+    assert stacks.parse_hang(current).where == "train.py:40 (main)", "the one that took the signal"
 
 
 def test_it_is_found_behind_a_progress_bar_and_among_what_else_is_printed():
     bar, *rest = [*written(MAIN), "epoch 3"]
-    assert stacks.hang_in(["step 12", f" 12%|# | 12/100{bar}", *rest]).where == "train.py:40 (main)"
-    assert stacks.hang_in(['  File "/app/train.py", line 3 in main', "epoch 3"]) is None
-    assert stacks.hang_in([bar, "  <no Python frame>"]) is None
+    assert stacks.parse_hang(["step 12", f" 12%|# | 12/100{bar}", *rest]).where == "train.py:40 (main)"
+    assert stacks.parse_hang(['  File "/app/train.py", line 3 in main', "epoch 3"]) is None
+    assert stacks.parse_hang([bar, "  <no Python frame>"]) is None
 
 
 # ---- when it is requested
@@ -100,7 +100,7 @@ def test_stacks_of_all_ranks_of_the_pod_are_requested_once_before_one_is_killed(
     life.died(0)
     exit = life.report.ranks[0].exit
     assert exit.message.endswith(
-        "after step 3, in phase train (spec.recovery.hangSeconds), in train.py:31 (load)"
+        "after step 3, in phase train (limit 5 s, spec.recovery.hangSeconds), in train.py:31 (load)"
     )
 
 
@@ -147,7 +147,7 @@ def test_a_rank_shows_its_stacks_and_goes_on(shim, tmp_path):
     (tmp_path / "x.py").write_text(REQUEST)
     done = shim("script", "x.py")
     assert (done.returncode, done.stdout) == (0, "goes on\n")
-    assert stacks.hang_in(done.stderr.splitlines()) == Hang("x.py:2 (<module>)")
+    assert stacks.parse_hang(done.stderr.splitlines()) == Hang("x.py:2 (<module>)")
 
 
 @pytest.mark.parametrize("version", PYTHONS)
@@ -157,7 +157,7 @@ def test_every_python_writes_what_is_read(version, tmp_path):
     root = childhooks.__file__.removesuffix("/ropeteam_trainer/agent/script/childhooks.py")
     (tmp_path / "x.py").write_text(THREADED.format(root=root, signal=childhooks.STACKS_SIGNAL))
     done = subprocess.run([python, str(tmp_path / "x.py")], capture_output=True, text=True)
-    assert stacks.hang_in(done.stderr.splitlines()) == Hang("x.py:8 (main)"), done.stderr
+    assert stacks.parse_hang(done.stderr.splitlines()) == Hang("x.py:8 (main)"), done.stderr
     assert " in wait\n" in done.stderr, "the other thread"
 
 
@@ -171,8 +171,8 @@ def test_a_script_keeps_its_own_handler(shim, tmp_path):
 
 
 def test_a_process_without_a_handler_is_known():
-    assert not proc.catches(os.getpid(), childhooks.STACKS_SIGNAL)
+    assert not proc.has_signal_handler(os.getpid(), childhooks.STACKS_SIGNAL)
     previous = signal.signal(childhooks.STACKS_SIGNAL, lambda *_: None)
-    assert proc.catches(os.getpid(), childhooks.STACKS_SIGNAL)
+    assert proc.has_signal_handler(os.getpid(), childhooks.STACKS_SIGNAL)
     signal.signal(childhooks.STACKS_SIGNAL, previous)
-    assert not proc.catches(1 << 30, childhooks.STACKS_SIGNAL), "it is gone"
+    assert not proc.has_signal_handler(1 << 30, childhooks.STACKS_SIGNAL), "it is gone"

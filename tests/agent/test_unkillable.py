@@ -58,7 +58,7 @@ from ropeteam_trainer.agent.processes import ranks
 from ropeteam_trainer.agent import main
 assert ranks.SESSION_END_SECONDS > 1
 ranks.SESSION_END_SECONDS = 1
-proc.variable = lambda pid, name: time.sleep(1000)
+proc.environment_variable = lambda pid, name: time.sleep(1000)
 sys.exit(main.main())
 """
 DAEMON = """
@@ -228,7 +228,7 @@ async def test_a_rank_is_received_once_there_is_a_descriptor_for_it(tmp_path, ca
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert not received
-    assert "cannot accept, trying again" in capfd.readouterr().err
+    assert "cannot accept a connection of a rank" in capfd.readouterr().err
     await wait_until_async("the library's first message is received", lambda: received)
     peer.close()
     library.socket.close()

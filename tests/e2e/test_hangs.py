@@ -11,7 +11,7 @@ from lab.local.jobs import SCRIPTS, job
 
 HUNG = (
     "made no progress and was killed: "
-    "no step for N s after step 3, in phase train (spec.recovery.hangSeconds)"
+    "no step for N s after step 3, in phase train (limit 10 s, spec.recovery.hangSeconds)"
 )
 SCRIPT = SCRIPTS / "hangs.py"
 

@@ -292,7 +292,7 @@ async def _ranks() -> AsyncIterator[Attempt]:
             life.receives(RankMessage(world_id(1), 0, each))
         life.wait(1)
         codec.encode(life.died(0, 1).report)
-        agent_metrics.render(life.state, agent_metrics.count({}, life.state), 0.0)
+        agent_metrics.render(life.state, agent_metrics.updated_counts({}, life.state), 0.0)
         return ended
 
     with tempfile.TemporaryDirectory() as name, redirect_stderr(io.StringIO()):

@@ -26,7 +26,7 @@ from tests.fuzz.campaign import Attempt, Campaign
 from ropeteam.controller import probes
 from ropeteam.controller.client.coordinator import Coordinators, CoordinatorUnreachable, RequestAuth, auth_for
 from ropeteam.core.decide import decide
-from ropeteam_trainer.agent.http import Metrics
+from ropeteam_trainer.agent.http import MetricsServer
 from ropeteam_trainer.contract import OLDEST, VERSION, codec, signing
 from ropeteam_trainer.contract.desired import (
     Desired,
@@ -156,7 +156,7 @@ async def _answer_of(port: int, case: bytes, path: str) -> str:
 
 @asynccontextmanager
 async def _metrics() -> AsyncIterator[Attempt]:
-    server = Metrics(lambda: "a 1\n")
+    server = MetricsServer(lambda: "a 1\n")
     port = await server.listen("127.0.0.1", 0)
 
     async def attempt(case: bytes) -> list[str]:

@@ -68,7 +68,7 @@ def forget_readers() -> None:
 
 
 def heads_are_text(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(agent_http.Metrics, "_answer", lambda _, head: head.decode().encode())
+    patch.setattr(agent_http.MetricsServer, "_answer", lambda _, head: head.decode().encode())
 
 
 def probes_that_fail(patch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,7 @@ def texts() -> dict[str, str]:
     return {
         "operator": (generate_latest(operator.REGISTRY) + generate_latest(per_scrape)).decode(),
         "coordinator": render(report, config())[0].decode(),
-        "agent": agent.render(life.state, agent.count({}, life.state), 0.0),
+        "agent": agent.render(life.state, agent.updated_counts({}, life.state), 0.0),
     }
 
 

@@ -101,16 +101,16 @@ class SimPod:
         self._site.checks.ranks_live(cast(Any, self))
         self._post(RanksStarted(plan.world_id))
 
-    def kill(self, world_id: WorldId, numbers: Iterable[int]) -> None:
-        for number in numbers:
+    def kill(self, world_id: WorldId, ranks: Iterable[int]) -> None:
+        for number in ranks:
             self._site.loop.after(0.01 + 0.2 * self._site.random.random(), self._signal, world_id, number, 9)
 
-    def terminate(self, world_id: WorldId, numbers: Iterable[int]) -> None:
-        for number in numbers:
+    def terminate(self, world_id: WorldId, ranks: Iterable[int]) -> None:
+        for number in ranks:
             self._signal(world_id, number, 15)
 
-    def show_stacks(self, world_id: WorldId, numbers: Iterable[int]) -> None:
-        for number in numbers:
+    def show_stacks(self, world_id: WorldId, ranks: Iterable[int]) -> None:
+        for number in ranks:
             self._post(StackShown(world_id, number, Hang()))
 
     def send(self, world_id: WorldId, number: int, message: ToRank) -> None:

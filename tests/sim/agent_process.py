@@ -49,7 +49,7 @@ class Agent:
         node = pod.kubelet.name if pod.kubelet else ""
         ip = f"10.0.0.{pod.uid[4:]}"
         self.identity = PodIdentity(pod.slot, pod.incarnation, pod.uid, ip, node, b"token")
-        self.state = machine.initial(self.config, self.identity, LAUNCH, world.clock.now)
+        self.state = machine.initial_state(self.config, self.identity, LAUNCH, world.clock.now)
         self.alive, self.frozen = True, False
         self.ranks: dict[int, Rank] = {}
         self.every_rank: list[Rank] = []
@@ -371,7 +371,7 @@ class Agent:
         connection, now = self._connection, self._world.clock.now
         if connection is None or not connection.open:
             return
-        reported = report.report(self.state)
+        reported = report.agent_report(self.state)
         lease = renew_seconds(self.config.timeouts.lost)
         if (
             self._last_sent is not None

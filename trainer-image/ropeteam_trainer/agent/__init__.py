@@ -6,7 +6,7 @@
     pod.py           the agent's resources in its pod: ranks, stores, the zygote and the disk
     processes/       ranks, stores and the zygote: started, watched and reaped
     script/          code that runs in the job's interpreter
-    checkpoints.py   manifests and pruning, on disk; lane.py: a thread for calls that may block
+    checkpoints.py   claim, manifests and pruning, on disk; executor.py: a thread for calls that may block
     preflight.py     checks before anything is started
     http.py          GET /metrics
     log.py           the agent's own log

@@ -22,27 +22,31 @@ from ropeteam_trainer.contract.preauth import BACKLOG, HEAD_SECONDS, Unauthentic
 from ropeteam_trainer.system.http import HttpError, Request, Response, discard, read_head
 
 MOST_HEAD, MOST_DISCARDED, MOST_PEERS = 8 << 10, 64 << 10, 16
+"""Bytes of a request's head; bytes of a refused request's body that are read; connections at a time."""
 FRESH_SECONDS = 1.0
+"""Time for which a rendered text is served again."""
 
 
-class Metrics:
+class MetricsServer:
     """The server of /metrics. `render` returns the text."""
 
     def __init__(self, render: Callable[[], str]) -> None:
         self._render = render
-        self._text, self._made_at = b"", float("-inf")
+        self._text, self._rendered_at = b"", float("-inf")
         self._admission = UnauthenticatedConnections(MOST_PEERS)
         self._server: asyncio.Server | None = None
 
     async def listen(self, address: str, port: int = AGENT_METRICS_PORT) -> int:
-        """Start to listen; the port, or 0 for none. Never raises."""
+        """Listen on `port`, or on a free one if that is in use, and return it. 0: on none, which is logged:
+        training continues without metrics."""
         for candidate in (port, 0):
             try:
                 self._server = await asyncio.start_server(
                     self._serve, address, candidate, limit=MOST_HEAD, backlog=BACKLOG
                 )
             except OSError as error:
-                log(f"no metrics at {address}:{candidate}: {error}")
+                where = f"{address}:{candidate}" if candidate else f"{address}, on any port"
+                log(f"metrics cannot be served at {where}: {error}")
                 continue
             bound = int(self._server.sockets[0].getsockname()[1])
             if bound != port:
@@ -55,6 +59,9 @@ class Metrics:
             self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer the one request of a connection, and close it. Beyond MOST_PEERS an older connection is
+        aborted (contract/preauth.py). The rest of a refused request is read, so that the peer sees the
+        answer instead of a reset."""
         address, abort = writer.get_extra_info("peername")[0], writer.transport.abort
         self._admission.admit(address, abort)
         try:
@@ -70,6 +77,8 @@ class Metrics:
             writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader) -> Response:
+        """The response to one request, also to one that is refused. Raises OSError, and TimeoutError (one of
+        them) for a peer that is too slow."""
         try:
             request = await within(HEAD_SECONDS, read_head(reader, MOST_HEAD))
             return Response(200, self._metrics(request), CONTENT_TYPE)
@@ -77,12 +86,12 @@ class Metrics:
             return replace(refused.response, type=CONTENT_TYPE)
 
     def _metrics(self, request: Request) -> bytes:
-        """The text, if the request is for it. Raises HttpError."""
+        """The text for a GET of /metrics, rendered at most once in FRESH_SECONDS. Raises HttpError."""
         if request.path != "/metrics":
-            raise HttpError(404, "the only path is /metrics")
+            raise HttpError(404, "the only path here is /metrics")
         if request.method != "GET":
-            raise HttpError(405, "/metrics accepts GET")
+            raise HttpError(405, "/metrics accepts GET only")
         now = asyncio.get_running_loop().time()
-        if now - self._made_at >= FRESH_SECONDS:
-            self._text, self._made_at = self._render().encode(), now
+        if now - self._rendered_at >= FRESH_SECONDS:
+            self._text, self._rendered_at = self._render().encode(), now
         return self._text

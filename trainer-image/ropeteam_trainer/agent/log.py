@@ -8,5 +8,6 @@ import sys
 
 
 def log(text: str) -> None:
+    """Log one line, given without line end."""
     with contextlib.suppress(OSError):  # a closed stderr is no reason to end
         print(f"[ropeteam agent] {text}", file=sys.stderr, flush=True)

@@ -3,8 +3,8 @@
 One loop. Whatever happens becomes an event of the state machine; its effects are carried out here, in order.
 Promises: exit code 0 only when the coordinator released the job, 4 when the coordinator reports that the job
 has failed, 143 when terminated, 2 for an environment that is no worker pod's, 3 when a process of a rank
-cannot be killed; else no process that the agent started outlives it. Limits: SIGKILL of the agent kills
-ranks, zygote and stores by their parent-death signal; their descendants die with the container.
+cannot be killed. Except with code 3, no process that the agent started outlives it. Limits: SIGKILL of the
+agent kills ranks, zygote and stores by their parent-death signal; their descendants die with the container.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from random import Random, SystemRandom
 from typing import TypeVar
 
 from ropeteam_trainer.agent import checkpoints, preflight
-from ropeteam_trainer.agent.http import Metrics
-from ropeteam_trainer.agent.lane import Lane
+from ropeteam_trainer.agent.executor import DaemonThreadExecutor
+from ropeteam_trainer.agent.http import MetricsServer
 from ropeteam_trainer.agent.link import Link
 from ropeteam_trainer.agent.log import log
 from ropeteam_trainer.agent.machine import metrics
@@ -47,7 +47,7 @@ from ropeteam_trainer.agent.machine.effects import (
     WarmUp,
     WriteManifest,
 )
-from ropeteam_trainer.agent.machine.environment import interface_names
+from ropeteam_trainer.agent.machine.environment import interface_variables
 from ropeteam_trainer.agent.machine.events import (
     ClaimFailed,
     Event,
@@ -58,11 +58,11 @@ from ropeteam_trainer.agent.machine.events import (
     Terminated,
     Tick,
 )
-from ropeteam_trainer.agent.machine.report import report, steps_matter, urgent_part
+from ropeteam_trainer.agent.machine.report import agent_report, needs_current_steps, urgent_part
 from ropeteam_trainer.agent.pod import Pod, Processes
 from ropeteam_trainer.agent.processes import proc
-from ropeteam_trainer.agent.processes.memory import make as make_memory
-from ropeteam_trainer.agent.processes.ranks import LaunchSettings
+from ropeteam_trainer.agent.processes.launchsettings import LaunchSettings
+from ropeteam_trainer.agent.processes.memory import create_memory_folder
 from ropeteam_trainer.agent.processes.spawn import write_shims
 from ropeteam_trainer.checkpoint.decisions.journal import Held, Superseded
 from ropeteam_trainer.contract import config
@@ -75,14 +75,18 @@ from ropeteam_trainer.system.background import background, end_loudly
 from ropeteam_trainer.system.clocks import asleep_seconds
 from ropeteam_trainer.system.lines import take_over
 
-EXIT_NOT_OURS = 2
+EXIT_NOT_A_WORKER = 2
 T = TypeVar("T")
 _RANDOM = SystemRandom()
 
 
 class Agent:
-    """`make_pod` receives the function that posts events. `clock` is that of the ranks' heartbeats; `asleep`
-    returns the time that it leaves out: seconds for which the machine has been suspended."""
+    """The loop around the state machine: posts events to it, and carries out its effects.
+
+    `make_pod` receives the function that posts events. `clock` is that of the ranks' heartbeats; `asleep`
+    returns the time that it leaves out: seconds for which the machine has been suspended. `chance`: for
+    jitter and nonces. Create it inside the running loop.
+    """
 
     def __init__(
         self,
@@ -96,19 +100,23 @@ class Agent:
     ) -> None:
         self._settings, self._now = settings, clock
         self._asleep, self._asleep_before = asleep, asleep()
-        self._state = machine.initial(settings, identity, launch, clock())
+        self._state = machine.initial_state(settings, identity, launch, clock())
         self._counts: metrics.Counts = {}
-        self._metrics = Metrics(self._metrics_text)
+        self._metrics = MetricsServer(self._metrics_text)
         self._events: deque[Event] = deque()
         self._busy = False
+        """Events are being applied: those that are posted meanwhile wait in `_events`."""
         self._rank_effects: asyncio.Queue[StartRanks | KillRanks | TerminateRanks | SendToRank] = (
             asyncio.Queue()
         )
         self._done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._sent_urgent = urgent_part(report(self._state))
+        """The exit code."""
+        self._sent_urgent = urgent_part(agent_report(self._state))
+        """Urgent part of the report that was last sent."""
         self._sent_at = 0.0
+        """Time at which a report or a lease was last sent; 0: not on this connection."""
         self._pod = make_pod(self.post)
-        self._prune_lane, self._pending_prune = Lane("prune"), deque[Prune](maxlen=1)
+        self._prune_thread, self._pending_prune = DaemonThreadExecutor("prune"), deque[Prune](maxlen=1)
         """The newest of the requests that arrive while another is carried out."""
         self._pruner: asyncio.Task[None] | None = None
         lost = settings.timeouts.lost
@@ -117,11 +125,12 @@ class Agent:
         )
 
     async def run(self) -> int:
-        """Run until the machine exits; the exit code."""
+        """Run until the state machine exits, and return the exit code. At the end stores and zygote are
+        killed; the ranks are dead then. Raises the error of a task that failed (`fail`)."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.post, Terminated())
         self._pod.begin(self._state.may_fork)
         await self._metrics.listen(self._state.identity.pod_ip)
-        loops = (self._link.run, self._clock, self._pod.watch, self._run_rank_effects)
+        loops = (self._link.run, self._post_ticks, self._pod.watch, self._run_rank_effects)
         tasks = [self._background(loop()) for loop in loops]
         try:
             return await self._done
@@ -134,7 +143,8 @@ class Agent:
     # ---- events in
 
     def post(self, *events: Event) -> None:
-        """Apply events to the machine. Events that its effects cause at once are queued behind them."""
+        """Apply events to the state machine, carry out the effects, then send a report if one is due. Events
+        that effects cause at once are queued behind the others. Ignored once the agent exits."""
         self._events.extend(events)
         if self._busy or self._done.done():
             return
@@ -146,22 +156,28 @@ class Agent:
                     self._carry_out(effect)
         finally:
             self._busy = False
-        self._counts = metrics.count(self._counts, self._state)
+        self._counts = metrics.updated_counts(self._counts, self._state)
         self._send_report()
 
-    async def _clock(self) -> None:
+    async def _post_ticks(self) -> None:
+        """Post heartbeats and a Tick every TICK_SECONDS, for ever."""
         while True:
             await asyncio.sleep(TICK_SECONDS)
             heartbeats, tick = self._pod.ranks.read_heartbeats(), Tick(self._asleep() - self._asleep_before)
             self.post(*((heartbeats, tick) if heartbeats else (tick,)))
 
     def _send_report(self) -> None:
-        """Send urgent changes at once, others with the next lease. After long silence request an answer."""
+        """Send a report, or renew the lease, if that is due.
+
+        Without a connection nothing is sent. Urgent changes are sent at once, all else when the lease must be
+        renewed, by a report only if it says more than the lease. After lostSeconds of silence a report has
+        `applied_orders` 0, which requests orders; after three times as long the connection is dropped.
+        """
         now, lost = self._now(), self._settings.timeouts.lost
         if not self._state.linked:
             self._sent_at = 0.0
             return
-        current = report(self._state)
+        current = agent_report(self._state)
         urgent = urgent_part(current)
         unchanged = urgent == self._sent_urgent
         if unchanged and now - self._sent_at < renew_seconds(lost):
@@ -170,18 +186,21 @@ class Agent:
         silence = self._link.silent_seconds()
         if silence > 3 * lost:
             self._link.drop(f"no answer for {silence:.0f} s")
-        if unchanged and silence < lost and not steps_matter(self._state) and self._link.renew():
+        if unchanged and silence < lost and not needs_current_steps(self._state) and self._link.renew():
             return
         self._link.send(current if silence < lost else replace(current, applied_orders=0))
 
     # ---- effects out
 
     def _carry_out(self, effect: Effect) -> None:
+        """Begin to carry out an effect, without waiting: its result is another event. Effects on ranks are
+        queued for `_run_rank_effects`. A kill is carried out now, too: a start that is under way can take a
+        minute."""
         match effect:
             case StartRanks() | TerminateRanks() | SendToRank():
                 self._rank_effects.put_nowait(effect)
             case KillRanks(world_id, ranks):
-                self._pod.ranks.kill(world_id, ranks)  # the started ones, now: a start can take a minute
+                self._pod.ranks.kill(world_id, ranks)
                 self._rank_effects.put_nowait(effect)
             case ShowStacks(world_id, ranks):
                 self._pod.ranks.show_stacks(world_id, ranks)
@@ -207,7 +226,8 @@ class Agent:
                 self._done.set_result(code)
 
     async def _run_rank_effects(self) -> None:
-        """Carry out effects on ranks strictly one after the other: ranks that start late are killed, too."""
+        """Carry out the queued effects on ranks, for ever, one after the other: a kill that was requested
+        during a start reaches the ranks that start last, too."""
         while True:
             match await self._rank_effects.get():
                 case StartRanks(plan, fork, restore):
@@ -220,9 +240,10 @@ class Agent:
                     self._pod.ranks.send(world_id, rank, message)
 
     async def _claim(self, plan: Plan) -> None:
+        """Claim the checkpoint folder on the disk, and post how that ended."""
         identity = self._state.identity
         try:
-            claimed = await self._on_disk(
+            claimed = await self._run_on_disk(
                 checkpoints.claim, self._settings, identity.pod_uid, plan, identity.keys
             )
         except OSError as error:
@@ -234,9 +255,10 @@ class Agent:
             self.post(RunClaimed(plan.world_id, claimed.held, claimed.restore, claimed.ancestors))
 
     async def _write_manifest(self, held: Held, grant: Grant) -> None:
+        """Write a manifest on the disk, and post how that ended."""
         keys = self._state.identity.keys
         try:
-            ref = await self._on_disk(checkpoints.write_manifest, self._settings, held, grant, keys)
+            ref = await self._run_on_disk(checkpoints.write_manifest, self._settings, held, grant, keys)
         except OSError as error:
             log(f"the manifest of step {grant.ref.step} cannot be written, trying again: {error}")
             self.post(ManifestFailed(grant.ref))
@@ -246,23 +268,24 @@ class Agent:
             self.post(ManifestWritten(ref))
 
     async def _prune(self) -> None:
-        """Prune in a thread of its own: deleting terabytes takes long, and the next manifest does not
-        wait."""
+        """Prune as the newest request says, until there is none. In a thread of its own: deleting terabytes
+        takes long, and the next manifest does not wait."""
         run = asyncio.get_running_loop().run_in_executor
         while self._pending_prune:
             request = self._pending_prune.pop()
             try:
-                await run(self._prune_lane, checkpoints.prune, self._settings, request.held, request.keep)
+                await run(self._prune_thread, checkpoints.prune, self._settings, request.held, request.keep)
             except OSError as error:
-                log(f"old checkpoints cannot be pruned: {error}")
+                log(f"old checkpoints cannot be pruned, trying again after the next one: {error}")
             except Superseded as found:
                 self._report_superseded(found)
 
     def _report_superseded(self, found: Superseded) -> None:
-        log(f"no rank may run here any longer: {found}")
+        log(f"a claim, manifest or pruning of an older world is refused: {found}")
         self.post(RunSuperseded(found.by))
 
-    async def _on_disk(self, work: Callable[..., T], *arguments: object) -> T:
+    async def _run_on_disk(self, work: Callable[..., T], *arguments: object) -> T:
+        """Run a blocking call after those that wait for the disk already. Raises what it raises."""
         return await asyncio.get_running_loop().run_in_executor(self._pod.disk, work, *arguments)
 
     # ---- metrics and background tasks
@@ -271,6 +294,7 @@ class Agent:
         return metrics.render(self._state, self._counts, time.time() - self._now())
 
     def _background(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Run in the background; an exception ends the agent."""
         task = background(work)
         task.add_done_callback(self._fail_on_error)
         return task
@@ -280,63 +304,71 @@ class Agent:
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """End the whole agent by an unexpected error, loudly, instead of one task of it."""
+        """End the agent with an unexpected error, which `run` raises: a part of it must not die alone."""
         if not self._done.done():
             self._done.set_exception(error)
 
 
-def _create_folder() -> str:
-    """Create a temporary folder. In a container with a read-only root only /dev/shm is sure to be writable,
-    for ranks too: torch needs a temporary folder.
+def _create_temporary_folder() -> str:
+    """Create a temporary folder, and return its path. In a container with a read-only root only /dev/shm is
+    sure to be writable: TMPDIR is set to it then, for ranks too, because torch needs a temporary folder.
     """
     try:
         return tempfile.mkdtemp(prefix="ropeteam-")
     except OSError:
-        os.environ["TMPDIR"] = "/dev/shm"  # the default was tried just now
+        os.environ["TMPDIR"] = "/dev/shm"
         return tempfile.mkdtemp(prefix="ropeteam-")
 
 
-def _prepare(
+def _launch_settings(
     settings: WorkerConfig,
     identity: PodIdentity,
     command: tuple[str, ...],
     folder: Path,
     memory: Path | None,
 ) -> tuple[LaunchSettings, Problem | None]:
-    """Parameters of starting ranks in this pod, and the problem that prevents it, if there is one."""
-    identity, unsigned = preflight.signer(settings, identity)
+    """Parameters of starting ranks in this pod, and the problem that prevents it, if there is one. Runs the
+    checks of preflight.py, and writes the shims into `folder`. `memory`: of parameter servers, if any."""
+    identity, key_problem = preflight.with_named_keys(settings, identity)
     launch, python, problem = preflight.plan_launch(command, settings, os.environ)
-    interfaces = interface_names(identity.pod_ip, proc.interface_of(identity.pod_ip))
+    interfaces = interface_variables(identity.pod_ip, proc.interface_of(identity.pod_ip))
     memory_variable = {config.MEMORY: str(memory)} if memory else {}
     base = interfaces | os.environ | dict(launch.env) | memory_variable
     return LaunchSettings(
         settings, identity, launch, python, base, write_shims(folder), folder, memory
-    ), unsigned or problem
+    ), key_problem or problem
 
 
-async def _run(how: LaunchSettings, problem: Problem | None) -> int:
-    agent = Agent(how.settings, how.identity, how.launch, partial(Processes, how, problem))
+async def _run_agent(settings: LaunchSettings, problem: Problem | None) -> int:
+    agent = Agent(settings.config, settings.identity, settings.launch, partial(Processes, settings, problem))
     end_loudly(log, agent.fail)
     return await agent.run()
 
 
 def main() -> int:
+    """Run the agent of this pod, and return its exit code.
+
+    Order: stdout and stderr never block from here on -> settings are read from the environment -> SIGTERM
+    exits, until the loop handles it -> orphans become children of this process -> checks, shims, the loop ->
+    folders are removed, also after an error.
+    """
     take_over("the agent")
     arguments = sys.argv[1:]
     command = tuple(arguments[1:] if arguments[:1] == ["--"] else arguments)
     try:
         settings, identity = config.read_worker(os.environ)
     except (KeyError, ValueError, OSError) as error:
-        log(f"this is not the environment of a worker pod: {type(error).__name__}: {error}")
-        return EXIT_NOT_OURS
+        problem = f"{type(error).__name__}: {error}"
+        log(f"this is not the environment of a worker pod, as the operator creates it: {problem}")
+        return EXIT_NOT_A_WORKER
     # Until the loop's own handler: for the first process of a container SIGTERM has no default action.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(machine.EXIT_LEFT))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(machine.EXIT_TERMINATED))
     proc.become_subreaper()
-    folder = Path(os.environ.get(config.AGENT_STATE_DIR) or _create_folder())
+    folder = Path(os.environ.get(config.AGENT_STATE_DIR) or _create_temporary_folder())
     folder.mkdir(parents=True, exist_ok=True)
-    memory = make_memory(identity.pod_uid, folder) if settings.servers else None
+    memory = create_memory_folder(identity.pod_uid, folder) if settings.servers else None
     try:
-        return asyncio.run(_run(*_prepare(settings, identity, command, folder, memory)))
+        return asyncio.run(_run_agent(*_launch_settings(settings, identity, command, folder, memory)))
     finally:
         for each in (memory, folder):
             if each:

@@ -12,10 +12,11 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from ropeteam_trainer.agent.lane import Lane
+from ropeteam_trainer.agent.executor import DaemonThreadExecutor
 from ropeteam_trainer.agent.log import log
 from ropeteam_trainer.agent.machine.events import Event, HeartbeatsRead, ProblemFound
-from ropeteam_trainer.agent.processes.ranks import LaunchSettings, Ranks
+from ropeteam_trainer.agent.processes.launchsettings import LaunchSettings
+from ropeteam_trainer.agent.processes.ranks import Ranks
 from ropeteam_trainer.agent.processes.reaper import Reaper
 from ropeteam_trainer.agent.processes.stores import StoreHost
 from ropeteam_trainer.agent.processes.zygoteclient import ZygoteClient
@@ -30,23 +31,23 @@ DYING_SECONDS = 0.01
 
 
 class RankProcesses(Protocol):
-    """See ranks.py."""
+    """The ranks of this pod: see Ranks in processes/ranks.py."""
 
     async def start(self, plan: Plan, fork: bool) -> None: ...
 
-    def kill(self, world_id: WorldId, numbers: Iterable[int]) -> None: ...
+    def kill(self, world_id: WorldId, ranks: Iterable[int]) -> None: ...
 
-    def terminate(self, world_id: WorldId, numbers: Iterable[int]) -> None: ...
+    def terminate(self, world_id: WorldId, ranks: Iterable[int]) -> None: ...
 
-    def show_stacks(self, world_id: WorldId, numbers: Iterable[int]) -> None: ...
+    def show_stacks(self, world_id: WorldId, ranks: Iterable[int]) -> None: ...
 
-    def send(self, world_id: WorldId, number: int, message: ToRank) -> None: ...
+    def send(self, world_id: WorldId, rank: int, message: ToRank) -> None: ...
 
     def read_heartbeats(self) -> HeartbeatsRead | None: ...
 
 
 class Stores(Protocol):
-    """See stores.py."""
+    """The stores of this pod: see StoreHost in processes/stores.py."""
 
     def host(self, world_id: WorldId) -> None: ...
 
@@ -54,6 +55,8 @@ class Stores(Protocol):
 
 
 class Pod(Protocol):
+    """The interface of this module. Tests implement it without processes."""
+
     @property
     def ranks(self) -> RankProcesses: ...
 
@@ -62,43 +65,50 @@ class Pod(Protocol):
 
     @property
     def disk(self) -> concurrent.futures.Executor:
-        """Runs blocking calls."""
+        """Runs blocking calls on the checkpoint volume, one after the other."""
 
     def begin(self, may_fork: bool) -> None:
-        """Start; called once, when the loop runs."""
+        """Reap children, report the problem that was found before, and start the zygote if it will be needed
+        soon: for a store (slot 0), or for ranks (`may_fork`). Called once, when the loop runs."""
 
     async def watch(self) -> None:
-        """Poll, for ever, for changes that cause no event by themselves."""
+        """Poll, for ever, for changes that cause no event by themselves: dying and unkillable ranks."""
 
     async def warm_up(self) -> None:
-        """Prepare the zygote to fork ranks, if that is possible at all."""
+        """Prepare the zygote to fork ranks, if they use torch. After a failure, which is logged, ranks are
+        exec'ed."""
 
     def end(self) -> None:
-        """Stop every store, and the zygote."""
+        """Kill every store, and the zygote. Ranks are dead before."""
 
 
 class Processes:
-    """The pod as it is run. `problem`: the one that preflight.py found, if any."""
+    """The pod as it is run: real processes, sockets and threads. `problem`: that of preflight.py, if any."""
 
-    def __init__(self, how: LaunchSettings, problem: Problem | None, post: Callable[[Event], None]) -> None:
-        self._how, self._problem, self._post = how, problem, post
-        is_served = os.environ.get(config.STORE) != "none" and not how.launch.per_pod
-        self._uses_torch = is_served and problem is None
+    def __init__(
+        self, settings: LaunchSettings, problem: Problem | None, post: Callable[[Event], None]
+    ) -> None:
+        self._settings, self._problem, self._post = settings, problem, post
+        launch = settings.launch
+        has_store = os.environ.get(config.STORE) != "none" and not launch.per_pod
+        self._uses_torch = has_store and problem is None
+        """Whether the interpreter has torch, as preflight.py found: only then is there a zygote."""
         self._reaper = reaper = Reaper()
-        flags = how.launch.flags if how.launch.run is not Run.COMMAND else ()
-        command = (how.python, *flags, how.shims.zygote)
-        environment = os.environ | dict(how.launch.env)
+        flags = launch.flags if launch.run is not Run.COMMAND else ()
+        command = (settings.python, *flags, settings.shims.zygote)
+        environment = os.environ | dict(launch.env)
         self._zygote = ZygoteClient(reaper, command, environment, self._report_broken_zygote)
-        self.stores = StoreHost(how.identity.pod_ip, reaper, self._zygote if self._uses_torch else None, post)
-        self.ranks = Ranks(how, reaper, self._zygote, self._service_pids, post)
-        self.disk = Lane("disk")
+        store_zygote = self._zygote if self._uses_torch else None
+        self.stores = StoreHost(settings.identity.pod_ip, reaper, store_zygote, post)
+        self.ranks = Ranks(settings, reaper, self._zygote, self._service_pids, post)
+        self.disk = DaemonThreadExecutor("disk")
 
     def begin(self, may_fork: bool) -> None:
         self._reaper.install()
         if self._problem:
             log(f"{self._problem.reason.value}: {self._problem.message}")
             self._post(ProblemFound(self._problem))
-        if self._uses_torch and (self._how.slot == 0 or may_fork):
+        if self._uses_torch and (self._settings.slot == 0 or may_fork):
             self._zygote.start()
 
     async def watch(self) -> None:
@@ -112,15 +122,20 @@ class Processes:
                 await self._zygote.warm_up()
                 log("ranks can be forked from now on")
         except OSError as error:
-            log(f"ranks cannot be forked: {error}")
+            log(f"ranks cannot be forked, so they are started more slowly, by exec: {error}")
 
     def end(self) -> None:
         self.stores.close_all()
         self._zygote.stop()
 
     def _service_pids(self) -> set[int]:
+        """Pids of stores and zygote, as far as they run."""
         return self.stores.pids() | ({self._zygote.pid} if self._zygote.pid else set())
 
     def _report_broken_zygote(self) -> None:
-        text = f"{self._how.python} cannot import torch.distributed: see the traceback in the pod's log"
+        """Report that torch, which preflight.py found, cannot be imported."""
+        text = (
+            f"{self._settings.python} cannot import torch.distributed (the traceback is in the log of this "
+            "pod, in lines of [zygote]); use an image whose torch can be imported, or set spec.agentPython"
+        )
         self._post(ProblemFound(Problem(FailReason.INTERPRETER_WITHOUT_TORCH, text)))

@@ -1,4 +1,5 @@
-"""Checks before anything is started: Problems that name what to change.
+"""Checks before anything is started, in the container and with the environment of the job: Problems that name
+what to change.
 
 Transient errors (a stale mount, a slow node) are retried for half a minute; if they last, the Problem is
 marked (`transient`), and another pod is requested. Limit: SIGTERM is not handled meanwhile.
@@ -27,7 +28,7 @@ from ropeteam_trainer.launchers import JobSize, Launch, Run, analyse
 from ropeteam_trainer.system.folders import Folder, Location, location
 
 _FIND_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
-_PRINT_PLACE = "import json, os; print(json.dumps([dict(os.environ), os.getcwd()]))"
+_PRINT_CONTEXT = "import json, os; print(json.dumps([dict(os.environ), os.getcwd()]))"
 _WRAPPER_SECONDS = 600
 """Limit of `uv run` and the like, which may install packages first."""
 _TORCH_TIMEOUTS = (60, 120)
@@ -55,7 +56,12 @@ _ROOT_WITHOUT_CAPABILITIES = (
 def plan_launch(
     command: tuple[str, ...], settings: WorkerConfig, environ: Mapping[str, str]
 ) -> tuple[Launch, str, Problem | None]:
-    """The launch of ranks, its interpreter, and the problem that prevents it, if there is one."""
+    """The launch of ranks, its interpreter, and the problem that prevents it, if there is one.
+
+    Order, the first problem wins: the command is parsed -> its wrapper is run, which may install packages ->
+    the program and the script exist -> the checkpoint folder is writable -> the interpreter finds torch. With
+    a problem of the command the launch is empty.
+    """
     python = settings.agent_python or "python3"
     if not command:
         return Launch(), python, Problem(FailReason.COMMAND_NOT_FOUND, "the container has no command")
@@ -74,9 +80,9 @@ def plan_launch(
     return launch, python, problem
 
 
-def signer(settings: WorkerConfig, identity: PodIdentity) -> tuple[PodIdentity, Problem | None]:
-    """The identity with the keys that the job names, if any, and the problem of using them, if any. With a
-    Problem nothing is ever written, so nothing is signed with another key instead."""
+def with_named_keys(settings: WorkerConfig, identity: PodIdentity) -> tuple[PodIdentity, Problem | None]:
+    """The identity with the user's own keys added, first, if the job names any; and the problem of reading
+    them. With a Problem nothing is ever written, so nothing is signed with another key instead."""
     try:
         named = seals.read_named(settings.checkpoint.signing) if settings.checkpoint else ()
     except (OSError, ValueError) as error:
@@ -85,7 +91,8 @@ def signer(settings: WorkerConfig, identity: PodIdentity) -> tuple[PodIdentity, 
 
 
 def _with_bash_env(launch: Launch, program: str, environ: Mapping[str, str]) -> Launch:
-    """The launch with $BASH_ENV read, as bash would: its command was parsed here instead of run."""
+    """The launch with a bash in front that reads $BASH_ENV, if `program` is a bash whose command line was
+    parsed, and so is not run: the image may set up its environment there."""
     is_parsed = Path(program).name == "bash" and launch.argv[:1] != (program,)
     if not is_parsed or not environ.get("BASH_ENV"):
         return launch
@@ -93,13 +100,14 @@ def _with_bash_env(launch: Launch, program: str, environ: Mapping[str, str]) -> 
 
 
 def _with_wrapper(launch: Launch, environ: Mapping[str, str]) -> Launch | Problem:
-    """The launch with the environment and folder that its wrapper (`uv run`, a login shell) sets."""
+    """The launch with the environment and folder that its wrapper (`uv run`, a login shell) sets: the wrapper
+    is run once here, around a Python that prints both. A Problem if it fails."""
     if not launch.wrapper:
         return launch
     environment = {**environ, **dict(launch.env)}
     try:
         done = subprocess.run(
-            [*launch.wrapper, sys.executable, "-I", "-c", _PRINT_PLACE],
+            [*launch.wrapper, sys.executable, "-I", "-c", _PRINT_CONTEXT],
             env=environment,
             cwd=launch.cwd or None,
             timeout=_WRAPPER_SECONDS,
@@ -108,17 +116,18 @@ def _with_wrapper(launch: Launch, environ: Mapping[str, str]) -> Launch | Proble
             check=True,
             text=True,
         )
-        shown, folder = json.loads(done.stdout.splitlines()[-1])
+        variables, folder = json.loads(done.stdout.splitlines()[-1])  # the wrapper may print lines before it
     except (OSError, ValueError, IndexError, subprocess.SubprocessError) as error:
         lines = (getattr(error, "stderr", "") or str(error)).strip().splitlines() or [""]
         text = f"{' '.join(launch.wrapper)} fails: {lines[-1]}; correct spec.command or spec.image"
         return Problem(FailReason.COMMAND_NOT_FOUND, text, isinstance(error, subprocess.TimeoutExpired))
-    changes = {name: value for name, value in shown.items() if environment.get(name) != value and name != "_"}
-    return replace(launch, env=(*launch.env, *changes.items()), cwd=folder)
+    changed = (item for item in variables.items() if environment.get(item[0]) != item[1] and item[0] != "_")
+    return replace(launch, env=(*launch.env, *changed), cwd=folder)
 
 
 def _command_problem(launch: Launch, environ: Mapping[str, str]) -> Problem | None:
-    # torchrun itself is never run, but it names the interpreter.
+    """The problem of a program that is not in PATH, or of a script that does not exist. A launcher such as
+    torchrun must exist, although it is never run: it names the interpreter."""
     program = launch.argv[0] if launch.run is Run.COMMAND else launch.program
     if shutil.which(program, path=environ.get("PATH")) is None:
         fix = "correct spec.command or spec.image"
@@ -130,13 +139,14 @@ def _command_problem(launch: Launch, environ: Mapping[str, str]) -> Problem | No
     if launch.run in (Run.SCRIPT, Run.RUN_PATH) and not (folder / launch.argv[0]).exists():
         return Problem(
             FailReason.COMMAND_NOT_FOUND,
-            f"{launch.argv[0]} is not a file in {folder}; correct spec.command or spec.workingDir",
+            f"{launch.argv[0]} does not exist in {folder}; correct spec.command or spec.workingDir",
         )
     return None
 
 
 def _script_interpreter(program: str, environ: Mapping[str, str]) -> str | None:
-    """The interpreter of a console script such as torchrun."""
+    """The interpreter in the first line of a console script such as torchrun. None: `program` is not found,
+    or names no Python. Raises OSError."""
     path = shutil.which(program, path=environ.get("PATH"))
     if path is None:
         return None
@@ -144,21 +154,22 @@ def _script_interpreter(program: str, environ: Mapping[str, str]) -> str | None:
         first, second = file.readline(512), file.readline(512)
     arguments = shlex.split(first[2:].decode(errors="replace")) if first.startswith(b"#!") else []
     if arguments and arguments[0].endswith("/sh") and second.startswith(b"'''exec'"):
-        arguments = shlex.split(
-            second.decode(errors="replace").removeprefix("'''exec'")
-        )  # pip, for long paths
+        # pip writes the interpreter into a second line if the first would be too long for the kernel.
+        arguments = shlex.split(second.decode(errors="replace").removeprefix("'''exec'"))
     return next((argument for argument in arguments if Path(argument).name.startswith("python")), None)
 
 
 def _checkpoint_problem(settings: WorkerConfig) -> Problem | None:
+    """The problem of writing into the checkpoint folder, which is created; transient if another attempt or
+    another node may succeed. None also for a job without checkpoints."""
     if settings.checkpoint is None:
         return None
     folder = settings.checkpoint.directory
     where = location(folder, settings.checkpoint.volume)
-    error = _retry(lambda: _write_in(where))
+    error = _retry(lambda: _try_to_write(where))
     if error is None:
         return None
-    reason = f"{folder} cannot be written: {error.strerror or error}"
+    reason = f"the checkpoint folder {folder} cannot be written: {error.strerror or error}"
     if error.errno not in _PERMANENT:
         fix = "Check spec.checkpoint.volume, and its mount on this node"
         return Problem(FailReason.CHECKPOINT_NOT_WRITABLE, f"{reason}. {fix}", transient=True)
@@ -170,13 +181,15 @@ def _checkpoint_problem(settings: WorkerConfig) -> Problem | None:
     return Problem(FailReason.CHECKPOINT_NOT_WRITABLE, text)
 
 
-def _write_in(where: Location) -> None:
+def _try_to_write(where: Location) -> None:
+    """Create the folder, and a file in it that nobody sees. Raises OSError."""
     with Folder.at(where, make=True), tempfile.TemporaryFile(dir=str(where)):
         pass  # if a link was put there between the two, the file had no name
 
 
 def _retry(action: Callable[[], None]) -> OSError | None:
-    """Retry an action; its last error, or None if it succeeded."""
+    """Call `action` until it succeeds, with pauses; None then. Else its error: the first that is permanent,
+    or the last."""
     for pause in (*_RETRY_PAUSES, None):
         try:
             action()
@@ -190,6 +203,8 @@ def _retry(action: Callable[[], None]) -> OSError | None:
 
 
 def _torch_problem(python: str, environ: Mapping[str, str]) -> Problem | None:
+    """The problem of an interpreter that cannot be started, or has no torch; torch itself is not imported. A
+    transient error, such as a time-out, is tried once more, and marked as transient."""
     reason, transient = "", False
     for seconds in _TORCH_TIMEOUTS:
         try:

@@ -286,7 +286,7 @@ class PodIdentity:
     """As RankPlan.keys."""
     keys: seals.Keys = ()
     """Keys of that file; with those of the Secret that the job names, once they are read
-    (preflight.signer)."""
+    (preflight.with_named_keys)."""
 
 
 def read_worker(environ: Mapping[str, str]) -> tuple[WorkerConfig, PodIdentity]:

@@ -1,11 +1,11 @@
 """The agent's state machine: state and event in, next state and effects out. Pure.
 
-step.py          the rules
-events.py        events; state.py: the state; effects.py: effects
-apply.py         the facts of an event; childreports.py: those of reports of child processes
-hang.py          hang detection; stacks.py: the frame in which a rank hangs
-environment.py   the environment of a rank
-report.py        the report to the coordinator; metrics.py: metrics for Prometheus
+step.py              the rules; checkpointrules.py: those on checkpoints
+events.py            events; state.py: the state; effects.py: effects
+apply.py             the facts of an event; childreports.py: those of reports of child processes
+hang.py              hang detection; stacks.py: the frame in which a rank hangs
+environment.py       the environment of a rank
+report.py            the report to the coordinator; metrics.py: metrics for Prometheus
 
 Example: slot 0 with one rank, fenceSeconds 120, no checkpoints.
 

@@ -1,4 +1,7 @@
-"""The facts of an event, applied to the state; step.py draws the conclusions. Pure."""
+"""The facts of an event, applied to the state; the rules of step.py draw the conclusions. Pure.
+
+Rank numbers are those of the whole world. An event of ranks that another world started is ignored.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +39,12 @@ from ropeteam_trainer.contract.messages import Orders, Problem, Shard
 from ropeteam_trainer.contract.world import FailReason, ProcessExit
 
 RETRY_SECONDS = 1.0
-"""Pause between two attempts to open a store or to write a manifest."""
+"""Pause between two attempts to open a store, to claim the checkpoint folder or to write a manifest."""
+_EXIT_MARGIN_SECONDS = 5
+"""Seconds after drainSeconds at which a terminating agent exits at the latest."""
 
 _OURS = "ropeteam_trainer.checkpoint."
-"""Package of the exceptions below. The image's library may be of a release with other modules in it."""
+"""Package of the exceptions below, by class name: an image may have another release, with other modules."""
 _PROBLEMS = {"CheckpointNotFound": FailReason.CHECKPOINT_NOT_FOUND}
 """Exceptions of our library that no restart repairs."""
 _STORAGE = {
@@ -47,20 +52,30 @@ _STORAGE = {
     "UnavailableElsewhere": "elsewhere",
     "UnavailableEverywhere": "everywhere",
 }
-"""Exceptions of our library that are no fault of the script: ProcessExit.storage."""
-_EARLY = "it ended before its script did, and its parameter servers wait for it"
-_EARLY_SERVER = "it ended while workers need it: a parameter server ends only when all workers have left"
+"""Exceptions of our library that are no fault of the script, with their ProcessExit.storage."""
+_EARLY = (
+    "exited with 0 before the end of its script, while its parameter servers wait for it: every worker must "
+    "run to the end (look for sys.exit in the script)"
+)
+_EARLY_SERVER = (
+    "exited with 0 while workers need it: a parameter server ends only when all workers have left (look for "
+    "sys.exit in the script)"
+)
 
 Stepped = tuple[State, tuple[Effect, ...]]
+"""The next state, and effects in the order in which they must be carried out."""
 
 
 def apply_event(state: State, event: Event) -> Stepped:
+    """The state after the event, before any rule is evaluated. The only effect is DropLink, for a coordinator
+    that is stale."""
     match event:
         case OrdersReceived(orders, age):
             return _apply_orders(state, orders, age)
         case Terminated():
-            leave_by = state.leave_by or state.now + state.config.timeouts.drain + 5
-            return replace(state, leave_by=leave_by), ()
+            # Once only, and some seconds more than the ranks have, so that their SIGKILL comes first.
+            exit_by = state.exit_by or state.now + state.config.timeouts.drain + _EXIT_MARGIN_SECONDS
+            return replace(state, exit_by=exit_by), ()
         case LinkUp():
             return replace(state, linked=True, applied_orders=0), ()
         case LinkLost():
@@ -86,7 +101,7 @@ def apply_event(state: State, event: Event) -> Stepped:
         case ClaimFailed(_):
             return replace(state, claiming=None, claim_retry_at=state.now + RETRY_SECONDS), ()
         case RunSuperseded(by) if by in (state.claiming, state.held and state.held.claim.world_id):
-            return replace(state, writing=None), ()  # by the next world of this agent
+            return replace(state, writing=None), ()  # the newer world is this agent's own: no fault
         case RunSuperseded(by):
             return replace(state, superseded=by, claiming=None, writing=None), ()
         case ProblemFound(problem):
@@ -98,14 +113,21 @@ def apply_event(state: State, event: Event) -> Stepped:
 
 
 def _apply_orders(state: State, orders: Orders, age: float) -> Stepped:
-    """Apply orders. Any answer of a coordinator that is not superseded is a sign of life, also of one without
-    orders that waits for the operator: it will know of every replaced pod before it makes a plan.
+    """Apply orders or an answer. `age`: seconds since the report that they answer was sent.
+
+    First match wins: a coordinator below the highest (term, boot) is stale and changes nothing but the
+    connection; an answer only moves the fence clock; orders replace the previous ones. An answer without
+    orders counts, too: a coordinator that waits for the operator will know of every replaced pod before it
+    makes a plan.
     """
     if (orders.term, orders.boot) < (state.term, state.boot):
         # Not a sign of life of *our* coordinator: the fence clock keeps running.
-        why = f"stale orders of term {orders.term}.{orders.boot}, after {state.term}.{state.boot}"
+        why = (
+            f"it is of term {orders.term}.{orders.boot}, and a coordinator of term {state.term}.{state.boot} "
+            "has answered before; the agent looks for that one"
+        )
         return replace(state, linked=False), (DropLink(why),)
-    answered_at = max(state.answered_at, state.awake_or_not - age)
+    answered_at = max(state.answered_at, state.now_with_suspension - age)
     state = replace(state, term=orders.term, boot=orders.boot, linked=True, answered_at=answered_at)
     if orders.same:
         return state, ()
@@ -120,9 +142,10 @@ def _apply_rank_event(
     state: State,
     event: RanksStarted | RankDying | RankExited | RankUnkillable | RankMessage | StackShown | HeartbeatsRead,
 ) -> State:
+    """The state after an event of local ranks. One of another world is late, and changes nothing."""
     world = state.world
     if world is None or event.world_id != world.started_in:
-        return state  # a late event of a world that is gone
+        return state
     match event:
         case RanksStarted():
             ranks = tuple(replace(rank, started_at=state.now) for rank in world.ranks)
@@ -133,22 +156,22 @@ def _apply_rank_event(
                 for rank in world.ranks
             )
             return replace(state, world=replace(world, ranks=ranks))
-        case StackShown(_, number, found):
+        case StackShown(_, shown_rank, found):
             ranks = tuple(
-                replace(rank, hang=found) if rank.rank == number and rank.stacks_requested else rank
+                replace(rank, hang=found) if rank.rank == shown_rank and rank.stacks_requested else rank
                 for rank in world.ranks
             )
             return replace(state, world=replace(world, ranks=ranks))
-        case RankDying(_, number, exit):
-            return replace(state, world=_with_exit(state, world, number, exit, alive=True))
-        case RankUnkillable(_, number, exit, left):
-            world = _with_exit(state, world, number, exit, alive=True)
-            return replace(state, world=_with_unkillable(world, number, left, state.launch.per_pod))
-        case RankExited(_, number, exit):
-            return replace(state, world=_with_exit(state, world, number, exit, alive=False))
-        case _:
+        case RankDying(_, exiting, exit):
+            return replace(state, world=_with_exit(state, world, exiting, exit, alive=True))
+        case RankUnkillable(_, exiting, exit, why_alive):
+            world = _with_exit(state, world, exiting, exit, alive=True)
+            return replace(state, world=_with_unkillable(world, exiting, why_alive, state.launch.per_pod))
+        case RankExited(_, exiting, exit):
+            return replace(state, world=_with_exit(state, world, exiting, exit, alive=False))
+        case _:  # RankMessage
             message = event.message
-            problem, error = state.problem, _checkpoint_error(message.error_class)
+            problem, error = state.problem, _checkpoint_error_name(message.error_class)
             if error in _PROBLEMS:
                 problem = Problem(_PROBLEMS[error], message.message)
             feature_level = max(state.feature_level, message.feature_level or 0)
@@ -160,69 +183,86 @@ def _apply_rank_event(
             )
 
 
-def _with_exit(state: State, world: World, number: int, exit: ProcessExit, alive: bool) -> World:
-    """The world with this exit. A command that runs once per pod stands for all ranks of the pod.
+def _with_exit(state: State, world: World, exiting: int, exit: ProcessExit, alive: bool) -> World:
+    """The world with the exit of rank `exiting`, explained. `alive`: it is dying, or a process of it lives.
 
-    `killed`: by the agent. Not if the rank was dying already when the kill was ordered, nor if it was
-    failing: a launcher ends slowly, and a peer that failed in consequence may be reported before.
+    The exit of a command that runs once per pod is that of all ranks of the pod: they have its reports.
+    `ProcessExit.killed` is set if the agent ended the rank on orders. Not if the rank was dying already when
+    the kill was ordered. Not if it was failing by itself (`RankState.failing`), either: a launcher ends
+    slowly, and a peer that failed in consequence may be reported before. Such a rank gets exit code 1, as
+    Python exits for an exception, because the kill would hide its failure. During a drain by SIGTERM every
+    exit is the agent's.
     """
     ending = (world.killing and exit.signal == signal.SIGKILL) or world.terminate_by is not None
-    reported = next((rank for rank in world.ranks if rank.rank == number), None)
+    reported = next((rank for rank in world.ranks if rank.rank == exiting), None)
     for rank in world.ranks:
         if reported and rank.alive and (rank is reported or state.launch.per_pod):
             by_agent = ending and (rank.exit is None or rank.exit.killed)
             failing = reported.failing and state.now - reported.error_at <= childreports.CHILD_SECONDS
             if by_agent and failing and world.terminate_by is None:
-                by_agent, exit = False, replace(exit, code=1, signal=None)  # as Python ends for an exception
+                by_agent, exit = False, replace(exit, code=1, signal=None)
             with_reports = replace(
-                rank, error=reported.error, error_at=reported.error_at, ended=reported.ended
+                rank, error=reported.error, error_at=reported.error_at, ended_rank=reported.ended_rank
             )
             explained = _with_cause(state, replace(exit, killed=exit.killed or by_agent), with_reports)
             world = world.with_rank(replace(rank, alive=alive, exit=explained))
     return world
 
 
-def _with_unkillable(world: World, number: int, left: str, per_pod: bool) -> World:
+def _with_unkillable(world: World, exiting: int, why_alive: str, per_pod: bool) -> World:
+    """The world with the rank marked as unkillable, and the reason added to the message of its exit. A
+    command that runs once per pod marks all ranks. Call `_with_exit` before."""
     for rank in world.ranks:
-        if rank.exit and (rank.rank == number or per_pod):
-            message = "; ".join(text for text in (rank.exit.message, left) if text)
+        if rank.exit and (rank.rank == exiting or per_pod):
+            message = "; ".join(text for text in (rank.exit.message, why_alive) if text)
             world = world.with_rank(replace(rank, unkillable=True, exit=replace(rank.exit, message=message)))
     return world
 
 
 def _early_end_message(state: State) -> str:
-    """Message why a rank of this pod may not exit before its script ends; "" if it may."""
+    """Message for a rank of this pod that exits with 0 before it may; "" if it may at any time. Only jobs
+    with parameter servers restrict that."""
     if not state.config.servers:
         return ""
     return _EARLY_SERVER if state.config.is_server(state.identity.slot) else _EARLY
 
 
 def _with_cause(state: State, exit: ProcessExit, rank: RankState) -> ProcessExit:
-    """The exit with its cause: the agent's own verdict, else the error that the rank reported, else only how.
+    """The exit with its cause, as far as it is known, and the heartbeat's `reached_end`.
 
-    A server that uses the library reports when its workers have left: its script may reach its end too early.
+    First match wins: the reason for which the agent killed the rank; an exit with 0 that is too early; no
+    cause, for an exit that is explained already or clean; the error that the rank reported; the exit itself
+    (`exit 2`, `SIGKILL`). The agent's kill comes first because a killed rank may report an error, too. An OOM
+    kill is never explained by an earlier error.
     """
     early_message, error = _early_end_message(state), rank.error
     exit = replace(exit, reached_end=exit.reached_end or rank.heartbeat.reached_end)
-    if rank.killed_for and exit.code != 0:  # else it exited by itself, before SIGKILL
+    if rank.killed_for and exit.code != 0:  # with code 0 it exited by itself, before SIGKILL
         why = rank.killed_for
         return replace(
             exit, hung=why.hung, late_start=why.late_start, fingerprint=why.fingerprint, message=why.message
         )
-    may_exit = rank.left or (exit.reached_end and not (early_message == _EARLY_SERVER and rank.has_library))
+    # The script of a server with the library may reach its end too early: the library reports `left`.
+    ends_by_report = early_message == _EARLY_SERVER and rank.has_library
+    may_exit = rank.left or (exit.reached_end and not ends_by_report)
     if early_message and exit.clean and not (exit.killed or may_exit):
         return replace(exit, early=True, fingerprint="early end", message=early_message)
     if exit.fingerprint or exit.clean:
         return exit
-    if error and not exit.oom and childreports.explains(error, exit, state.now - rank.error_at):
-        storage = _STORAGE.get(_checkpoint_error(error.error_class), "")
-        return replace(childreports.caused(exit, error, rank.rank, rank.ended), storage=storage)
+    if error and not exit.oom and childreports.may_explain(error, exit, state.now - rank.error_at):
+        storage = _STORAGE.get(_checkpoint_error_name(error.error_class), "")
+        return replace(childreports.exit_with_cause(exit, error, rank.rank, rank.ended_rank), storage=storage)
     exit = replace(exit, fingerprint=exit.how)
-    return childreports.of_a_shell(exit) if state.launch.per_pod else exit
+    return childreports.with_shell_signal(exit) if state.launch.per_pod else exit
 
 
-def _with_message(world: World, number: int, message: FromRank, now: float) -> World:
-    rank = next((rank for rank in world.ranks if rank.rank == number), None)
+def _with_message(world: World, sender: int, message: FromRank, now: float) -> World:
+    """The world with the fields of a message on the socket of rank `sender` that are not None.
+
+    Of several errors the one nearest to the cause is retained. A shard replaces an earlier one of the same
+    rank and step. Totals and loss count only from the lowest local rank.
+    """
+    rank = next((rank for rank in world.ranks if rank.rank == sender), None)
     if rank is None:
         return world
     if message.hello_pid is not None or message.feature_level is not None:
@@ -237,18 +277,18 @@ def _with_message(world: World, number: int, message: FromRank, now: float) -> W
         rank = replace(rank, left=True)
     if message.served is not None:
         rank = replace(rank, served=message.served)
-    if message.error_type is not None and childreports.better(rank.error, message):
-        reported = childreports.after(rank.error, message, now - rank.error_at)
+    if message.error_type is not None and childreports.is_nearer_to_cause(rank.error, message):
+        reported = childreports.with_previous_error(rank.error, message, now - rank.error_at)
         ending = world.killing or world.terminate_by is not None
-        failing = rank.failing or (childreports.is_cause(reported) and not ending)
+        failing = rank.failing or (childreports.blames_no_peer(reported) and not ending)
         rank = replace(rank, error=reported, error_at=now, failing=failing)
-    if message.ended and rank.ended is None:
-        rank = replace(rank, ended=message.rank)
+    if message.ended and rank.ended_rank is None:
+        rank = replace(rank, ended_rank=message.rank)
     world = world.with_rank(rank)
     if message.group is not None:
-        world = replace(world, groups=childreports.with_group(world.groups, number, message.group))
+        world = replace(world, groups=childreports.with_group(world.groups, sender, message.group))
     if message.shard_step is not None:
-        shard = Shard(number, world.started_in, message.shard_step, message.shard_files)
+        shard = Shard(sender, world.started_in, message.shard_step, message.shard_files)
         others = tuple(s for s in world.shards if (s.rank, s.step) != (shard.rank, shard.step))
         world = replace(world, shards=(*others, shard))
     if rank is not world.ranks[0]:
@@ -261,6 +301,6 @@ def _with_message(world: World, number: int, message: FromRank, now: float) -> W
     )
 
 
-def _checkpoint_error(error_class: str) -> str:
-    """Class name of an exception of our checkpoint package; empty for any other."""
+def _checkpoint_error_name(error_class: str) -> str:
+    """Class name, without module, of an exception of our checkpoint package; "" for any other."""
     return error_class.rpartition(".")[2] if error_class.startswith(_OURS) else ""

@@ -12,28 +12,31 @@ from ropeteam_trainer.contract.world import CheckpointRef, Plan, WorldId
 
 @dataclass(frozen=True)
 class WarmUp:
-    """Prepare a zygote: ranks may be forked from now on."""
+    """Prepare the zygote to fork ranks, in the background. A zygote that died is replaced."""
 
 
 @dataclass(frozen=True)
 class ClaimRun:
-    """Claim the run before the ranks of this plan start; only where checkpoints are written."""
+    """Claim the checkpoint folder for this plan's world, before its ranks start. RunClaimed, ClaimFailed or
+    RunSuperseded follows."""
 
     plan: Plan
 
 
 @dataclass(frozen=True)
 class StartRanks:
+    """Start the ranks of this pod. RanksStarted follows, also if some of them could not be started."""
+
     plan: Plan
     fork: bool
-    """From the zygote if one is ready, else by exec."""
+    """Fork from the zygote if one is ready, else exec."""
     restore: tuple[CheckpointRef, ...] = ()
     """Checkpoints that the ranks may resume from, best first."""
 
 
 @dataclass(frozen=True)
 class KillRanks:
-    """SIGKILL these ranks and all their descendants; a RankExited of each follows."""
+    """SIGKILL these ranks and all their descendants. RankExited follows for each, or RankUnkillable."""
 
     world_id: WorldId
     ranks: tuple[int, ...]
@@ -41,7 +44,7 @@ class KillRanks:
 
 @dataclass(frozen=True)
 class TerminateRanks:
-    """SIGTERM these ranks, so that a script which saves by itself may do so."""
+    """Send SIGTERM to these ranks, so that a script which saves by itself may do so."""
 
     world_id: WorldId
     ranks: tuple[int, ...]
@@ -49,7 +52,7 @@ class TerminateRanks:
 
 @dataclass(frozen=True)
 class ShowStacks:
-    """Make these ranks print the stacks of all their threads; a StackShown of each follows."""
+    """Make these ranks print the stacks of all their threads. StackShown follows for each."""
 
     world_id: WorldId
     ranks: tuple[int, ...]
@@ -64,26 +67,33 @@ class SendToRank:
 
 @dataclass(frozen=True)
 class HostStore:
+    """Start a store. StoreUp follows, and StoreDown if it fails to start or exits, then or later."""
+
     world_id: WorldId
 
 
 @dataclass(frozen=True)
 class CloseStore:
+    """Close a store, if it runs. No event follows."""
+
     world_id: WorldId
 
 
 @dataclass(frozen=True)
 class WriteManifest:
+    """Commit a checkpoint. ManifestWritten, ManifestFailed or RunSuperseded follows."""
+
     held: Held
     grant: Grant
 
 
 @dataclass(frozen=True)
 class Prune:
-    """Delete checkpoint folders that are not in `keep` and not newer than its first."""
+    """Delete checkpoints that are not in `keep` and not newer than its first. An error is only logged."""
 
     held: Held
     keep: tuple[CheckpointRef, ...]
+    """Newest first; not empty."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +105,7 @@ class DropLink:
 
 @dataclass(frozen=True)
 class Exit:
-    """Exit; always the last effect: no process that the agent could kill lives any more."""
+    """Exit; always the last effect. Every rank is dead, or only the container's end can kill it."""
 
     code: int
 

@@ -1,8 +1,10 @@
-"""The environment of a rank: the user's, with torchrun's variables and ours. Pure.
+"""The environment of a rank, or of the one command of a pod: the user's, with torchrun's variables and ours.
+Pure.
 
 A command that runs once per pod may be a launcher, or a script that starts processes by itself: it receives
 addresses and counts (in PyTorchJob's and torchrun's variables), and starts a store of its own.
 Where there are parameter servers, ROLE_* count workers and servers apart; RANK and WORLD_SIZE count all.
+Limit: the agent's variables win over those of the user, except OMP_NUM_THREADS and PYTHONUNBUFFERED.
 """
 
 from __future__ import annotations
@@ -17,16 +19,19 @@ from ropeteam_trainer.contract.config import PodIdentity, RankPlan, WorkerConfig
 from ropeteam_trainer.contract.world import Plan
 from ropeteam_trainer.launchers import Rendezvous
 
-_LAUNCHER_PORTS = range(20_000, 29_000)
+_RENDEZVOUS_PORTS = range(20_000, 29_000)
 """Below the kernel's ephemeral ports, and ours."""
 _NOT_FOR_RANKS = (config.CONFIG, config.TOKEN_FILE, config.SLOT, config.INCARNATION, config.POD_UID)
+"""The agent's own settings: a rank must not read the token, nor take itself for an agent."""
 _MAX_RESTARTS = 1000
+"""TORCHELASTIC_MAX_RESTARTS. No limit of ours: those are in spec.recovery."""
 
 
 def rank_environment(
     base: Mapping[str, str], settings: WorkerConfig, plan: Plan, identity: PodIdentity, rank: int
 ) -> dict[str, str]:
-    """The variables of torchrun's contract for one rank. Socket and page are added where they are created."""
+    """The environment of one rank: `base`, torchrun's variables, and ours for the library. Socket and page
+    are added where they are created (processes/ranks.py). The slot must be a member of `plan`."""
     slot = identity.slot
     member, first = plan.member(slot), plan.first_rank(slot)
     assert member is not None
@@ -46,11 +51,12 @@ def rank_environment(
         config.STORE_ADDRESS: f"{plan.store_host}:{plan.store_port}",
         config.WORLD: plan.world_id,
         config.RANK_PLAN: codec.encode(rank_plan(settings, plan, identity)).decode(),
-    } | _role(settings, plan, rank)
-    return _defaults(base) | {name: str(value) for name, value in own.items()}
+    } | _role_variables(settings, plan, rank)
+    return _with_defaults(base) | {name: str(value) for name, value in own.items()}
 
 
-def _role(settings: WorkerConfig, plan: Plan, rank: int) -> dict[str, object]:
+def _role_variables(settings: WorkerConfig, plan: Plan, rank: int) -> dict[str, object]:
+    """ROLE_*: one role, or two where there are parameter servers, whose ranks follow those of workers."""
     if not settings.servers:
         return {"ROLE_NAME": "default", "ROLE_RANK": rank, "ROLE_WORLD_SIZE": plan.world_size}
     workers = settings.workers * settings.processes
@@ -60,7 +66,7 @@ def _role(settings: WorkerConfig, plan: Plan, rank: int) -> dict[str, object]:
 
 
 def server_addresses(settings: WorkerConfig, plan: Plan) -> tuple[str, ...]:
-    """`host:port` of each parameter server, in rank order."""
+    """`host:port` of each parameter server, in rank order. Empty if the job has none."""
     return tuple(
         f"{member.address}:{config.PARAMETER_SERVER_PORT}"
         for member in plan.members
@@ -69,51 +75,54 @@ def server_addresses(settings: WorkerConfig, plan: Plan) -> tuple[str, ...]:
 
 
 def servers_secret(token: bytes) -> str:
-    """The secret that workers and parameter servers share: derived, because a rank needs no key."""
+    """The secret by which workers and parameter servers authenticate to each other: derived from the job's
+    token, because ranks must not have the token itself."""
     return hmac.new(token, b"servers", hashlib.sha256).hexdigest()
 
 
 def launcher_environment(
     base: Mapping[str, str], settings: WorkerConfig, plan: Plan, identity: PodIdentity
 ) -> dict[str, str]:
-    """The variables of a command that runs once per pod: PyTorchJob's contract, and torchrun's own (PET_*),
-    which a torchrun inside reads. RANK and WORLD_SIZE count such commands. Their store is hosted at their
-    meeting place, by a process of theirs.
+    """The environment of a command that runs once per pod: `base`, PyTorchJob's variables, and torchrun's own
+    (PET_*), which a torchrun inside reads. RANK and WORLD_SIZE count such commands, not processes. A process
+    of theirs hosts their store, at the rendezvous. The slot must be a member of `plan`.
     """
-    member, place = plan.member(identity.slot), rendezvous_address(settings, plan, identity.slot)
+    member, place = plan.member(identity.slot), rendezvous(settings, plan, identity.slot)
     nodes = 1 if settings.worlds_per_pod else plan.slots
     assert member is not None
-    where: dict[str, object] = {"MASTER_ADDR": place.address, "MASTER_PORT": place.port}
+    address: dict[str, object] = {"MASTER_ADDR": place.address, "MASTER_PORT": place.port}
     count: dict[str, object] = {
         "NNODES": nodes,
         "NODE_RANK": place.node_rank,
         "NPROC_PER_NODE": member.processes,
     }
-    own = where | count | {f"PET_{name}": value for name, value in (where | count).items()}
+    own = address | count | {f"PET_{name}": value for name, value in (address | count).items()}
     own |= {"RANK": place.node_rank, "WORLD_SIZE": nodes, config.WORLD: plan.world_id}
     if member.processes == 1:  # the command is the rank, and may use the library
         own |= {"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
         own[config.RANK_PLAN] = codec.encode(rank_plan(settings, plan, identity)).decode()
-    return _defaults(base) | {name: str(value) for name, value in own.items()}
+    return _with_defaults(base) | {name: str(value) for name, value in own.items()}
 
 
-def rendezvous_address(settings: WorkerConfig, plan: Plan, slot: int) -> Rendezvous:
-    """The rendezvous address of a command: slot 0 for all pods; its own pod if each is a world of its own."""
-    host = plan.member(slot)
-    if settings.worlds_per_pod and host is not None:
-        return Rendezvous(0, host.address, launcher_port(f"{settings.job_uid}/{slot}"))
-    return Rendezvous(slot, plan.members[0].address, launcher_port(settings.job_uid))
+def rendezvous(settings: WorkerConfig, plan: Plan, slot: int) -> Rendezvous:
+    """The rendezvous of the command in `slot`: at the first member's pod for all; in its own pod if each pod
+    forms a world of its own (`worlds_per_pod`)."""
+    own = plan.member(slot)
+    if settings.worlds_per_pod and own is not None:
+        return Rendezvous(0, own.address, rendezvous_port(f"{settings.job_uid}/{slot}"))
+    return Rendezvous(slot, plan.members[0].address, rendezvous_port(settings.job_uid))
 
 
-def launcher_port(world: str) -> int:
-    """The port of a world, one for each: pods of a local cluster, and those in their host's network, share
-    one network."""
-    number = int(hashlib.sha256(world.encode()).hexdigest(), 16)
-    return _LAUNCHER_PORTS[number % len(_LAUNCHER_PORTS)]
+def rendezvous_port(key: str) -> int:
+    """The rendezvous port, derived from `key` (the job's UID, or UID/slot), so that all pods compute the same
+    one. Limit: two jobs on one network (hostNetwork, a local cluster) may collide."""
+    number = int(hashlib.sha256(key.encode()).hexdigest(), 16)
+    return _RENDEZVOUS_PORTS[number % len(_RENDEZVOUS_PORTS)]
 
 
-def interface_names(address: str, interface: str | None) -> dict[str, str]:
-    """Variables by which gloo and NCCL listen on the interface of the pod's address, not of its host name."""
+def interface_variables(address: str, interface: str | None) -> dict[str, str]:
+    """Variables by which gloo and NCCL listen on the interface of the pod's address, not of its host name.
+    Empty if that is unknown. NCCL refuses the loopback."""
     if interface is None:
         return {}
     is_loopback = address.startswith("127.")
@@ -121,7 +130,8 @@ def interface_names(address: str, interface: str | None) -> dict[str, str]:
 
 
 def rank_plan(settings: WorkerConfig, plan: Plan, identity: PodIdentity) -> RankPlan:
-    """The RankPlan of this pod. The secret of parameter servers is passed only where there are any."""
+    """The plan that the library reads in each rank of this pod, the same for all of them. It has the servers'
+    secret only if the job has parameter servers."""
     return RankPlan(
         world_id=str(plan.world_id),
         restore=tuple(manifest.ref_text(ref) for ref in plan.restore),
@@ -140,6 +150,7 @@ def rank_plan(settings: WorkerConfig, plan: Plan, identity: PodIdentity) -> Rank
     )
 
 
-def _defaults(base: Mapping[str, str]) -> dict[str, str]:
+def _with_defaults(base: Mapping[str, str]) -> dict[str, str]:
+    """`base` without the agent's own settings, and with defaults that the user's values override."""
     inherited = {name: value for name, value in base.items() if name not in _NOT_FOR_RANKS}
     return {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | inherited

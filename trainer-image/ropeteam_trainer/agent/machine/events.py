@@ -12,8 +12,11 @@ from ropeteam_trainer.contract.world import CheckpointRef, ProcessExit, WorldId
 
 @dataclass(frozen=True)
 class OrdersReceived:
-    """Orders, or an answer, of a coordinator. `age`: seconds since the report that they answer was sent, with
-    those for which the machine was suspended. 0 if the coordinator names no report."""
+    """Orders, or an answer, of a coordinator.
+
+    `age`: seconds since the report that they answer was sent, suspended time included. 0: the coordinator
+    names no report. Infinite: it names one that is not remembered.
+    """
 
     orders: Orders
     age: float = 0.0
@@ -26,7 +29,8 @@ class Terminated:
 
 @dataclass(frozen=True)
 class RanksStarted:
-    """The processes of this world exist. Ranks that could not be started follow as RankExited."""
+    """The start of this world's ranks is over. Ranks that could not be started are RankExited, before this
+    event."""
 
     world_id: WorldId
 
@@ -56,8 +60,8 @@ class RankUnkillable:
     world_id: WorldId
     rank: int
     exit: ProcessExit
-    left: str
-    """Text for people: which process, and why."""
+    why_alive: str
+    """Text for people: the process that still lives, and why."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class RankMessage:
 
 @dataclass(frozen=True)
 class StackShown:
-    """The answer of each rank to ShowStacks."""
+    """The answer of one rank to ShowStacks; an empty Hang if no stack was obtained."""
 
     world_id: WorldId
     rank: int
@@ -80,10 +84,13 @@ class StackShown:
 class HeartbeatsRead:
     world_id: WorldId
     heartbeats: dict[int, Beat]
+    """By rank; ranks without a heartbeat are left out."""
 
 
 @dataclass(frozen=True)
 class StoreUp:
+    """The socket of a store listens: its address may be given to ranks."""
+
     offer: StoreOffer
 
 
@@ -101,31 +108,34 @@ class ManifestWritten:
 
 @dataclass(frozen=True)
 class ManifestFailed:
+    """The manifest could not be written: an error of the disk. It is tried again."""
+
     ref: CheckpointRef
 
 
 @dataclass(frozen=True)
 class RunClaimed:
-    """World `world_id` may begin: no rank or agent of an older one can save or prune any more."""
+    """The checkpoint folder is claimed for world `world_id`, which may begin: no rank or agent of an older
+    one can commit or prune any more."""
 
     world_id: WorldId
     held: Held
     restore: tuple[CheckpointRef, ...]
     """Checkpoints that the world may resume from, best first."""
     ancestors: tuple[tuple[CheckpointRef, ...], ...] = ()
-    """The ancestors of each of these among the others."""
+    """For each of `restore`, in its order: its ancestors among the others."""
 
 
 @dataclass(frozen=True)
 class ClaimFailed:
-    """The claim failed with an error of the disk."""
+    """The claim failed with an error of the disk. It is tried again."""
 
     world_id: WorldId
 
 
 @dataclass(frozen=True)
 class RunSuperseded:
-    """A newer world has claimed the run."""
+    """A newer world has claimed the checkpoint folder."""
 
     by: WorldId
 
@@ -137,18 +147,20 @@ class LinkUp:
 
 @dataclass(frozen=True)
 class LinkLost:
-    pass
+    """The connection to the coordinator has ended. Follows each LinkUp."""
 
 
 @dataclass(frozen=True)
 class ProblemFound:
+    """No rank can start in this pod."""
+
     problem: Problem
 
 
 @dataclass(frozen=True)
 class Tick:
-    """Time has passed. Needed a few times a second for the clocks of fence, hang, drain and exit. `asleep`:
-    seconds for which the machine has been suspended since the agent started."""
+    """Time has passed. Needed a few times a second (fence.TICK_SECONDS) for fence, hang, drain and exit.
+    `asleep`: seconds for which the machine has been suspended since the agent started."""
 
     asleep: float = 0.0
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ropeteam_trainer.agent.machine.report import report
+from ropeteam_trainer.agent.machine.report import agent_report
 from ropeteam_trainer.agent.machine.state import ProgressSample, RankState, State
 from ropeteam_trainer.contract.messages import RankPhase
 from ropeteam_trainer.contract.world import WorldId
@@ -22,44 +22,49 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 @dataclass(frozen=True)
-class Counted:
-    """Counters of one rank, over all worlds of this agent."""
+class RankCounters:
+    """Counters of one rank over all worlds of this agent. They start at 0 again if a world is without the
+    rank."""
 
     world_id: WorldId | None = None
     """The world that last started the rank."""
     starts: int = 0
     steps: int = 0
     seconds: float = 0.0
+    """Time that these steps took."""
     last: ProgressSample | None = None
-    """The newest step of `world_id`."""
+    """Sample of the newest step in `world_id`. None: that world has made none."""
 
 
-Counts = Mapping[int, Counted]
+Counts = Mapping[int, RankCounters]
 """Counters by rank."""
 
 
-def count(counts: Counts, state: State) -> Counts:
-    """The counters, with those of `state` added."""
+def updated_counts(counts: Counts, state: State) -> Counts:
+    """The counters with starts and steps since the last call added, for the ranks of the current world only.
+    Call it after every event: a world that begins and ends between two calls is not counted."""
     if state.world is None:
         return counts
     world_id = state.world.started_in
     return {
-        rank.rank: _with_rank(counts.get(rank.rank, Counted()), rank, world_id) for rank in state.world.ranks
+        rank.rank: _updated_counters(counts.get(rank.rank, RankCounters()), rank, world_id)
+        for rank in state.world.ranks
     }
 
 
-def _with_rank(past: Counted, rank: RankState, world_id: WorldId) -> Counted:
+def _updated_counters(past: RankCounters, rank: RankState, world_id: WorldId) -> RankCounters:
+    """The counters of one rank. Its first step in a world only begins the measurement of step time."""
     if rank.started_at is None:
         return past
     if past.world_id != world_id:
         past = replace(past, world_id=world_id, starts=past.starts + 1, last=None)
     if not rank.heartbeat.steps_here:
         return past
-    point, last = rank.progress_samples[-1], past.last
-    if last is not None and point.step > last.step:
-        steps, seconds = point.step - last.step, point.at - last.at
+    newest, last = rank.progress_samples[-1], past.last
+    if last is not None and newest.step > last.step:
+        steps, seconds = newest.step - last.step, newest.at - last.at
         past = replace(past, steps=past.steps + steps, seconds=past.seconds + seconds)
-    return replace(past, last=point)
+    return replace(past, last=newest)
 
 
 Sample = tuple[str, Mapping[str, str], float]
@@ -69,27 +74,30 @@ Family = tuple[str, str, str, list[Sample]]
 
 
 def render(state: State, counts: Counts, unix_minus_monotonic: float) -> str:
-    """The text of a scrape."""
+    """The answer to a scrape, in Prometheus' text format. `unix_minus_monotonic`: what to add to times of
+    progress samples so that they are Unix times."""
     settings, slot = state.config, str(state.identity.slot)
     common = {"namespace": settings.namespace, "job_name": settings.job, "slot": slot}
-    families = (*_agent(state), *_ranks(state, counts, unix_minus_monotonic), *_servers(state))
-    return "".join(_family(*family, common) for family in families)
+    ranks = _rank_families(state, counts, unix_minus_monotonic)
+    families = (*_agent_families(state), *ranks, *_server_families(state))
+    return "".join(_family_text(*family, common) for family in families)
 
 
-def _agent(state: State) -> Iterator[Family]:
+def _agent_families(state: State) -> Iterator[Family]:
     facts = {
         "ropeteam_agent_incarnation": ("Incarnation of this pod in its slot.", state.identity.incarnation),
-        "ropeteam_agent_connected": ("1 while a coordinator answers.", state.linked),
-        "ropeteam_agent_terminating": ("1 once the pod is terminating.", state.leave_by is not None),
+        "ropeteam_agent_connected": ("1 while a coordinator answers this agent, else 0.", state.linked),
+        "ropeteam_agent_terminating": ("1 once the pod is terminating, else 0.", state.exit_by is not None),
     }
     for name, (text, value) in facts.items():
         yield name, "gauge", text, [("", {}, float(value))]
 
 
-def _ranks(state: State, counts: Counts, unix_minus_monotonic: float) -> Iterator[Family]:
-    ranks = {str(each.rank): (each, counts.get(each.rank, Counted())) for each in report(state).ranks}
+def _rank_families(state: State, counts: Counts, unix_minus_monotonic: float) -> Iterator[Family]:
+    reports = agent_report(state).ranks
+    ranks = {str(each.rank): (each, counts.get(each.rank, RankCounters())) for each in reports}
     yield (
-        *("ropeteam_rank_phase", "gauge", "1 for the phase that the rank is in."),
+        *("ropeteam_rank_phase", "gauge", "1 for the phase that the rank is in, 0 for the others."),
         [
             ("", {"rank": rank, "phase": phase.value}, float(reported.phase is phase))
             for rank, (reported, _) in ranks.items()
@@ -101,7 +109,11 @@ def _ranks(state: State, counts: Counts, unix_minus_monotonic: float) -> Iterato
         [("", {"rank": rank}, float(reported.step)) for rank, (reported, _) in ranks.items()],
     )
     yield (
-        *("ropeteam_rank_last_step_timestamp_seconds", "gauge", "Unix time of that step, in this world."),
+        *(
+            "ropeteam_rank_last_step_timestamp_seconds",
+            "gauge",
+            "Unix time of the last step that the rank made in its current world.",
+        ),
         [
             ("", {"rank": rank}, past.last.at + unix_minus_monotonic)
             for rank, (_, past) in ranks.items()
@@ -113,7 +125,11 @@ def _ranks(state: State, counts: Counts, unix_minus_monotonic: float) -> Iterato
         [("", {"rank": rank}, float(past.starts)) for rank, (_, past) in ranks.items()],
     )
     yield (
-        *("ropeteam_rank_step_seconds", "summary", "Seconds between steps."),
+        *(
+            "ropeteam_rank_step_seconds",
+            "summary",
+            "Seconds from step to step, evaluation and saving included.",
+        ),
         [
             (suffix, {"rank": rank}, float(value))
             for rank, (_, past) in ranks.items()
@@ -122,8 +138,8 @@ def _ranks(state: State, counts: Counts, unix_minus_monotonic: float) -> Iterato
     )
 
 
-def _servers(state: State) -> Iterator[Family]:
-    """Families of parameter servers; none in a pod without one that has applied a gradient."""
+def _server_families(state: State) -> Iterator[Family]:
+    """Families of parameter servers; none in a pod whose ranks have reported no `served`."""
     reported = {
         str(rank.rank): rank.served for rank in (state.world.ranks if state.world else ()) if rank.served
     }
@@ -147,7 +163,10 @@ def _servers(state: State) -> Iterator[Family]:
     )
 
 
-def _family(name: str, kind: str, text: str, samples: Iterable[Sample], common: Mapping[str, str]) -> str:
+def _family_text(
+    name: str, kind: str, text: str, samples: Iterable[Sample], common: Mapping[str, str]
+) -> str:
+    """A family in Prometheus' text format. Label values are names and numbers that need no escape."""
     lines = [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
     for suffix, labels, value in samples:
         pairs = ",".join(f'{key}="{label}"' for key, label in {**common, **labels}.items())

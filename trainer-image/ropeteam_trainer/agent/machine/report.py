@@ -11,7 +11,8 @@ from ropeteam_trainer.contract.messages import AgentReport, Progress, RankPhase,
 from ropeteam_trainer.contract.world import CheckpointRef, Plan
 
 
-def report(state: State) -> AgentReport:
+def agent_report(state: State) -> AgentReport:
+    """The report of this state. `number` and `contract` are set by the connection that sends it (link.py)."""
     config, identity, world = state.config, state.identity, state.world
     return AgentReport(
         slot=identity.slot,
@@ -26,7 +27,7 @@ def report(state: State) -> AgentReport:
         launcher=state.launch.text,
         plan=_reported_plan(world.plan, identity.slot) if world else None,
         stopped=state.stopped,
-        ranks=tuple(_rank(rank, state.feature_level) for rank in world.ranks) if world else (),
+        ranks=tuple(_rank_report(rank, state.feature_level) for rank in world.ranks) if world else (),
         store=max(state.stores, key=lambda offer: offer.world_id, default=None),
         groups=world.groups if world else (),
         reports_groups=True,
@@ -36,7 +37,7 @@ def report(state: State) -> AgentReport:
         restored=world.restored if world else None,
         ancestors=_ancestors(state),
         progress=_progress(state),
-        terminating=state.leave_by is not None,
+        terminating=state.exit_by is not None,
         completed=state.completed,
         problem=state.problem,
         superseded=state.superseded,
@@ -45,8 +46,11 @@ def report(state: State) -> AgentReport:
 
 
 def _ancestors(state: State) -> tuple[CheckpointRef, ...]:
-    """Ancestors of the restored checkpoint, independent of the job's status: after a restore of etcd that may
-    name checkpoints of an abandoned lineage."""
+    """Ancestors of the restored checkpoint, as found on disk by the claim; () where nothing was restored.
+
+    Independent of the job's status, which may name checkpoints of an abandoned lineage after a restore of
+    etcd.
+    """
     restored = state.world.restored if state.world else None
     if restored is None:
         return ()
@@ -64,8 +68,9 @@ def urgent_part(report: AgentReport) -> AgentReport:
     return replace(report, ranks=ranks, progress=Progress())
 
 
-def steps_matter(state: State) -> bool:
-    """Whether each lease must carry steps: always those of slot 0, and all while a pause is ordered."""
+def needs_current_steps(state: State) -> bool:
+    """Whether the lease must be renewed by a whole report, which carries steps: always from slot 0, whose
+    progress is shown to people, and from all slots while a pause is ordered."""
     pausing = state.orders is not None and state.orders.pause is not None
     return state.identity.slot == 0 or pausing
 
@@ -75,11 +80,12 @@ def _reported_plan(plan: Plan, slot: int) -> Plan:
     return plan.part(slot) if plan.whole else plan
 
 
-def _rank(rank: RankState, feature_level: int) -> RankReport:
+def _rank_report(rank: RankState, feature_level: int) -> RankReport:
+    # The message of a pause or drain may be here before the heartbeat of its step was read.
     step = max(rank.heartbeat.step, rank.paused or 0, rank.drained or 0)
     return RankReport(
         rank.rank,
-        _phase(rank, feature_level),
+        _rank_phase(rank, feature_level),
         step,
         rank.heartbeat.steps_here,
         rank.exit,
@@ -88,7 +94,8 @@ def _rank(rank: RankState, feature_level: int) -> RankReport:
     )
 
 
-def _phase(rank: RankState, feature_level: int) -> RankPhase:
+def _rank_phase(rank: RankState, feature_level: int) -> RankPhase:
+    """First match wins: an exit is final, and a rank that drained may also look paused."""
     if rank.exit is not None:
         return RankPhase.EXITED
     if rank.drained is not None:
@@ -103,6 +110,7 @@ def _phase(rank: RankState, feature_level: int) -> RankPhase:
 
 
 def _progress(state: State) -> Progress:
+    """Progress of the lowest local rank."""
     if state.world is None:
         return Progress()
     world, lowest = state.world, state.world.ranks[0]

@@ -16,19 +16,14 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ropeteam_trainer.agent.lane import Lane
+from ropeteam_trainer.agent.executor import DaemonThreadExecutor
 from ropeteam_trainer.agent.log import log
 from ropeteam_trainer.agent.machine import stacks
-from ropeteam_trainer.agent.machine.environment import (
-    launcher_environment,
-    rank_environment,
-    rendezvous_address,
-    servers_secret,
-)
+from ropeteam_trainer.agent.machine.environment import servers_secret
 from ropeteam_trainer.agent.machine.events import (
     Event,
     HeartbeatsRead,
@@ -40,26 +35,24 @@ from ropeteam_trainer.agent.machine.events import (
     StackShown,
 )
 from ropeteam_trainer.agent.processes import proc
-from ropeteam_trainer.agent.processes.memory import empty
+from ropeteam_trainer.agent.processes.launchsettings import LaunchSettings
+from ropeteam_trainer.agent.processes.memory import empty_folder
 from ropeteam_trainer.agent.processes.output import Output
 from ropeteam_trainer.agent.processes.page import Page
 from ropeteam_trainer.agent.processes.ranksocket import RankSocket
 from ropeteam_trainer.agent.processes.reaper import Reaper
-from ropeteam_trainer.agent.processes.spawn import Shims, spawn
+from ropeteam_trainer.agent.processes.spawn import spawn
 from ropeteam_trainer.agent.processes.waiting import within
 from ropeteam_trainer.agent.processes.zygoteclient import ZygoteClient
 from ropeteam_trainer.agent.script import childhooks
 from ropeteam_trainer.contract import config
-from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.local import Beat, FromRank, ToRank
 from ropeteam_trainer.contract.messages import Hang
 from ropeteam_trainer.contract.world import Plan, ProcessExit, WorldId
-from ropeteam_trainer.launchers import Launch, Run
 from ropeteam_trainer.system.background import background
 
 RESCAN_SECONDS, ORPHAN_POLL_SECONDS = 0.01, 0.5
-"""Shortest and longest interval of the checks of a dying process; it grows. SIGCHLD causes a check at
-once."""
+"""Shortest and longest interval of the checks of a dying rank; it grows. SIGCHLD causes a check at once."""
 SESSION_END_SECONDS = 30.0
 """From the signal that kills a rank until all its processes exited. Freeing hundreds of GiB takes seconds."""
 STACK_SECONDS, STACK_LOOKS = 0.1, 10
@@ -72,153 +65,153 @@ _START_ERRORS = (OSError, ValueError, subprocess.SubprocessError)
 
 
 @dataclass
-class _Rank:
-    """One process with its page, socket and output. `pid` None: not started, or dead."""
+class _Process:
+    """The process of one rank, with its page, socket and output. `pid` None: not started, or reaped."""
 
     world_id: WorldId
-    number: int
+    rank: int
     page: Page
     socket: RankSocket
     output: Output
     write_end: int
+    """Write end of the pipe to `output`, until the process has it. -1: closed here."""
     pid: int | None = None
     library_pid: int = 0
     """Pid of the process that makes the steps, as it reported: it may be the child of a launcher."""
     dying_since: float | None = None
-    """Set once dying is reported, or the agent has killed the rank."""
+    """Set once dying is reported, or SIGKILL was sent: SESSION_END_SECONDS later the rank is unkillable."""
     exit: ProcessExit = ProcessExit(None, signal.SIGKILL)
     """The exit, as soon as it is known."""
-    left: str = "it does not end"
+    why_alive: str = "it does not end"
     """Reason why a process of the rank still lives, if one does."""
-    given_up: bool = False
-
-
-@dataclass(frozen=True)
-class LaunchSettings:
-    """The constant parameters of starting ranks in this pod."""
-
-    settings: WorkerConfig
-    identity: PodIdentity
-    launch: Launch
-    python: str
-    base: Mapping[str, str]
-    shims: Shims
-    folder: Path
-    memory: Path | None = None
-    """A folder that outlives ranks. Emptied when a plan begins a new server generation."""
-
-    @property
-    def slot(self) -> int:
-        return self.identity.slot
+    is_reported_unkillable: bool = False
 
 
 class Ranks:
-    """All ranks of this pod. `services`: pids (zygote, stores) that, with their sessions, are no orphans."""
+    """All ranks of this pod. `service_pids`: zygote and stores; they and their sessions are no orphans."""
 
     def __init__(
         self,
-        how: LaunchSettings,
+        settings: LaunchSettings,
         reaper: Reaper,
         zygote: ZygoteClient,
-        services: Callable[[], set[int]],
+        service_pids: Callable[[], set[int]],
         post: Callable[[Event], None],
     ) -> None:
-        self._how, self._reaper, self._zygote = how, reaper, zygote
-        self._services, self._post = services, post
-        self._ranks: dict[int, _Rank] = {}
-        self._oom_kills = proc.oom_kills()
-        self._lane, self._proc_lane = Lane("memory"), Lane("proc")
+        self._settings, self._reaper, self._zygote = settings, reaper, zygote
+        self._service_pids, self._post = service_pids, post
+        self._processes: dict[int, _Process] = {}
+        """By rank: those that are starting, live, or have descendants that live."""
+        self._oom_kills = proc.oom_kill_count()
+        self._memory_thread, self._proc_thread = DaemonThreadExecutor("memory"), DaemonThreadExecutor("proc")
 
     async def start(self, plan: Plan, fork: bool) -> None:
-        """Start all ranks of `plan` in this pod. A RankExited of each follows, also if it cannot start."""
-        assert not self._ranks, "the machine starts a world only when the previous one is gone"
-        numbers = plan.ranks(self._how.slot)
-        if self._how.launch.per_pod:
-            numbers = numbers[:1]
+        """Start all ranks of `plan` in this pod, one after the other, then post RanksStarted. One that cannot
+        start is posted as RankExited, and the others start. Precondition: no rank of another world lives."""
+        assert not self._processes, "the machine starts a world only when the previous one is gone"
+        ranks = plan.ranks(self._settings.slot)
+        if self._settings.launch.per_pod:
+            ranks = ranks[:1]
         fork = fork and await self._zygote.may_fork_ranks()
-        for number in numbers:
+        loop, memory = asyncio.get_running_loop(), self._settings.memory
+        for rank in ranks:
             try:
-                if self._how.memory and plan.origin is None and number == numbers[0]:
-                    await asyncio.get_running_loop().run_in_executor(self._lane, empty, self._how.memory)
-                rank = self._ranks[number] = self._prepare(plan.world_id, number)
-                await self._start_one(rank, plan, fork)
+                if memory and plan.origin is None and rank == ranks[0]:
+                    await loop.run_in_executor(self._memory_thread, empty_folder, memory)
+                process = self._processes[rank] = self._prepare(plan.world_id, rank)
+                await self._start_process(process, plan, fork)
             except _START_ERRORS as error:
-                self._report_start_failure(plan.world_id, number, error)
+                self._report_start_failure(plan.world_id, rank, error)
         self._post(RanksStarted(plan.world_id))
 
-    def kill(self, world_id: WorldId, numbers: Iterable[int]) -> None:
-        self._signal(world_id, numbers, signal.SIGKILL)
+    def kill(self, world_id: WorldId, ranks: Iterable[int]) -> None:
+        """Send SIGKILL to those of `ranks` that run in this world. RankExited or RankUnkillable follows."""
+        self._send_signal(world_id, ranks, signal.SIGKILL)
 
-    def terminate(self, world_id: WorldId, numbers: Iterable[int]) -> None:
-        """SIGTERM, to the whole group of a launcher or shell, which does not always pass a signal on."""
-        self._signal(world_id, numbers, signal.SIGTERM)
+    def terminate(self, world_id: WorldId, ranks: Iterable[int]) -> None:
+        """Send SIGTERM, to the whole group of a launcher or shell, which does not always pass a signal on."""
+        self._send_signal(world_id, ranks, signal.SIGTERM)
 
-    def show_stacks(self, world_id: WorldId, numbers: Iterable[int]) -> None:
-        """Print stacks to the ranks' own output; a StackShown of each rank follows."""
-        for rank in [self._ranks[n] for n in numbers if n in self._ranks]:
-            if rank.world_id == world_id and rank.pid is not None:
-                background(self._show_stacks(rank))
+    def show_stacks(self, world_id: WorldId, ranks: Iterable[int]) -> None:
+        """Make these ranks print their stacks to their own output, in the background. A StackShown of each
+        that runs follows."""
+        for process in self._running(world_id, ranks):
+            background(self._show_stacks(process))
 
-    def send(self, world_id: WorldId, number: int, message: ToRank) -> None:
-        rank = self._ranks.get(number)
-        if rank and rank.world_id == world_id:
-            rank.socket.send(message)
+    def send(self, world_id: WorldId, rank: int, message: ToRank) -> None:
+        """Send a message; nothing happens if the rank is not of this world any more."""
+        process = self._processes.get(rank)
+        if process and process.world_id == world_id:
+            process.socket.send(message)
 
     def read_heartbeats(self) -> HeartbeatsRead | None:
-        """Read all pages once; None if no rank lives."""
+        """Read all pages once; None if there is no heartbeat."""
         heartbeats = {
-            rank.number: heartbeat for rank in self._ranks.values() if (heartbeat := rank.page.read())
+            process.rank: heartbeat
+            for process in self._processes.values()
+            if (heartbeat := process.page.read())
         }
-        world_id = next((rank.world_id for rank in self._ranks.values()), None)
+        world_id = next((process.world_id for process in self._processes.values()), None)
         return HeartbeatsRead(world_id, heartbeats) if world_id and heartbeats else None
 
     def poll_dying(self) -> None:
-        """Report ranks that a signal is killing, so that peers stop while the kernel ends them, and ranks
-        with a process that does not end.
-        """
-        for rank in tuple(self._ranks.values()):
-            if rank.pid and rank.dying_since is None and (number := proc.deadly_signal(rank.pid)):
-                self._report_dying(rank, number)
-            is_late = (
-                rank.dying_since is not None and time.monotonic() > rank.dying_since + SESSION_END_SECONDS
-            )
-            if is_late and not rank.given_up:
-                rank.given_up = True
-                log(f"rank {rank.number} has not ended after {SESSION_END_SECONDS:g} s: {rank.left}")
-                self._post(RankUnkillable(rank.world_id, rank.number, rank.exit, rank.left))
+        """Post each RankDying, once: ranks that a signal is killing, so that peers stop while the kernel ends
+        them. Post each RankUnkillable, once: ranks with a process that did not end in time."""
+        for process in tuple(self._processes.values()):
+            pid = process.pid if process.dying_since is None else None
+            if pid and (signum := proc.deadly_signal(pid)):
+                self._report_dying(process, signum)
+            since = process.dying_since
+            is_late = since is not None and time.monotonic() > since + SESSION_END_SECONDS
+            if is_late and not process.is_reported_unkillable:
+                process.is_reported_unkillable = True
+                why = process.why_alive
+                log(f"rank {process.rank} has not ended after {SESSION_END_SECONDS:g} s: {why}")
+                self._post(RankUnkillable(process.world_id, process.rank, process.exit, why))
+
+    def _running(self, world_id: WorldId, ranks: Iterable[int]) -> list[_Process]:
+        """The processes of those of `ranks` that run in this world."""
+        found = (self._processes[rank] for rank in ranks if rank in self._processes)
+        return [process for process in found if process.world_id == world_id and process.pid is not None]
 
     # ---- starting
 
-    def _prepare(self, world_id: WorldId, number: int) -> _Rank:
-        folder = self._how.folder / str(world_id)
+    def _prepare(self, world_id: WorldId, rank: int) -> _Process:
+        """Create page, socket and output of a rank: all of them, or none. Raises OSError."""
+        folder = self._settings.folder / str(world_id)
         folder.mkdir(exist_ok=True)
 
         def receive(message: FromRank) -> None:
-            if number in self._ranks and message.hello_pid:
-                self._ranks[number].library_pid = message.hello_pid
-            self._post(RankMessage(world_id, number, message))
+            if rank in self._processes and message.hello_pid:
+                self._processes[rank].library_pid = message.hello_pid
+            self._post(RankMessage(world_id, rank, message))
 
-        with contextlib.ExitStack() as cleanup:  # all of them, or none
-            page = Page(folder / f"page-{number}")
+        with contextlib.ExitStack() as cleanup:
+            page = Page(folder / f"page-{rank}")
             cleanup.callback(page.close)
-            secret = servers_secret(self._how.identity.token) if self._how.settings.servers else ""
-            socket = RankSocket(folder / f"rank-{number}.sock", receive, secret)
+            has_servers = self._settings.config.servers
+            secret = servers_secret(self._settings.identity.token) if has_servers else ""
+            socket = RankSocket(folder / f"rank-{rank}.sock", receive, secret)
             cleanup.callback(socket.close)
             read_end, write_end = os.pipe()
             cleanup.pop_all()
-        return _Rank(world_id, number, page, socket, Output(read_end, f"rank {number}"), write_end)
+        return _Process(world_id, rank, page, socket, Output(read_end, f"rank {rank}"), write_end)
 
-    def _report_start_failure(self, world_id: WorldId, number: int, error: Exception) -> None:
-        log(f"rank {number} cannot be started: {error}")
-        if rank := self._ranks.get(number):
-            self._release(rank)
+    def _report_start_failure(self, world_id: WorldId, rank: int, error: Exception) -> None:
+        """Release what was prepared, and post the exit of a rank that could not be started: code 127, as of a
+        shell that finds no program."""
+        log(f"rank {rank} cannot be started: {error}")
+        if process := self._processes.get(rank):
+            self._release(process)
         text = f"cannot start: {error}"
-        self._post(RankExited(world_id, number, ProcessExit(127, None, fingerprint=text, message=text)))
+        self._post(RankExited(world_id, rank, ProcessExit(127, None, fingerprint=text, message=text)))
 
-    async def _start_one(self, rank: _Rank, plan: Plan, fork: bool) -> None:
-        environment = self._environment(rank, plan)
-        launch, reaper = self._how.launch, self._reaper
-        local_rank = rank.number - plan.first_rank(self._how.slot)
+    async def _start_process(self, process: _Process, plan: Plan, fork: bool) -> None:
+        """Fork the rank if requested, else, or if that fails, exec it. Sets `process.pid`. Raises
+        _START_ERRORS."""
+        settings, launch, reaper = self._settings, self._settings.launch, self._reaper
+        environment = settings.environment(plan, process.rank, process.page.path, process.socket.path)
+        local_rank = process.rank - plan.first_rank(settings.slot)
         if fork:
             request = {
                 "kind": launch.run.value,
@@ -228,150 +221,148 @@ class Ranks:
             }
             try:
                 with reaper.expecting():
-                    rank.pid = await self._zygote.fork("rank", request, (rank.write_end,))
-                    reaper.watch(rank.pid, lambda status: self._record_exit(rank, status))
+                    process.pid = await self._zygote.fork("rank", request, (process.write_end,))
+                    reaper.watch(process.pid, lambda status: self._record_exit(process, status))
             except OSError as error:
-                log(f"rank {rank.number} is exec'ed, because it cannot be forked: {error}")
+                log(f"rank {process.rank} is exec'ed, because it cannot be forked: {error}")
                 # The fork may have succeeded without an answer: two processes would be the same rank.
-                await within(SESSION_END_SECONDS, self._end_orphans(rank, _NO_SESSION))
-        if rank.pid is None:
-            rank.pid = spawn(self._argv(local_rank, plan), environment, rank.write_end, cwd=launch.cwd)
-            reaper.watch(rank.pid, lambda status: self._record_exit(rank, status))
-        os.close(rank.write_end)
-        rank.write_end = -1
-
-    def _argv(self, local_rank: int, plan: Plan) -> list[str]:
-        launch = self._how.launch
-        if launch.per_pod:
-            return list(launch.joined(rendezvous_address(self._how.settings, plan, self._how.slot)))
-        argv = launch.arguments(local_rank)
-        if launch.run is Run.COMMAND:
-            return list(argv)
-        return [self._how.python, *launch.flags, self._how.shims.rank, launch.run.value, *argv]
-
-    def _environment(self, rank: _Rank, plan: Plan) -> dict[str, str]:
-        how = self._how
-        if how.launch.per_pod:
-            environment = launcher_environment(how.base, how.settings, plan, how.identity)
-        else:
-            environment = rank_environment(how.base, how.settings, plan, how.identity, rank.number)
-        environment["PYTHONPATH"] = how.shims.python_path(how.base)
-        environment[config.AGENT_SOCKET] = str(rank.socket.path)
-        member = plan.member(how.slot)
-        if not how.launch.per_pod or (member and member.processes == 1):
-            environment[config.RANK_PAGE] = str(rank.page.path)
-            environment[config.RANK_SOCKET] = str(rank.socket.path)
-        return environment
+                await within(SESSION_END_SECONDS, self._end_orphans(process, _NO_SESSION))
+        if process.pid is None:
+            argv = settings.argv(local_rank, plan)
+            process.pid = spawn(argv, environment, process.write_end, cwd=launch.cwd)
+            reaper.watch(process.pid, lambda status: self._record_exit(process, status))
+        os.close(process.write_end)
+        process.write_end = -1
 
     # ---- stacks
 
-    async def _show_stacks(self, rank: _Rank) -> None:
-        """Print the stacks of one process after the other: they share their output."""
-        first, *others = self._processes(rank)
-        self._post(StackShown(rank.world_id, rank.number, await self._dump(rank, first, first) or Hang()))
+    async def _show_stacks(self, process: _Process) -> None:
+        """Print the stacks of one process of the rank after the other: they share their output."""
+        first, *others = self._pids(process)
+        hang = await self._print_stacks(process, first, first)
+        self._post(StackShown(process.world_id, process.rank, hang or Hang()))
         for pid in others:
-            await self._dump(rank, pid, first)
+            await self._print_stacks(process, pid, first)
 
-    def _processes(self, rank: _Rank) -> list[int]:
-        """The process that makes the steps, then the others of the rank."""
-        own = {rank.pid or 0}
+    def _pids(self, process: _Process) -> list[int]:
+        """Pids of the rank, at most MOST_STACKS: the process that makes the steps, then its descendants."""
+        own = {process.pid or 0}
         with contextlib.suppress(OSError):
-            own |= proc.below(own, proc.processes())
-        first = rank.library_pid if rank.library_pid in own else rank.pid or 0
+            own |= proc.descendants(own, proc.living_processes())
+        first = process.library_pid if process.library_pid in own else process.pid or 0
         return [first, *sorted(own - {first})][:MOST_STACKS]
 
-    async def _dump(self, rank: _Rank, pid: int, first: int) -> Hang | None:
-        """Print the stacks of one process. None: no stack. A process that the signal would kill gets none."""
-        if rank.pid is None or not proc.catches(pid, childhooks.STACKS_SIGNAL):
+    async def _print_stacks(self, process: _Process, pid: int, first: int) -> Hang | None:
+        """Make one process of the rank print its stacks, and wait until they are complete. Returns the place
+        where it hangs. None: no stack was printed within STACK_LOOKS checks.
+
+        A process without our handler would be killed by the signal, and gets none. Only the stacks of
+        `first` count among the last lines of the rank.
+        """
+        if process.pid is None or not proc.has_signal_handler(pid, childhooks.STACKS_SIGNAL):
             return None
-        log(f"rank {rank.number} makes no step, these are the stacks of process {pid}:")
-        rank.output.note(True, aside=pid != first)
-        proc.kill(pid, childhooks.STACKS_SIGNAL)
+        log(f"rank {process.rank} makes no step, these are the stacks of process {pid}:")
+        process.output.start_capture(counts_as_last_lines=pid == first)
+        proc.send_signal(pid, childhooks.STACKS_SIGNAL)
         shown = None
         for _ in range(STACK_LOOKS):
             await asyncio.sleep(STACK_SECONDS)
-            before, shown = shown, stacks.hang_in(rank.output.noted)
-            if shown is not None and shown == before:
+            before, shown = shown, stacks.parse_hang(process.output.captured)
+            if shown is not None and shown == before:  # complete: nothing was added since the last check
                 break
-        rank.output.note(False)
+        process.output.stop_capture()
         return shown
 
     # ---- ending
 
-    def _signal(self, world_id: WorldId, numbers: Iterable[int], number: int) -> None:
-        for rank in [self._ranks[n] for n in numbers if n in self._ranks]:
-            if rank.world_id == world_id and rank.pid is not None:
-                is_group = number == signal.SIGTERM and self._how.launch.per_pod
-                if number == signal.SIGKILL:
-                    rank.dying_since = rank.dying_since or time.monotonic()
-                if refused := proc.kill(-rank.pid if is_group else rank.pid, number):
-                    rank.left = f"its process {rank.pid} cannot be killed: {refused}"
+    def _send_signal(self, world_id: WorldId, ranks: Iterable[int], signum: int) -> None:
+        """Send a signal to those of `ranks` that run in this world. The first SIGKILL sets `dying_since`:
+        the time until RankUnkillable counts from it."""
+        for process in self._running(world_id, ranks):
+            assert process.pid is not None
+            is_group = signum == signal.SIGTERM and self._settings.launch.per_pod
+            if signum == signal.SIGKILL:
+                process.dying_since = process.dying_since or time.monotonic()
+            if refused := proc.send_signal(-process.pid if is_group else process.pid, signum):
+                process.why_alive = f"its process {process.pid} cannot be killed: {refused}"
 
-    def _report_dying(self, rank: _Rank, number: int) -> None:
-        """Report that a rank is dying, once, unless its script has ended: its exit may be clean then."""
-        rank.dying_since = time.monotonic()
-        heartbeat = rank.page.read() or Beat()
+    def _report_dying(self, process: _Process, signum: int) -> None:
+        """Set `dying_since`, and post that this signal is killing the rank, unless its script has ended: its
+        exit may be clean then. The caller has checked that `dying_since` is None, so this is posted once."""
+        process.dying_since = time.monotonic()
+        heartbeat = process.page.read() or Beat()
         if not heartbeat.reached_end:
-            self._post(HeartbeatsRead(rank.world_id, {rank.number: heartbeat}))
-            self._post(RankDying(rank.world_id, rank.number, ProcessExit(None, number)))
+            self._post(HeartbeatsRead(process.world_id, {process.rank: heartbeat}))
+            self._post(RankDying(process.world_id, process.rank, ProcessExit(None, signum)))
 
-    def _record_exit(self, rank: _Rank, status: int) -> None:
-        """Record the exit of a rank; called by the reaper, once."""
-        pid, rank.pid = rank.pid, None
-        oom_kills = proc.oom_kills()
+    def _record_exit(self, process: _Process, status: int) -> None:
+        """Record the exit of a rank from its wait status, and begin to end its session. The reaper calls this
+        once. A SIGKILL, or a launcher's failure, counts as out of memory if the container's count of OOM
+        kills has grown since the last exit."""
+        session, process.pid = process.pid or 0, None
+        oom_kills = proc.oom_kill_count()
         was_oom, self._oom_kills = oom_kills > self._oom_kills, max(oom_kills, self._oom_kills)
-        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
-        code = os.WEXITSTATUS(status) if number is None else None
-        oom = was_oom and (number == signal.SIGKILL or (self._how.launch.per_pod and code != 0))
-        if number and rank.dying_since is None:
-            self._report_dying(rank, number)
-        rank.dying_since = rank.dying_since or time.monotonic()
-        rank.exit = ProcessExit(code, number, oom=oom)
-        background(self._reap_session(rank, pid or 0, rank.exit))
+        signum = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+        code = os.WEXITSTATUS(status) if signum is None else None
+        oom = was_oom and (signum == signal.SIGKILL or (self._settings.launch.per_pod and code != 0))
+        if signum and process.dying_since is None:
+            self._report_dying(process, signum)
+        process.dying_since = process.dying_since or time.monotonic()
+        process.exit = ProcessExit(code, signum, oom=oom)
+        background(self._end_session(process, session, process.exit))
 
-    async def _reap_session(self, rank: _Rank, session: int, exit: ProcessExit) -> None:
-        """Kill the descendants of a dead rank, then report its exit."""
-        await self._end_orphans(rank, session)
-        rank.socket.drain()
-        heartbeat = rank.page.read() or Beat()
-        self._release(rank)
-        self._post(HeartbeatsRead(rank.world_id, {rank.number: heartbeat}))
+    async def _end_session(self, process: _Process, session: int, exit: ProcessExit) -> None:
+        """Kill the descendants of a dead rank, wait for them, then post its exit. Order: its last messages,
+        its last heartbeat, RankExited."""
+        await self._end_orphans(process, session)
+        process.socket.drain()
+        heartbeat = process.page.read() or Beat()
+        self._release(process)
+        self._post(HeartbeatsRead(process.world_id, {process.rank: heartbeat}))
         full_exit = ProcessExit(
             exit.code,
             exit.signal,
             oom=exit.oom,
             reached_end=heartbeat.reached_end,
-            last_lines=rank.output.last_lines(),
+            last_lines=process.output.last_lines(),
         )
-        self._post(RankExited(rank.world_id, rank.number, full_exit))
+        self._post(RankExited(process.world_id, process.rank, full_exit))
 
-    async def _end_orphans(self, rank: _Rank, session: int) -> None:
+    async def _end_orphans(self, dead: _Process, session: int) -> None:
+        """Kill the orphans of a dead rank until none is left, which may take for ever. `session`: the rank's
+        own, or _NO_SESSION."""
         pause = RESCAN_SECONDS
-        while await self._kill_orphans(rank, session):
+        while await self._kill_orphans(dead, session):
             with contextlib.suppress(TimeoutError):
                 self._reaper.changed.clear()
                 await within(pause, self._reaper.changed.wait())
             pause = min(1.1 * pause, ORPHAN_POLL_SECONDS)
 
-    async def _kill_orphans(self, dead: _Rank, session: int) -> bool:
-        """Kill the orphans of a dead rank. False: none are left."""
+    async def _kill_orphans(self, dead: _Process, session: int) -> bool:
+        """Kill the orphans of a dead rank, and record why they are alive. False: none was left."""
         try:
             orphans = await self._orphans(dead, session)
         except OSError as error:
-            dead.left = f"what is left of it cannot be found: {error}"
+            dead.why_alive = f"what is left of it cannot be found: {error}"
             return True
-        refused = {pid: why for pid in orphans if (why := proc.kill(pid))}
+        refused = {pid: why for pid in orphans if (why := proc.send_signal(pid))}
         refusals = [f"process {pid} that it started cannot be killed: {why}" for pid, why in refused.items()]
-        dead.left = "; ".join(refusals) or f"processes that it started do not end: {sorted(orphans)}"
+        dead.why_alive = "; ".join(refusals) or f"processes that it started do not end: {sorted(orphans)}"
         return bool(orphans)
 
-    async def _orphans(self, dead: _Rank, session: int) -> set[int]:
-        """Processes that the dead rank left alive, and unowned ones if those must be killed too."""
-        table = proc.processes()
-        services = self._services()
-        living = {rank.pid for rank in self._ranks.values() if rank.pid is not None}
+    async def _orphans(self, dead: _Process, session: int) -> set[int]:
+        """Pids of what a dead rank left alive, with all their descendants. Raises OSError.
+
+        Searched are all descendants of the agent, without services, living ranks, and what is below those.
+        The rank's own: processes in its session, or started with its page. Processes in the session of no
+        rank, and without the page of a living one, are of some rank: they are included if no rank lives any
+        more, or if this one did not exit cleanly.
+        """
+        table = proc.living_processes()
+        services = self._service_pids()
+        living = {process.pid for process in self._processes.values() if process.pid is not None}
         protected = services | living
-        others = proc.below([os.getpid()], table) - protected - proc.below(protected, table)
+        others = proc.descendants([os.getpid()], table) - protected - proc.descendants(protected, table)
         # A store that has just been forked is in the zygote's session, and its pid is not known yet.
         others = {pid for pid in others if table[pid].session not in services}
         own = {pid for pid in others if table[pid].session == session}
@@ -379,22 +370,25 @@ class Ranks:
         pages = await self._page_paths(unowned, dead) if unowned else {}
         own |= {pid for pid in unowned if pages[pid] == str(dead.page.path)}
         if not living or not dead.exit.clean:
-            of_others = {str(rank.page.path) for rank in self._ranks.values() if rank.pid is not None}
+            alive = (process for process in self._processes.values() if process.pid is not None)
+            of_others = {str(process.page.path) for process in alive}
             own |= {pid for pid in unowned if pages[pid] not in of_others}
-        return own | proc.below(own, table)
+        return own | proc.descendants(own, table)
 
-    async def _page_paths(self, pids: set[int], dead: _Rank) -> dict[int, str]:
-        """Path of the page that each process was started with. Blocks while one hangs in the kernel."""
-        dead.left = f"the kernel does not report the ranks of these processes: {sorted(pids)}"
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            self._proc_lane, lambda: {pid: proc.variable(pid, config.RANK_PAGE) for pid in pids}
+    async def _page_paths(self, pids: set[int], dead: _Process) -> dict[int, str]:
+        """By pid: path of the page that each process was started with; "" if there is none. Waits while a
+        process hangs in the kernel, which `dead.why_alive` says meanwhile. Raises OSError."""
+        dead.why_alive = f"the kernel does not report the ranks of these processes: {sorted(pids)}"
+        return await asyncio.get_running_loop().run_in_executor(
+            self._proc_thread,
+            lambda: {pid: proc.environment_variable(pid, config.RANK_PAGE) for pid in pids},
         )
 
-    def _release(self, rank: _Rank) -> None:
-        if rank.write_end >= 0:
-            os.close(rank.write_end)
-        rank.output.close()
-        rank.socket.close()
-        rank.page.close()
-        del self._ranks[rank.number]
+    def _release(self, process: _Process) -> None:
+        """Close pipe, output, socket and page of a rank, and forget it. Its last lines stay readable."""
+        if process.write_end >= 0:
+            os.close(process.write_end)
+        process.output.close()
+        process.socket.close()
+        process.page.close()
+        del self._processes[process.rank]

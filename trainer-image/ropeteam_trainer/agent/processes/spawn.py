@@ -14,6 +14,7 @@ import ropeteam_trainer
 from ropeteam_trainer.agent import script
 from ropeteam_trainer.agent.processes import proc
 
+# The code of a shim file. `root`: see Shims.root.
 _SHIM = """\
 import sys
 sys.path.insert(0, {root!r})
@@ -29,16 +30,19 @@ class Shims:
     root: str
     """Folder of our package and nothing else: appended to sys.path of ranks."""
     rank: str
+    """Script that runs rankmain.py."""
     zygote: str
+    """Script that runs zygote.py."""
     site: str
     """Folder of our `sitecustomize`: first in PYTHONPATH of ranks."""
 
     def python_path(self, base: Mapping[str, str]) -> str:
-        """PYTHONPATH of a process whose user set that of `base`."""
+        """PYTHONPATH of a rank: our folder, then that of `base`, which the user set."""
         return os.pathsep.join(filter(None, (self.site, base.get("PYTHONPATH"))))
 
 
 def write_shims(folder: Path) -> Shims:
+    """Write the files into an empty folder, for all ranks and the zygote of one agent. Raises OSError."""
     package = Path(ropeteam_trainer.__file__).parent
     root = package.parent
     if not root.is_file():
@@ -63,11 +67,17 @@ def spawn(
     inherit: tuple[int, ...] = (),
     cwd: str = "",
 ) -> int:
-    """Start a child in a session of its own. `output`: its stdout and stderr. `cwd`: its folder, if another.
-    Raises OSError."""
+    """Start a child in a session of its own, and return its pid. The kernel kills it when the agent dies; the
+    caller lets the reaper watch it.
+
+    `output`: descriptor of its stdout and stderr; None: the agent's. `inherit`: further descriptors that it
+    gets. `cwd`: its folder, relative to the agent's. Raises OSError, ValueError (a NUL in an argument) or
+    subprocess.SubprocessError.
+    """
     me = os.getpid()
     with warnings.catch_warnings():
-        # The other thread of the agent only waits for a disk; the child makes one system call and execs.
+        # preexec_fn may deadlock if another thread holds a lock. The agent's threads only wait for disks and
+        # pipes, and the child makes one system call before it execs.
         warnings.simplefilter("ignore", DeprecationWarning)
         process = subprocess.Popen(
             argv,
@@ -80,5 +90,5 @@ def spawn(
             pass_fds=inherit,
             preexec_fn=lambda: proc.die_with_parent(me),
         )
-    process.returncode = 0  # the reaper waits for it, not this object
+    process.returncode = 0  # so that this object never waits for it: the reaper does
     return process.pid

@@ -10,8 +10,8 @@ T = TypeVar("T")
 
 
 async def within(seconds: float, work: Awaitable[T]) -> T:
-    """Await `work`. Raises TimeoutError."""
+    """Await `work`, at most so long, and return its result. Raises TimeoutError, after cancelling `work`."""
     try:
         return await asyncio.wait_for(work, seconds)
     except asyncio.TimeoutError:  # noqa: UP041
-        raise TimeoutError(f"nothing within {seconds:g} s") from None
+        raise TimeoutError(f"no answer within {seconds:g} s") from None

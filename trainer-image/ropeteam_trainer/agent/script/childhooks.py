@@ -36,7 +36,7 @@ _MARK = reporting._MARK  # reporting._where knows frames of ours by this global 
 
 
 def install() -> None:
-    """Install the hooks, once per process, before torch is imported."""
+    """Install the hooks and the stacks signal, once per process. Call it before torch is imported."""
     if hasattr(sys, _MARK):
         return
     setattr(sys, _MARK, {})
@@ -45,25 +45,29 @@ def install() -> None:
 
 
 def mark_as_rank() -> None:
-    """Mark this process as a rank itself: rankmain.py reports its exception."""
+    """Mark this process as a rank itself: rankmain.py reports its exception, so no hook reports it as a
+    child's. Call it after `install`."""
     getattr(sys, _MARK)["is child"] = False
 
 
 def hook_into(hooks: dict[str, Hook]) -> None:
-    """Install hooks by module name: at once where the module is imported already, else when it is."""
+    """Run each hook once, with its module: at once if that is imported already, else when it is. `hooks`: by
+    module name. A hook that fails is a line on stderr."""
     waiting = dict(hooks)
     for name in [name for name in waiting if name in sys.modules]:
-        _attempt(waiting.pop(name), sys.modules[name])
+        _run_hook(waiting.pop(name), sys.modules[name])
     sys.meta_path.insert(0, _AfterImport(waiting))
 
 
 class _AfterImport:
-    """A finder that lets the others find a module, and runs the hook once the module is executed."""
+    """A finder of sys.meta_path that lets the other finders find a module, and runs the hook once the module
+    is executed."""
 
     def __init__(self, waiting: dict[str, Hook]) -> None:
         self._waiting = waiting
 
     def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
+        """The others' spec of a module that waits for a hook; None for all other modules."""
         hook = self._waiting.pop(name, None)
         if hook is None:
             return None
@@ -72,45 +76,57 @@ class _AfterImport:
         spec = importlib.util.find_spec(name)  # calls this finder again, and finds nothing
         if spec is not None and spec.loader is not None:
             # The loader itself stays: other code reads its type, its file, its sources.
-            spec.loader.exec_module = _followed_by(spec.loader.exec_module, hook)  # type: ignore
+            spec.loader.exec_module = _with_hook(spec.loader.exec_module, hook)  # type: ignore
         return spec
 
 
-def _followed_by(execute: Hook, hook: Hook) -> Hook:
-    def both(module: ModuleType) -> None:
+def _with_hook(execute: Hook, hook: Hook) -> Hook:
+    """An exec_module that executes the module, then runs its hook."""
+
+    def execute_and_hook(module: ModuleType) -> None:
         execute(module)
-        _attempt(hook, module)
+        _run_hook(hook, module)
 
-    return both
+    return execute_and_hook
 
 
-def _attempt(hook: Hook, module: ModuleType) -> None:
+def _run_hook(hook: Hook, module: ModuleType) -> None:
+    """Run a hook. Never raises."""
     try:
         hook(module)
     except Exception as error:
-        print(f"ropeteam: no hook in {module.__name__}: {error!r}. The script continues.", file=sys.stderr)
+        print(
+            f"ropeteam: no hook in {module.__name__}: {error!r}. The script continues, and the agent "
+            "knows less of it.",
+            file=sys.stderr,
+        )
 
 
 # ---- stacks
 
 
 def _register_stacks_signal() -> None:
-    """Print stacks to stderr on a signal, by C code: the interpreter may hang. A script's handler wins."""
+    """Let STACKS_SIGNAL print all stacks to stderr, by C code: the interpreter may hang. An existing handler
+    stays. Never raises."""
     try:
-        import _signal  # type: ignore[import-not-found]  # `signal` costs an enum
+        import _signal  # type: ignore[import-not-found]  # cheaper than `signal`, which creates enums
         import faulthandler
 
         if _signal.getsignal(STACKS_SIGNAL) == _signal.SIG_DFL:
             faulthandler.register(STACKS_SIGNAL, file=2)
     except (ImportError, OSError, RuntimeError, ValueError) as error:
-        print(f"ropeteam: no stacks of this process when it hangs: {error!r}", file=sys.stderr)
+        print(
+            f"ropeteam: if this process hangs, its stacks are not printed: {error!r}. The script continues.",
+            file=sys.stderr,
+        )
 
 
 # ---- process groups
 
 
-def _report_groups(c10d: Any) -> None:
-    """torch.distributed.distributed_c10d: report each default process group once it has formed."""
+def _hook_process_groups(c10d: Any) -> None:
+    """Hook into torch.distributed.distributed_c10d: report that init_process_group is called, and then the
+    default process group that has formed. Exceptions of init_process_group itself pass through."""
     import contextlib
     import functools
 
@@ -118,68 +134,77 @@ def _report_groups(c10d: Any) -> None:
 
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
-        with contextlib.suppress(OSError):  # the group is reported once it has formed
+        with contextlib.suppress(OSError):  # not essential: the group is reported once it has formed
             reporting.send({"joins": True})
         result = original(*args, **kwargs)
-        _count_formed(c10d)
+        _count_group(c10d)
         reporting.report_end()
         try:
-            sent = {"id": _id_of(c10d), "size": c10d.get_world_size(), "rank": c10d.get_rank(), "who": _who()}
+            size, rank = c10d.get_world_size(), c10d.get_rank()
+            sent = {"id": _group_id(c10d), "size": size, "rank": rank, "who": _program_name()}
             reporting.send({"group": sent})
         except Exception as error:
-            print(f"ropeteam: a process group is not reported: {error!r}", file=sys.stderr)
+            print(
+                f"ropeteam: a process group is not reported to the agent: {error!r}. The script continues.",
+                file=sys.stderr,
+            )
         return result
 
     c10d.init_process_group = init_process_group
 
 
-def _count_formed(c10d: Any) -> None:
-    """Count groups of all ranks on our store: a later one is the next for each of the ranks."""
+def _count_group(c10d: Any) -> None:
+    """Count the group that has just formed, by its size, if it is on our store: `_hook_rendezvous` gives the
+    next group of that size another prefix. Every member counts the same, since each forms every group."""
     state: dict[str, Any] = getattr(sys, _MARK)
-    if "rank" in state:
+    if "rank" in state:  # a process of mp.spawn: its index there may not be its rank
         state["rank"] = c10d.get_rank()
     if state.pop("is on our store", False):
         formed = state.setdefault("formed", {})
         formed[c10d.get_world_size()] = formed.get(c10d.get_world_size(), 0) + 1
 
 
-def _id_of(c10d: Any) -> str:
-    """An id of a group, the same for all its members: the first one writes it into their store."""
+def _group_id(c10d: Any) -> str:
+    """An id of the default group, the same for all its members: the first one writes it into their store.
+    "": the store has no compare_set, or is gone."""
     try:
         mine = f"{os.uname().nodename}:{os.getpid()}:{os.urandom(4).hex()}"
         return str(c10d._get_default_store().compare_set("ropeteam/group", "", mine).decode())
-    except Exception:  # a store of some other kind
+    except Exception:
         return ""
 
 
-def _who() -> str:
-    """The program, for people."""
+def _program_name() -> str:
+    """The program that this process runs, for people: a module's name, or the file name of a script."""
     main: Any = sys.modules.get("__main__")
     if (spec := getattr(main, "__spec__", None)) and spec.name != "__main__":
         return str(spec.name).removesuffix(".__main__")[:100]
     return os.path.basename(sys.argv[0] if sys.argv and sys.argv[0] else "python")[:100]
 
 
-def _allow_own_stores(rendezvous: Any) -> None:
-    """torch.distributed.rendezvous: TORCHELASTIC_USE_AGENT_STORE means the store of our plan alone. A script
-    that sets another address for its processes hosts the store there, as under plain `python`. One that forms
-    its group again on our store finds it empty: torch would read the addresses of peers of the previous
-    group, and now and then be refused there."""
+def _hook_rendezvous(rendezvous: Any) -> None:
+    """Hook into torch.distributed.rendezvous, for scripts that form groups otherwise than torchrun expects.
+
+    TORCHELASTIC_USE_AGENT_STORE means the store of our plan alone: a script that sets another address for its
+    processes hosts the store there, as under plain `python`. A second group of the same size on our store
+    gets a prefix of its own: in the keys of the first one torch would read the addresses of its peers then,
+    and sometimes be refused there.
+    """
     create, is_ours = rendezvous._create_c10d_store, rendezvous._torchelastic_use_agent_store
     state: dict[str, Any] = getattr(sys, _MARK)
-    here: list[str] = []
+    addresses: list[str] = []  # of the calls of create_store that are active: `create` calls use_agent_store
 
     def use_agent_store() -> bool:
         ours = os.environ.get("ROPETEAM_STORE_ADDRESS")
-        return bool(is_ours()) and not (ours and here and here[-1] != ours)
+        return bool(is_ours()) and not (ours and addresses and addresses[-1] != ours)
 
     def create_store(hostname: str, port: int, rank: int, world_size: int, *args: Any, **kwargs: Any) -> Any:
-        here.append(f"{hostname}:{port}")
+        addresses.append(f"{hostname}:{port}")
         try:
             store = create(hostname, port, rank, world_size, *args, **kwargs)
-            state["is on our store"] = here[-1] == os.environ.get("ROPETEAM_STORE_ADDRESS")
+            state["is on our store"] = addresses[-1] == os.environ.get("ROPETEAM_STORE_ADDRESS")
         finally:
-            here.pop()
+            addresses.pop()
         before = state["is on our store"] and state.get("formed", {}).get(world_size)
         return sys.modules["torch.distributed"].PrefixStore(f"again/{before}", store) if before else store
 
@@ -187,8 +212,9 @@ def _allow_own_stores(rendezvous: Any) -> None:
     rendezvous._create_c10d_store = create_store
 
 
-def _report_processes(process: Any) -> None:
-    """multiprocessing.process, which prints the exception that ends a child, and calls no hook."""
+def _hook_multiprocessing(process: Any) -> None:
+    """Hook into multiprocessing.process, which prints the exception that ends a child without calling
+    sys.excepthook: report it."""
     original = process.BaseProcess._bootstrap
 
     def _bootstrap(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -198,10 +224,14 @@ def _report_processes(process: Any) -> None:
     process.BaseProcess._bootstrap = _bootstrap
 
 
-def _report_spawned(spawn: Any) -> None:
-    """torch.multiprocessing.spawn: a child writes its exception to a file and exits 1. Of several that have
-    exited the parent raises the error of any one, perhaps of one that failed because another had exited: this
-    reports one that could not report for itself, if there is one."""
+def _hook_spawn(spawn: Any) -> None:
+    """Hook into torch.multiprocessing.spawn: report the exception of a child, and let the parent find the
+    child that failed first.
+
+    A child writes its exception to a file and exits 1. Of several that have exited the parent raises the
+    error of any one, perhaps of one that failed because another had exited. `error.first`, which reporting.py
+    reads, is (index, exit code) of a child that exited without such a file, else of the one that was raised.
+    """
     import functools
     from multiprocessing.connection import wait
 
@@ -214,7 +244,7 @@ def _report_spawned(spawn: Any) -> None:
 
     def join_and_look(self: Any, timeout: float | None = None, *args: Any, **kwargs: Any) -> Any:
         if self.sentinels:
-            wait(list(self.sentinels), timeout)
+            wait(list(self.sentinels), timeout)  # `join` waits no more, and finds what is recorded here
         known = enumerate(zip(self.processes, getattr(self, "error_files", ()), strict=False))
         unreported = [  # before `join` ends the others
             (i, each.exitcode) for i, (each, file) in known if each.exitcode and not os.path.exists(file)
@@ -229,15 +259,16 @@ def _report_spawned(spawn: Any) -> None:
 
 
 _HOOKS: dict[str, Hook] = {
-    "torch.distributed.distributed_c10d": _report_groups,
-    "torch.distributed.rendezvous": _allow_own_stores,
-    "multiprocessing.process": _report_processes,
-    "torch.multiprocessing.spawn": _report_spawned,
+    "torch.distributed.distributed_c10d": _hook_process_groups,
+    "torch.distributed.rendezvous": _hook_rendezvous,
+    "multiprocessing.process": _hook_multiprocessing,
+    "torch.multiprocessing.spawn": _hook_spawn,
 }
 
 
-def _customize() -> None:
-    """Run as `sitecustomize`: our part, then another `sitecustomize`, if there is one."""
+def _run_as_sitecustomize() -> None:
+    """Run as `sitecustomize`: our part, if an agent started this process, then the user's `sitecustomize`, if
+    there is one. Our folder and modules are removed, so that the script does not see them."""
     here = os.path.dirname(__file__)
     sys.path[:] = [entry for entry in sys.path if entry != here]
     if os.environ.get("ROPETEAM_AGENT_SOCKET"):
@@ -254,4 +285,4 @@ def _customize() -> None:
 
 
 if __name__ == "sitecustomize":
-    _customize()
+    _run_as_sitecustomize()

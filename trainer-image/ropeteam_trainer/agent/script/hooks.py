@@ -21,30 +21,33 @@ Hook = Callable[[Any], None]
 
 
 def install() -> None:
-    """Install the hooks before the script runs; modules that a forked rank has imported are hooked at
-    once."""
+    """Install the hooks; call it after childhooks.install, before the script runs. Modules that a forked rank
+    has imported already are hooked at once."""
     if os.environ.get("ROPETEAM_HOOKS") == "none":
         return
     hook_into(_HOOKS)
 
 
-def _report_progress(trainer: Any) -> None:
+def _hook_trainer(trainer: Any) -> None:
+    """Hook into transformers.trainer: add a callback that reports progress to every Trainer made from now on.
+    Imported here, because only such scripts need it."""
     from ropeteam_trainer.huggingface import ReportProgress
 
     trainer.DEFAULT_CALLBACKS.append(ReportProgress)
 
 
-def _warn_of_data_parallel(data_parallel: Any) -> None:
-    kind = data_parallel.DataParallel
-    original = kind.__init__
+def _hook_data_parallel(data_parallel: Any) -> None:
+    """Hook into torch.nn.parallel.data_parallel: print a warning at this process's first DataParallel."""
+    data_parallel_class = data_parallel.DataParallel
+    original = data_parallel_class.__init__
 
     @functools.wraps(original)
     def warn_once(self: Any, *args: Any, **kwargs: Any) -> None:
-        kind.__init__ = original
+        data_parallel_class.__init__ = original
         notice(_DATA_PARALLEL)
         original(self, *args, **kwargs)
 
-    kind.__init__ = warn_once
+    data_parallel_class.__init__ = warn_once
 
 
 _DATA_PARALLEL = (
@@ -53,6 +56,6 @@ _DATA_PARALLEL = (
     "job.wrap(model, optimizer), with one process per GPU (spec.processesPerWorker)."
 )
 _HOOKS: dict[str, Hook] = {
-    "transformers.trainer": _report_progress,
-    "torch.nn.parallel.data_parallel": _warn_of_data_parallel,
+    "transformers.trainer": _hook_trainer,
+    "torch.nn.parallel.data_parallel": _hook_data_parallel,
 }

@@ -26,35 +26,41 @@ _NAMES = {"code": "-c", "stdin": "-"}
 
 
 def main(root: str, kind: str, argv: list[str]) -> NoReturn:
-    """`root`: the folder or zip that holds our package. Ends the interpreter with the script's exit code."""
-    _hide_shim(root)
+    """Run the user's code as `__main__`, and end the interpreter with its exit code. Never returns.
+
+    `root`: the folder or zip that holds our package. Order: imports are set up before anything is hooked; an
+    uncaught exception is reported to the agent before it is printed; the end is marked before exit handlers
+    run. SystemExit passes through.
+    """
+    _prepare_imports(root)
     _set_process_name()
     childhooks.install()
     childhooks.mark_as_rank()
     hooks.install()
     sys.argv = [_NAMES.get(kind, argv[0]), *argv[1:]]
     try:
-        _run(kind, argv[0], root)
+        _run_user_code(kind, argv[0], root)
     except SystemExit as end:
         if end.code is None or end.code == 0:
-            _mark_end()
+            _mark_reached_end()
         else:
             sys.last_value = end
         raise
     except BaseException as error:
         # As the interpreter does; exit handlers read from last_value that this is no clean end.
         sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
-        trimmed = _user_frames(error.__traceback__)
-        _report(error.with_traceback(trimmed), root)
+        trimmed = _without_shim_frames(error.__traceback__)
+        _report_error(error.with_traceback(trimmed), root)
         sys.excepthook(type(error), error, trimmed)
         sys.exit(1)
-    _mark_end()
+    _mark_reached_end()
     sys.exit(0)
 
 
-def _hide_shim(root: str) -> None:
-    """Remove the shim from sys.path and sys.modules: an installed ropeteam_trainer takes precedence over
-    ours, if it keeps the same contract."""
+def _prepare_imports(root: str) -> None:
+    """Remove the shim's folder from sys.path and our package from sys.modules, and append `root` to sys.path,
+    so that a ropeteam_trainer in the image is imported instead of ours. Its release is not checked: what all
+    releases have in common is in contract/local.py. Modules that this file has imported stay usable."""
     shim = os.path.dirname(os.path.abspath(sys.modules["__main__"].__file__ or ""))
     sys.path[:] = [entry for entry in sys.path if entry not in (root, shim)]
     for name in [name for name in sys.modules if name.partition(".")[0] == _OURS]:
@@ -62,17 +68,21 @@ def _hide_shim(root: str) -> None:
     sys.path.append(root)
 
 
-def _hide_secret(root: str) -> None:
-    """Remove the secret of parameter servers from the environment, which the script and its children see: the
-    library requests it from the agent. One of an earlier release, in the image, reads the environment."""
+def _hide_servers_secret(root: str) -> None:
+    """Remove the secret of parameter servers from the environment, which the script and its children see, if
+    the library that the script will import requests it from the agent. One of an earlier release, in the
+    image, reads the environment. Call it when sys.path is that of the script."""
     plan = os.environ.get("ROPETEAM_RANK_PLAN", "")
-    if '"secret":"' in plan and '"secret":""' not in plan and _library_requests(root):
+    # Textually, because most ranks have no secret, and json would be one more import before the script.
+    if '"secret":"' in plan and '"secret":""' not in plan and _library_requests_secret(root):
         import json
 
         os.environ["ROPETEAM_RANK_PLAN"] = json.dumps(json.loads(plan) | {"secret": ""})
 
 
-def _library_requests(root: str) -> bool:
+def _library_requests_secret(root: str) -> bool:
+    """Whether the library in sys.path requests the secret from the agent. Ours does, and so does one whose
+    contract names the field of that request; it is not imported here."""
     import importlib.util
 
     spec = importlib.util.find_spec(_OURS)
@@ -87,16 +97,18 @@ def _library_requests(root: str) -> bool:
 
 
 def _set_process_name() -> None:
-    """Set the process name in `ps` and `top`: a forked rank would have that of its zygote."""
+    """Set the process name in `ps` and `top` to `rank N`: a forked rank would have that of its zygote."""
     with open("/proc/self/comm", "w") as name:
         name.write(f"rank {os.environ.get('RANK', '?')}")
 
 
-def _run(kind: str, target: str, root: str) -> None:
+def _run_user_code(kind: str, target: str, root: str) -> None:
+    """Execute the script as `__main__`, with sys.path[0] as `python` would set it for this kind; not with
+    flags -I or -P (`is_safe`). `target`: path, module name or code. Raises what the script raises."""
     is_safe = bool(sys.flags.isolated or getattr(sys.flags, "safe_path", False))
     if kind == "run-path" or (kind == "script" and not os.path.isfile(target)):
         # A folder or zip with a __main__.py, or the error for a path that does not exist.
-        _hide_secret(root)
+        _hide_servers_secret(root)
         runpy.run_path(os.path.join(os.getcwd(), target), run_name="__main__")
         return
     module = types.ModuleType("__main__")
@@ -112,12 +124,13 @@ def _run(kind: str, target: str, root: str) -> None:
         if not is_safe:
             sys.path.insert(0, os.path.dirname(os.path.realpath(target)))
         code = _script_code(module, target)
-    _hide_secret(root)  # depends on the library that the script will import, which may lie beside it
+    _hide_servers_secret(root)  # depends on the library that the script will import, which may lie beside it
     sys.modules["__main__"] = module
     exec(code, module.__dict__)
 
 
 def _script_code(module: types.ModuleType, path: str) -> types.CodeType:
+    """Compile a script, and set the attributes of `module` as `python script.py` would."""
     import importlib.machinery
     import io
 
@@ -130,6 +143,7 @@ def _script_code(module: types.ModuleType, path: str) -> types.CodeType:
 
 
 def _text_code(module: types.ModuleType, kind: str, text: str) -> types.CodeType:
+    """Compile code, and set the attributes of `module` as `python -c` or `python -` would."""
     import importlib.machinery
 
     name = "<string>" if kind == "code" else "<stdin>"
@@ -145,6 +159,8 @@ def _text_code(module: types.ModuleType, kind: str, text: str) -> types.CodeType
 
 
 def _module_code(module: types.ModuleType, name: str) -> types.CodeType:
+    """Code of a module, or of a package's `__main__`; sets sys.argv[0] and the attributes of `module` as
+    `python -m` would. Exits with Python's own message if there is none."""
     import importlib.util
 
     try:
@@ -166,8 +182,9 @@ def _module_code(module: types.ModuleType, name: str) -> types.CodeType:
 # ---- how it ended
 
 
-def _mark_end() -> None:
-    """Mark that the script has run to its end, whatever happens to the process from now on."""
+def _mark_reached_end() -> None:
+    """Mark in the heartbeat page that the script has run to its end, whatever happens to the process from now
+    on. Without a page nothing happens. Raises OSError."""
     page = os.environ.get("ROPETEAM_RANK_PAGE")
     if not page:
         return
@@ -182,16 +199,18 @@ def _mark_end() -> None:
         write_beat(memoryview(view), replace(heartbeat, reached_end=True), sequence)
 
 
-def _report(error: BaseException, root: str) -> None:
-    """Report to the agent why this rank exits. Never hides the exception itself."""
+def _report_error(error: BaseException, root: str) -> None:
+    """Report to the agent why this rank exits. A failure is a line on stderr: the exception itself counts."""
     try:
         reporting.send(reporting.error_of(error, (root,)))
     except OSError as broken:
-        print(f"cannot report {type(error).__name__} to the agent: {broken}", file=sys.stderr)
+        name = type(error).__name__
+        print(f"ropeteam: the {name} below is not reported to the agent: {broken}", file=sys.stderr)
 
 
-def _user_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
-    """The traceback without the frames of this shim at its top."""
+def _without_shim_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
+    """The traceback without the outermost frames, those of this shim and of runpy; None if no other is left,
+    as for a SyntaxError."""
     ours = (main.__code__.co_filename, runpy.__file__, "<frozen runpy>")
     while trace is not None and trace.tb_frame.f_code.co_filename in ours:
         trace = trace.tb_next

@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 
 _SEND_SECONDS = 5
 _MARK = "_ropeteam_children"
-"""Attribute of `sys`: the hooks of this process are installed, by whichever copy of childhooks.py. Also the
-global by which frames of ours are known."""
+"""Attribute of `sys`: a dict with the state of the hooks, whichever copy of childhooks.py has installed them.
+Keys: "is child" (not the rank itself), "rank" (of a process of mp.spawn), "failed" (an exception was sent),
+"end is reported", "is on our store" (the group that is being formed), "formed" (number of such groups by
+size). As a global, `_MARK` marks frames of ours (`_where`)."""
 
 
 def error_of(error: BaseException, ours: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Fields of FromRank for an uncaught exception; a launcher's: the exit of the first of its processes.
-    `ours`: prefixes of file names that are not the script's."""
+    """Fields of FromRank that describe an uncaught exception. That of a launcher describes the exit of one of
+    its processes instead. `ours`: prefixes of file names that are not the script's."""
     name, where, text = type(error).__name__, _where(error, ours), _first_line(error)
     own = {
         "error_type": name,
@@ -42,6 +44,7 @@ def error_of(error: BaseException, ours: tuple[str, ...] = ()) -> dict[str, Any]
 
 
 def _first_line(error: BaseException) -> str:
+    """First line of the exception's text, cut. Never raises, although __str__ may be the user's code."""
     try:
         return (str(error).strip().splitlines() or [""])[0][:300]
     except Exception as broken:
@@ -49,7 +52,12 @@ def _first_line(error: BaseException) -> str:
 
 
 def _where(error: BaseException, ours: tuple[str, ...]) -> str:
-    """`train.py:31`: the innermost frame of the user's own code, else the innermost of all."""
+    """`train.py:31`: the innermost frame of the user's own code, else the innermost that is not our hook's.
+
+    Not the user's are the standard library, installed packages, `ours` and frozen modules; text that
+    `python -c` runs is. A SyntaxError has no frame in the file that it is about, and names that file itself.
+    "?": there is no traceback.
+    """
     import sysconfig
 
     foreign = ("<", *ours, *{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
@@ -69,22 +77,26 @@ def _where(error: BaseException, ours: tuple[str, ...]) -> str:
 
 _NO_TEXT = {"error_class": "", "fingerprint": "", "message": ""}
 """Empty text, for exceptions that hold no more than the exit of a rank."""
-_CONSEQUENCES = (1, -6, -15)  # exits of a process that misses a peer, or that its launcher ends
+_CONSEQUENCES = (1, -6, -15)
+"""Exit codes (negative: signals) of a process that misses a peer, or that its launcher ends."""
 
 
 def _torchrun_failure(error: Any) -> dict[str, Any]:
-    """torch.distributed.elastic.multiprocessing.errors.ChildFailedError"""
+    """Fields for a ChildFailedError of torch.distributed.elastic: the first process whose exit is no
+    consequence of another's, else torchrun's own choice, the first in time."""
     unreported = [each for each in error.failures.items() if each[1].exitcode not in _CONSEQUENCES]
     rank, failure = (*unreported, error.get_first_failure())[0]
     return {"rank": int(rank), **_NO_TEXT, **_exit_fields(failure.exitcode)}
 
 
 def _spawn_failure(error: Any) -> dict[str, Any]:
-    """torch.multiprocessing.spawn.ProcessExitedException, ProcessRaisedException"""
+    """Fields for a ProcessExitedException or ProcessRaisedException of torch.multiprocessing.spawn, to which
+    childhooks.py has added `first`."""
     return {"rank": error.first[0], **_NO_TEXT, **_exit_fields(error.first[1])}
 
 
 def _exit_fields(code: int) -> dict[str, Any]:
+    """Fields for an exit code as subprocess gives it: negative for a signal."""
     return {"signal": -code} if code < 0 else {"code": code}
 
 
@@ -94,10 +106,12 @@ _LAUNCHER_ERRORS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "ProcessRaisedException": _spawn_failure,
     "CalledProcessError": lambda error: _exit_fields(error.returncode),
 }
+"""By class name: without an import of torch. Exceptions that stand for the exit of another process."""
 
 
 def send(line: dict[str, Any]) -> None:
-    """Send one FromRank to the agent, if there is one. Raises OSError."""
+    """Send one FromRank to the agent, on a connection of its own, if there is an agent. Blocks for at most
+    _SEND_SECONDS per step. Raises OSError."""
     path = os.environ.get("ROPETEAM_AGENT_SOCKET")
     if not path:
         return
@@ -111,7 +125,8 @@ def send(line: dict[str, Any]) -> None:
 
 
 def report_uncaught() -> None:
-    """Report an uncaught exception of a process that rankmain.py does not run."""
+    """Mark this process as a child, and hook sys.excepthook: an uncaught exception is reported, then handled
+    as before. For processes that rankmain.py does not run. Call it after childhooks.install."""
     getattr(sys, _MARK)["is child"] = True
     previous = sys.excepthook
 
@@ -124,6 +139,8 @@ def report_uncaught() -> None:
 
 
 def reported(run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run`, whose exception is reported as a child's before it is raised to the caller."""
+
     def run_and_report(*args: Any) -> Any:
         try:
             return run(*args)
@@ -135,15 +152,18 @@ def reported(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _report_as_child(error: BaseException) -> None:
+    """Report an exception as that of a child, and note that this process failed. Never raises."""
     getattr(sys, _MARK)["failed"] = True
     try:
         send({**_rank_field(), **error_of(error), "child": True})
     except Exception as broken:
-        print(f"ropeteam: {type(error).__name__} is not reported to the agent: {broken!r}", file=sys.stderr)
+        name = type(error).__name__
+        print(f"ropeteam: the {name} below is not reported to the agent: {broken!r}", file=sys.stderr)
 
 
 def report_end() -> None:
-    """Report the end of a group's member that is no rank of the agent: peers that wait for it fail later."""
+    """Report, when this process exits without an exception, that it has ended: peers that wait for it will
+    fail later. Only for a child that has formed a process group; registered once."""
     state: dict[str, bool] = getattr(sys, _MARK)
     if not state.get("is child") or state.get("end is reported"):
         return
@@ -160,6 +180,7 @@ def report_end() -> None:
 
 
 def _rank_field() -> dict[str, int]:
-    """The rank of this process; in one of mp.spawn its own: RANK may be that of its parent."""
+    """Field `rank` of a message: in a process of mp.spawn its index, or rank in its group; else $RANK. Empty
+    if neither is known: $RANK of the parent would be wrong for mp.spawn."""
     rank = str(getattr(sys, _MARK).get("rank", os.environ.get("RANK", "")))
     return {"rank": int(rank)} if rank.isdecimal() else {}

@@ -25,14 +25,18 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 @dataclass(frozen=True)
 class Child:
-    """The request that a forked child serves."""
+    """The request that a forked child serves, and its descriptors."""
 
     request: dict[str, Any]
+    """Keys "op" ("store" or "rank") and "agent" (its pid). For a rank also "kind",
+    "argv" (rankmain.py), "env" and "cwd"."""
     fds: list[int]
+    """One: the listening socket of a store, or the stdout and stderr of a rank."""
 
 
 def main(root: str, fd: int) -> NoReturn:
-    """Serve until the agent closes the socket. In a child: become the requested rank or store."""
+    """Serve requests on socket `fd` until the agent closes it. In a child: become the requested rank or
+    store. `root`: the folder or zip that holds our package."""
     child = _serve(socket.socket(fileno=fd))
     if child is None:
         sys.exit(0)
@@ -45,7 +49,8 @@ def main(root: str, fd: int) -> NoReturn:
 
 
 def _serve(agent: socket.socket) -> Child | None:
-    """Answer requests. None: the agent has closed the socket. A Child: this process is the child."""
+    """Import torch, send the first message, then answer requests. Returns None when the agent has closed the
+    socket, and in each forked child its Child. Hooks come first: they wait for torch to be imported."""
     from ropeteam_trainer.agent.script import childhooks
 
     childhooks.install()
@@ -62,7 +67,7 @@ def _serve(agent: socket.socket) -> Child | None:
         else:
             pid = _fork_orphan(request["agent"])
             if pid == 0:
-                agent.close()
+                agent.close()  # the zygote's end: the agent would not see the zygote's exit
                 return Child(request, fds)
             answer = {"pid": pid}
         for fd in fds:
@@ -72,15 +77,16 @@ def _serve(agent: socket.socket) -> Child | None:
 
 
 def _import_rest() -> None:
-    """Import what `torch.optim` and DistributedDataParallel import later, as expensive as torch itself."""
+    """Import what `torch.optim` and DistributedDataParallel import later, which takes as long as torch."""
     import gc
 
     import torch._dynamo  # noqa: F401
 
-    gc.freeze()  # shared pages stay shared
+    gc.freeze()  # a collection would write to pages that children share
 
 
 def _fork_obstacle() -> str:
+    """Reason why a fork would be invalid now (see above); "": none."""
     import torch
 
     threads = os.listdir("/proc/self/task")  # noqa: PTH208
@@ -95,6 +101,7 @@ def _fork_obstacle() -> str:
 
 
 def _target(fd: str) -> str:
+    """Path or name of what a descriptor of this process refers to; "" if it is closed."""
     try:
         return os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115
     except FileNotFoundError:
@@ -102,7 +109,13 @@ def _target(fd: str) -> str:
 
 
 def _fork_orphan(agent: int) -> int:
-    """Fork twice; the intermediate has exited on return, so the child is the agent's. 0 in the child."""
+    """Fork a child whose parent is the agent, and return its pid; 0 in the child.
+
+    Order: the zygote forks an intermediate -> that forks the child, writes its pid and exits, so that the
+    child becomes the agent's -> the zygote reaps the intermediate and writes "g" -> the child, whose parent
+    is the agent now, sets its parent-death signal and returns. If the zygote dies before, the child
+    exits: it would start without an answer to the agent.
+    """
     go_read, go_write = os.pipe()
     pid_read, pid_write = os.pipe()
     intermediate = os.fork()
@@ -113,8 +126,8 @@ def _fork_orphan(agent: int) -> int:
             os._exit(0)
         os.close(go_write)
         if os.read(go_read, 1) != b"g":
-            os._exit(1)  # the zygote died meanwhile
-        _set_death_signal(agent)
+            os._exit(1)
+        _die_with_agent(agent)
         for fd in (go_read, pid_read, pid_write):
             os.close(fd)
         return 0
@@ -127,7 +140,8 @@ def _fork_orphan(agent: int) -> int:
     return pid
 
 
-def _set_death_signal(agent: int) -> None:
+def _die_with_agent(agent: int) -> None:
+    """As proc.die_with_parent, which imports more than a rank needs: exits at once if the agent is dead."""
     import ctypes
 
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
@@ -142,17 +156,18 @@ def _run_store(child: Child) -> NoReturn:
     """Run the store of one world, on the socket that the agent has bound, until killed."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    (number,) = child.fds
-    listener = socket.socket(fileno=number)
+    (fd,) = child.fds
+    listener = socket.socket(fileno=fd)
     host, port = listener.getsockname()
     store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
-    while store:
+    while store:  # referenced: without it the store would be closed
         signal.pause()
     sys.exit(0)
 
 
 def _become_rank(child: Child) -> None:
-    """Set all that exec would: session, output, environment, folder, threads, random numbers."""
+    """Set all that exec would: session, output, environment, folder, threads, random numbers. stdin is the
+    zygote's: empty."""
     request = child.request
     os.setsid()
     (output,) = child.fds
@@ -175,11 +190,14 @@ def _become_rank(child: Child) -> None:
 
 
 def send(peer: socket.socket, message: dict[str, Any]) -> None:
+    """Send one message. Raises OSError."""
     body = json.dumps(message).encode()
     peer.sendall(struct.pack(">I", len(body)) + body)
 
 
 def _receive(agent: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """Receive one request with its descriptors; None when the agent has closed the socket. Raises
+    ConnectionError if it did so inside a request."""
     mark, fds, _, _ = socket.recv_fds(agent, 1, 8)
     if not mark:
         return None
@@ -188,10 +206,11 @@ def _receive(agent: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
 
 
 def _receive_exactly(agent: socket.socket, size: int) -> bytes:
+    """Receive `size` bytes. Raises ConnectionError at the end of the stream."""
     data = b""
     while len(data) < size:
         more = agent.recv(size - len(data))
         if not more:
-            raise ConnectionError("the agent closed the socket inside a request")
+            raise ConnectionError("the zygote ends: the agent closed the socket inside a request")
         data += more
     return data

@@ -1,4 +1,4 @@
-"""A thread for calls that may block for long: one after the other, and never joined at exit.
+"""An executor for calls that may block for long: one after the other, in a thread that is not joined at exit.
 
 The pools of concurrent.futures join their threads when Python ends, so a disk that hangs would keep an agent
 from exiting. Limits: a call that has begun cannot be cancelled; at exit it is cut off in the middle.
@@ -16,8 +16,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Lane(Executor):
-    """An executor with one daemon thread, started with the first call."""
+class DaemonThreadExecutor(Executor):
+    """An executor with one daemon thread, started with the first call and never stopped. `name`: of the
+    thread."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -25,6 +26,7 @@ class Lane(Executor):
         self._thread: threading.Thread | None = None
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Run `fn` after the calls that were submitted before. A future may be cancelled until it begins."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()

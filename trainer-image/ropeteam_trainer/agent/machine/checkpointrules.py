@@ -1,0 +1,119 @@
+"""Rules on checkpoints: claim the folder, write manifests, prune. Only for the agent of the lead rank. Pure.
+
+The lead rank is rank 0, or that of the first parameter server (`WorkerConfig.lead_slot`). Order: the folder
+is claimed before the ranks of a world start -> the coordinator grants a checkpoint once all shards are
+reported -> this agent writes the manifest, which is the commit -> it prunes. checkpoints.py does these on the
+disk, one at a time; decisions/journal.py says why a claim keeps older worlds from committing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ropeteam_trainer.agent.machine.apply import Stepped
+from ropeteam_trainer.agent.machine.effects import ClaimRun, Prune, WriteManifest
+from ropeteam_trainer.agent.machine.state import State, World
+from ropeteam_trainer.checkpoint.decisions.journal import Held
+from ropeteam_trainer.contract.messages import Problem
+from ropeteam_trainer.contract.world import CheckpointRef, FailReason, Plan
+
+CLAIM_SECONDS = 300.0
+"""Seconds for which a volume may be unavailable before another node is tried, as for ranks that restore. At
+most half of startSeconds, after which the other ranks of that world are killed, which is charged."""
+
+
+def needs_claim(state: State, plan: Plan) -> bool:
+    """Whether this agent must claim the folder before ranks of `plan` start."""
+    return is_lead_agent(state) and not (state.held and state.held.claim.world_id == plan.world_id)
+
+
+def request_claim(state: State, plan: Plan) -> Stepped:
+    """Request a claim for this plan's world: storage decides between two worlds that cannot see each other.
+
+    Called on every event until it is claimed. At most one claim is under way; after a failure there is a
+    pause. If all attempts fail for too long, the state gets a Problem: the other ranks wait for this world,
+    and another pod may reach the storage.
+    """
+    world_id, since = state.claim_since or (None, state.now)
+    if world_id != plan.world_id:
+        since = state.now
+        state = replace(state, claim_since=(plan.world_id, since))
+    limit = min(CLAIM_SECONDS, state.config.timeouts.start / 2)
+    if state.now - since > limit:
+        return replace(state, problem=_claim_problem(state, limit)), ()
+    if state.claiming or state.now < state.claim_retry_at:
+        return state, ()
+    return replace(_with_disk_since(state), claiming=plan.world_id), (ClaimRun(plan),)
+
+
+def write_manifest(state: State) -> Stepped:
+    """Write the manifest of the newest grant, again after a failure; forget shards that are committed.
+
+    A grant is written only while the claim is held for the world that it names, and only once.
+    """
+    world = state.world
+    grant = (state.orders.grant if state.orders else None) or state.grant
+    if world is None:
+        return state, ()
+    committed = committed_step(state, world) or 0
+    shards = tuple(shard for shard in world.shards if shard.step > committed)
+    state = replace(state, world=replace(world, shards=shards))
+    if grant is None or grant.ref.world_id != world.started_in:
+        return state, ()
+    held = _held_claim(state, world)
+    is_written = _is_same_checkpoint(grant.ref, state.committed)
+    if held is None or state.writing or state.now < state.write_retry_at or is_written:
+        return state, ()
+    return replace(_with_disk_since(state), writing=grant.ref, grant=grant), (WriteManifest(held, grant),)
+
+
+def prune(state: State) -> Stepped:
+    """Prune once per lineage of the orders, and only while the world here is the one that they name."""
+    lineage = state.orders.lineage if state.orders else ()
+    if not lineage or lineage == state.pruned or not state.runs_desired_plan:
+        return state, ()
+    held = _held_claim(state, state.world)
+    if held is None:
+        return state, ()
+    return replace(state, pruned=lineage), (Prune(held, lineage),)
+
+
+def committed_step(state: State, world: World) -> int | None:
+    """Step of the newest committed checkpoint of this world, by orders or as this agent wrote it. None: no
+    such checkpoint is known; those of earlier worlds do not count."""
+    lineage = state.orders.lineage if state.orders else ()
+    known = (*lineage[:1], state.committed) if state.committed else lineage[:1]
+    world_id = world.plan.started_in(state.config.lead_slot)
+    return max((ref.step for ref in known if ref and ref.world_id == world_id), default=None)
+
+
+def is_lead_agent(state: State) -> bool:
+    """Whether this agent claims, commits and prunes: the job has checkpoints, and the lead rank is here."""
+    return state.identity.slot == state.config.lead_slot and state.config.checkpoint is not None
+
+
+def _held_claim(state: State, world: World | None) -> Held | None:
+    """The claim of this agent, if it is for the world that started the ranks here."""
+    held = state.held if is_lead_agent(state) and not state.superseded else None
+    return held if held and world and held.claim.world_id == world.started_in else None
+
+
+def _with_disk_since(state: State) -> State:
+    """The state with `disk_since` set to now, unless an operation on the disk is under way already."""
+    return state if state.claiming or state.writing else replace(state, disk_since=state.now)
+
+
+def _is_same_checkpoint(ref: CheckpointRef, other: CheckpointRef | None) -> bool:
+    """Digests are not compared: that of a grant is empty."""
+    return other is not None and (ref.step, ref.world_id) == (other.step, other.world_id)
+
+
+def _claim_problem(state: State, seconds: float) -> Problem:
+    assert state.config.checkpoint is not None
+    folder = state.config.checkpoint.directory
+    text = (
+        f"the checkpoint folder {folder} could not be claimed for {seconds:.0f} s: the last error is in the "
+        "log of this pod; if there is none, the disk hangs. Check spec.checkpoint.volume, and its mount on "
+        "this node"
+    )
+    return Problem(FailReason.CHECKPOINT_NOT_WRITABLE, text, transient=True)
