@@ -36,7 +36,7 @@ async def test_a_rank_whose_fork_was_not_answered_lives_once(make_pod, coordinat
     pod.start("python3", "x.py", ROPETEAM_STORE="", PYTHONPATH=str(stub.parent))
     await wait_until_async(pod.text, lambda: "ranks can be forked from now on" in pod.text())
     coordinator.order(plan=a_plan(processes=1))
-    await wait_until_async(pod.text, lambda: "is exec'ed, because it cannot be forked" in pod.text())
+    await wait_until_async(pod.text, lambda: "by exec, because it cannot be forked" in pod.text())
     await coordinator.wait_for(lambda r: r.plan and r.ranks)
     await wait_until_async(pod.text, lambda: "] pid " in pod.text() and len(living(pod.folder)) == 1)
 

@@ -93,7 +93,7 @@ async def test_a_stray_that_cannot_be_killed_is_reported_and_ends_the_container(
     assert "that it started cannot be killed: " in exit_of(report).message
     assert not report.stopped
     assert await pod.exit_code() == 3
-    assert "rank 0 has not ended after 1 s: process" in pod.text()
+    assert "rank 0 has not ended 1 s after its kill or exit: process" in pod.text()
 
 
 def test_a_rank_that_cannot_be_reaped_ends_the_agent_once_the_others_are_dead():

@@ -25,7 +25,7 @@ _SAVED = {WorldId(1, 0, 1): (4, 8), WorldId(9, 0, 1): (400, 404)}
 
 def move_in(root: Path) -> None:
     settings = SimpleNamespace(checkpoint=CheckpointConfig(str(root)), job_uid=UID, job="climb")
-    disk = checkpoints.Disk(cast(Any, settings))
+    disk = checkpoints.RunFolder(cast(Any, settings))
     disk.create_folders()
     for world_id, steps in _SAVED.items():
         held = disk.carry_out(journal.claim(journal.Claim(world_id, "pod-0")))

@@ -44,7 +44,7 @@ class Claimed:
 def claim(settings: WorkerConfig, pod_uid: str, plan: Plan, keys: Keys = ()) -> Claimed:
     """Claim the run for the world of this plan, before its ranks start. Creates the run's folders. `keys`
     verify entries of the journal."""
-    disk = Disk(settings)
+    disk = RunFolder(settings)
     disk.create_folders()
     held = disk.carry_out(journal.claim(Claim(plan.world_id, pod_uid)))
     entries = seals.of_run(keys, settings.job_uid)
@@ -56,16 +56,16 @@ def write_manifest(settings: WorkerConfig, held: Held, grant: Grant, keys: Keys 
     """Commit a granted checkpoint: write its manifest, signed with `keys`, and its journal entry. Returns its
     reference, with digest. Idempotent: the same grant gives the same bytes."""
     entries = seals.of_run(keys, settings.job_uid)
-    return Disk(settings, keys).carry_out(journal.commit(held, grant, entries))
+    return RunFolder(settings, keys).carry_out(journal.commit(held, grant, entries))
 
 
 def prune(settings: WorkerConfig, held: Held, keep: tuple[CheckpointRef, ...]) -> tuple[CheckpointKey, ...]:
     """Delete checkpoints of this run that are not in `keep` and not newer than its first. Returns those
     deleted; what is left of them after an error is deleted by the next call."""
-    return Disk(settings).carry_out(journal.prune(held, keep))
+    return RunFolder(settings).carry_out(journal.prune(held, keep))
 
 
-class Disk:
+class RunFolder:
     """The folder of one run. `keys` sign manifests. Folders are opened for each operation, without following
     links."""
 

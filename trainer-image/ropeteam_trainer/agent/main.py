@@ -59,7 +59,7 @@ from ropeteam_trainer.agent.machine.events import (
     Tick,
 )
 from ropeteam_trainer.agent.machine.report import agent_report, needs_current_steps, urgent_part
-from ropeteam_trainer.agent.pod import Pod, Processes
+from ropeteam_trainer.agent.pod import Pod, RealPod
 from ropeteam_trainer.agent.processes import proc
 from ropeteam_trainer.agent.processes.launchsettings import LaunchSettings
 from ropeteam_trainer.agent.processes.memory import create_memory_folder
@@ -340,7 +340,7 @@ def _launch_settings(
 
 
 async def _run_agent(settings: LaunchSettings, problem: Problem | None) -> int:
-    agent = Agent(settings.config, settings.identity, settings.launch, partial(Processes, settings, problem))
+    agent = Agent(settings.config, settings.identity, settings.launch, partial(RealPod, settings, problem))
     end_loudly(log, agent.fail)
     return await agent.run()
 

@@ -1,6 +1,6 @@
 """The agent's resources in its own pod: ranks, stores, the zygote and the disk, behind one interface.
 
-The agent (main.py) uses the interface, `Pod`. `Processes` implements it: children, sockets and a thread for
+The agent (main.py) uses the interface, `Pod`. `RealPod` implements it: children, sockets and a thread for
 the disk. The result of a call arrives as an event.
 """
 
@@ -82,8 +82,8 @@ class Pod(Protocol):
         """Kill every store, and the zygote. Ranks are dead before."""
 
 
-class Processes:
-    """The pod as it is run: real processes, sockets and threads. `problem`: that of preflight.py, if any."""
+class RealPod:
+    """The pod in production: processes, sockets and threads. `problem`: that of preflight.py, if any."""
 
     def __init__(
         self, settings: LaunchSettings, problem: Problem | None, post: Callable[[Event], None]

@@ -166,7 +166,10 @@ class Ranks:
             if is_late and not process.is_reported_unkillable:
                 process.is_reported_unkillable = True
                 why = process.why_alive
-                log(f"rank {process.rank} has not ended after {SESSION_END_SECONDS:g} s: {why}")
+                log(
+                    f"rank {process.rank} has not ended {SESSION_END_SECONDS:g} s after its kill or exit: "
+                    f"{why}. It ends with this container at the latest"
+                )
                 self._post(RankUnkillable(process.world_id, process.rank, process.exit, why))
 
     def _running(self, world_id: WorldId, ranks: Iterable[int]) -> list[_Process]:
@@ -224,7 +227,7 @@ class Ranks:
                     process.pid = await self._zygote.fork("rank", request, (process.write_end,))
                     reaper.watch(process.pid, lambda status: self._record_exit(process, status))
             except OSError as error:
-                log(f"rank {process.rank} is exec'ed, because it cannot be forked: {error}")
+                log(f"rank {process.rank} starts more slowly, by exec, because it cannot be forked: {error}")
                 # The fork may have succeeded without an answer: two processes would be the same rank.
                 await within(SESSION_END_SECONDS, self._end_orphans(process, _NO_SESSION))
         if process.pid is None:
@@ -343,7 +346,7 @@ class Ranks:
         try:
             orphans = await self._orphans(dead, session)
         except OSError as error:
-            dead.why_alive = f"what is left of it cannot be found: {error}"
+            dead.why_alive = f"its remaining processes cannot be found: {error}"
             return True
         refused = {pid: why for pid in orphans if (why := proc.send_signal(pid))}
         refusals = [f"process {pid} that it started cannot be killed: {why}" for pid, why in refused.items()]
