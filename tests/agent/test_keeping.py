@@ -88,7 +88,7 @@ def test_ranks_of_another_world_end_and_are_missing():
     assert life.did_no(StartRanks), "what it should keep is not here"
     assert life.report.plan.world_id == world_id(3)
     assert life.report.ranks[0].phase is RankPhase.EXITED
-    assert "is no longer in this pod" in life.report.ranks[0].exit.message
+    assert "but its process is not in the pod" in life.report.ranks[0].exit.message
 
 
 def test_preserved_ranks_receive_the_addresses_of_servers():

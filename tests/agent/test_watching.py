@@ -286,7 +286,7 @@ def test_a_plan_that_crosses_the_end_of_its_store_starts_nothing():
     life.ordered(plan=a_plan(1))
     assert life.did_no(StartRanks)
     exits = [rank.exit for rank in life.report.ranks]
-    assert [exit.message.partition(" has")[0] for exit in exits] == ["the store of world 1.0.1 at s:1"] * 2
+    assert [exit.message.partition(" has")[0] for exit in exits] == ["the TCPStore of world 1.0.1 at s:1"] * 2
 
 
 def test_a_plan_that_names_the_newer_store_of_its_world_starts():
