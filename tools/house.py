@@ -122,7 +122,7 @@ def of_package(index: Path) -> Iterator[Breach]:
 def stray_tasks(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr in ("create_task", "ensure_future"):
-            yield f"line {node.lineno}: {node.attr}: use background() of {MAKES_TASKS}"
+            yield f"line {node.lineno}: {node.attr}: use start_task() of {MAKES_TASKS}"
 
 
 def other_waits(tree: ast.Module) -> Iterator[str]:

@@ -7,7 +7,7 @@ import gc
 
 from lab.waiting import wait_until_async
 
-from ropeteam_trainer.system.background import background, end_loudly
+from ropeteam_trainer.system.background import install_exception_handler, start_task
 
 
 class Process:
@@ -16,7 +16,7 @@ class Process:
     def __init__(self) -> None:
         self.output: list[str] = []
         self.ended: list[BaseException] = []
-        end_loudly(self.output.append, self.ended.append)
+        install_exception_handler(self.output.append, self.ended.append)
 
 
 async def fails(error: Exception) -> None:
@@ -26,7 +26,7 @@ async def fails(error: Exception) -> None:
 
 async def test_a_fault_in_work_that_nobody_awaits_ends_the_process():
     process = Process()
-    background(fails(KeyError("x")))
+    start_task(fails(KeyError("x")))
     await wait_until_async("the error is reported", lambda: process.ended)
     assert isinstance(process.ended[0], KeyError)
     assert "KeyError: 'x'" in process.output[0]
@@ -34,7 +34,7 @@ async def test_a_fault_in_work_that_nobody_awaits_ends_the_process():
 
 async def test_an_error_of_a_file_is_logged_and_ends_nothing():
     process = Process()
-    background(fails(OSError(24, "Too many open files")))
+    start_task(fails(OSError(24, "Too many open files")))
     await wait_until_async("the error is reported", lambda: process.output)
     assert "Too many open files" in process.output[0]
     assert process.ended == []
@@ -69,7 +69,7 @@ async def test_work_that_only_waits_is_not_thrown_away():
     async def waits() -> None:
         done.append(await gate)
 
-    background(waits())
+    start_task(waits())
     await asyncio.sleep(0)
     gc.collect()
     gate.set_result("done")
@@ -78,7 +78,7 @@ async def test_work_that_only_waits_is_not_thrown_away():
 
 async def test_what_was_cancelled_is_no_fault():
     process = Process()
-    task = background(asyncio.sleep(1000))
+    task = start_task(asyncio.sleep(1000))
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     await asyncio.sleep(0)

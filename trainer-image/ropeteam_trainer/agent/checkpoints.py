@@ -18,12 +18,13 @@ from ropeteam_trainer.checkpoint.decisions import journal, manifest
 from ropeteam_trainer.checkpoint.decisions.journal import CheckpointKey, Claim, Held, Operation, Steps, key_of
 from ropeteam_trainer.checkpoint.decisions.manifest import Manifest
 from ropeteam_trainer.checkpoint.deletion import delete
+from ropeteam_trainer.checkpoint.directory import checkpoint_directory
 from ropeteam_trainer.contract import codec, seals
 from ropeteam_trainer.contract.config import WorkerConfig
 from ropeteam_trainer.contract.messages import Grant
 from ropeteam_trainer.contract.seals import Keys
 from ropeteam_trainer.contract.world import CheckpointRef, Plan
-from ropeteam_trainer.system.folders import Folder, UnexpectedFile, location
+from ropeteam_trainer.system.folders import Folder, UnexpectedFile
 
 T = TypeVar("T")
 _NUMBER = re.compile(r"\d{1,9}")
@@ -72,7 +73,7 @@ class RunFolder:
     def __init__(self, settings: WorkerConfig, keys: Keys = ()) -> None:
         assert settings.checkpoint is not None
         self._settings, self._keys = settings, keys
-        self._directory = location(settings.checkpoint.directory, settings.checkpoint.volume)
+        self._directory = checkpoint_directory(settings.checkpoint)
         self._run = manifest.run_folder(settings.job_uid)
 
     def create_folders(self) -> None:
@@ -81,9 +82,9 @@ class RunFolder:
         clock can order them. Two runs that begin at once may get the same number."""
         with (
             Folder.at(self._directory, make=True) as directory,
-            directory.folder(self._run, make=True) as run,
-            run.folder(manifest.JOURNAL, make=True) as entries,
-            directory.folder(manifest.RUNS, make=True) as runs,
+            directory.open_folder(self._run, make=True) as run,
+            run.open_folder(manifest.JOURNAL, make=True) as entries,
+            directory.open_folder(manifest.RUNS, make=True) as runs,
         ):
             names = runs.names()
             if not any(name.partition(".")[2] == self._settings.job_uid for name in names):
@@ -100,8 +101,8 @@ class RunFolder:
         answer: Any = None
         with (
             Folder.at(self._directory) as directory,
-            directory.folder(self._run) as run,
-            run.folder(manifest.JOURNAL) as entries,
+            directory.open_folder(self._run) as run,
+            run.open_folder(manifest.JOURNAL) as entries,
         ):
             try:
                 while True:
@@ -153,7 +154,7 @@ class RunFolder:
     def _has_own_files(self, directory: Folder, grant: Grant) -> bool:
         """Whether all files of the grant, by name and size, lie in the directory itself, without the manifest
         of another job: numbers of worlds repeat there. False also if they cannot be read."""
-        with suppress(OSError, ValueError), directory.down(manifest.path_in_run(grant.ref)) as folder:
+        with suppress(OSError, ValueError), directory.open_below(manifest.path_in_run(grant.ref)) as folder:
             whole = all(folder.size(file.name) == file.size for file in grant.files)
             return whole and (not folder.has(manifest.MANIFEST) or self._is_own(folder))
         return False
@@ -163,7 +164,7 @@ class RunFolder:
         saved the same step since. Nothing is deleted, and nothing raised, if that cannot be read."""
         path = manifest.path_in_run(CheckpointRef(key.step, key.world_id))
         with suppress(OSError, ValueError):
-            with directory.down(path) as folder:
+            with directory.open_below(path) as folder:
                 ours = self._is_own(folder)
             if ours:
                 delete(directory, key.step, key.world_id)
@@ -187,7 +188,7 @@ class RunFolder:
             parent=grant.parent,
         )
         text = content.to_bytes(self._keys)
-        with parent.down(manifest.path_in_run(grant.ref)) as folder:
+        with parent.open_below(manifest.path_in_run(grant.ref)) as folder:
             folder.write(manifest.MANIFEST, text)
         return content.ref_as(text)
 
@@ -207,7 +208,7 @@ def _checkpoint_keys(run: Folder) -> Iterator[CheckpointKey]:
     and so are folders that cannot be read: they are never pruned."""
     for step in run.names():
         if step.startswith("step-"):
-            with suppress(OSError), run.folder(step) as folder:
+            with suppress(OSError), run.open_folder(step) as folder:
                 for world_id in folder.names():
                     ref = manifest.ref_at("", step, world_id)
                     if ref is not None and folder.is_folder(world_id):

@@ -71,9 +71,9 @@ from ropeteam_trainer.contract.fence import TICK_SECONDS, renew_seconds
 from ropeteam_trainer.contract.messages import EXIT_FAILED, Grant, Problem
 from ropeteam_trainer.contract.world import Plan
 from ropeteam_trainer.launchers import Launch
-from ropeteam_trainer.system.background import background, end_loudly
+from ropeteam_trainer.system.background import install_exception_handler, start_task
 from ropeteam_trainer.system.clocks import asleep_seconds
-from ropeteam_trainer.system.lines import take_over
+from ropeteam_trainer.system.lines import replace_standard_streams
 
 EXIT_NOT_A_WORKER = 2
 T = TypeVar("T")
@@ -295,7 +295,7 @@ class Agent:
 
     def _background(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Run in the background; an exception ends the agent."""
-        task = background(work)
+        task = start_task(work)
         task.add_done_callback(self._fail_on_error)
         return task
 
@@ -341,7 +341,7 @@ def _launch_settings(
 
 async def _run_agent(settings: LaunchSettings, problem: Problem | None) -> int:
     agent = Agent(settings.config, settings.identity, settings.launch, partial(RealPod, settings, problem))
-    end_loudly(log, agent.fail)
+    install_exception_handler(log, agent.fail)
     return await agent.run()
 
 
@@ -352,7 +352,7 @@ def main() -> int:
     exits, until the loop handles it -> orphans become children of this process -> checks, shims, the loop ->
     folders are removed, also after an error.
     """
-    take_over("the agent")
+    replace_standard_streams("the agent")
     arguments = sys.argv[1:]
     command = tuple(arguments[1:] if arguments[:1] == ["--"] else arguments)
     try:

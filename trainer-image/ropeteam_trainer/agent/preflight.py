@@ -20,12 +20,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from ropeteam_trainer.checkpoint.directory import checkpoint_directory
 from ropeteam_trainer.contract import seals
 from ropeteam_trainer.contract.config import STORE, PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.messages import Problem
 from ropeteam_trainer.contract.world import FailReason
 from ropeteam_trainer.launchers import JobSize, Launch, Run, analyse
-from ropeteam_trainer.system.folders import Folder, Location, location
+from ropeteam_trainer.system.folders import Folder, Location
 
 _FIND_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
 _PRINT_CONTEXT = "import json, os; print(json.dumps([dict(os.environ), os.getcwd()]))"
@@ -165,7 +166,7 @@ def _checkpoint_problem(settings: WorkerConfig) -> Problem | None:
     if settings.checkpoint is None:
         return None
     folder = settings.checkpoint.directory
-    where = location(folder, settings.checkpoint.volume)
+    where = checkpoint_directory(settings.checkpoint)
     error = _retry(lambda: _try_to_write(where))
     if error is None:
         return None

@@ -9,11 +9,12 @@
     dcp.py         one save of all ranks, in the format of torch.distributed.checkpoint
     files.py       files that are hashed while they are written
     reader.py      find, verify, load
+    directory.py   location of the checkpoint directory
     deletion.py    deletion of one checkpoint
     agreement.py   agreement of all ranks on the checkpoint to restore
     export.py      a checkpoint as one file of plain PyTorch
 
-The agent uses decisions/ and deletion.py only: nothing is imported here.
+The agent uses decisions/, directory.py and deletion.py only, which need no torch: nothing is imported here.
 
 Example: 4 ranks shard a model of 1,000 parameters under AdamW, everySteps is 100, keep is 3.
 

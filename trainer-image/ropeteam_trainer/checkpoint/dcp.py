@@ -176,7 +176,7 @@ class _Disk(FileSystem):
     def enter(self) -> None:
         self.folders = [Folder.at(self._directory, make=True)]
         for name in self._place.split("/"):
-            self.folders.append(self.folders[-1].folder(name, make=True))
+            self.folders.append(self.folders[-1].open_folder(name, make=True))
 
     def close(self) -> None:
         for folder in self.folders:

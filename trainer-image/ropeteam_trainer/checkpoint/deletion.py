@@ -13,10 +13,10 @@ def delete(run: Folder, step: int, world_id: WorldId) -> None:
     """Delete a checkpoint from the folder of its run, as far as possible. Another world's save of the same
     step stays."""
     name = f"step-{step}"
-    with suppress(OSError), run.folder(name) as folder:
+    with suppress(OSError), run.open_folder(name) as folder:
         with (
             suppress(FileNotFoundError, UnexpectedFile, IsADirectoryError),
-            folder.folder(str(world_id)) as inner,
+            folder.open_folder(str(world_id)) as inner,
         ):
             inner.remove(MANIFEST)  # without it a half-deleted folder is no checkpoint any more
         folder.remove_tree(str(world_id))

@@ -49,7 +49,7 @@ class HashedStream:
 @contextmanager
 def new_file(folder: Folder, name: str) -> Iterator[HashedStream]:
     """Write a file; it is durable at the end of the block. Raises OSError, and leaves no file behind then."""
-    with folder.new(name, buffering=0) as raw:
+    with folder.open_new(name, buffering=0) as raw:
         stream = HashedStream(raw)
         try:
             yield stream

@@ -54,7 +54,7 @@ def find(directory: Location) -> tuple[CheckpointRef, ...]:
         return ()
     numbered: list[str] = []
     with root:
-        with suppress(*_ABSENT), root.folder(RUNS) as runs:
+        with suppress(*_ABSENT), root.open_folder(RUNS) as runs:
             numbered = [name.partition(".")[2] for name in reversed(runs.names())]
         others = (name.removeprefix("run-") for name in root.names() if name.startswith("run-"))
         return tuple(ref for run in dict.fromkeys((*numbered, *others, "")) for ref in _find(root, run))
@@ -70,13 +70,13 @@ def _find(root: Folder, run: str) -> Iterator[CheckpointRef]:
 
 
 def _names(root: Folder, path: str) -> list[str]:
-    with suppress(*_ABSENT, PermissionError), root.down(path) as inner:
+    with suppress(*_ABSENT, PermissionError), root.open_below(path) as inner:
         return inner.names()
     return []
 
 
 def _has_manifest(root: Folder, ref: CheckpointRef) -> bool:
-    with suppress(*_ABSENT, PermissionError), root.down(folder(ref)) as place:
+    with suppress(*_ABSENT, PermissionError), root.open_below(folder(ref)) as place:
         return place.has(MANIFEST)
     return False
 
@@ -90,7 +90,7 @@ def locate(directory: Location, ref: CheckpointRef) -> CheckpointRef:
         for each in (replace(ref, run=run) for run in ("", *runs)):
             if not _has_manifest(root, each):
                 continue
-            with suppress(*_ABSENT), root.down(folder(each)) as place:
+            with suppress(*_ABSENT), root.open_below(folder(each)) as place:
                 if _digest(place.read(MANIFEST, MAX_BYTES)) == ref.digest:
                     return each
     return ref
@@ -155,7 +155,7 @@ def check(
 ) -> Inspection:
     """Verify one file against the manifest. `read` is called with the number of bytes of each read."""
     try:
-        with Folder.at(directory) as root, root.down(folder(ref)) as place:
+        with Folder.at(directory) as root, root.open_below(folder(ref)) as place:
             try:
                 size = place.size(file.name)
                 if size != file.size:
@@ -240,14 +240,14 @@ def opened(directory: Location, ref: CheckpointRef, name: str) -> Iterator[Binar
     """Open one file of a checkpoint."""
     with (
         Folder.at(directory) as root,
-        root.down(folder(ref)) as place,
+        root.open_below(folder(ref)) as place,
         place.open(name) as stream,
     ):
         yield stream
 
 
 def _read(directory: Location, ref: CheckpointRef, name: str, most: int) -> bytes:
-    with Folder.at(directory) as root, root.down(folder(ref)) as place:
+    with Folder.at(directory) as root, root.open_below(folder(ref)) as place:
         return place.read(name, most)
 
 

@@ -30,6 +30,7 @@ from ropeteam_trainer.checkpoint.decisions.manifest import (
     run_folder,
 )
 from ropeteam_trainer.checkpoint.deletion import delete
+from ropeteam_trainer.checkpoint.directory import checkpoint_directory
 from ropeteam_trainer.checkpoint.format import contents
 from ropeteam_trainer.checkpoint.format.metadata import Saved
 from ropeteam_trainer.checkpoint.format.names import misfit
@@ -43,7 +44,7 @@ from ropeteam_trainer.contract.world import CheckpointRef, ShardFile, WorldId
 from ropeteam_trainer.rank.agentlink import AgentLink, HeartbeatWriter, NoAgent
 from ropeteam_trainer.rank.exchange import CONTRACT
 from ropeteam_trainer.rank.world import World
-from ropeteam_trainer.system.folders import Folder, location
+from ropeteam_trainer.system.folders import Folder
 from ropeteam_trainer.system.notice import notice
 
 T = TypeVar("T")
@@ -62,7 +63,7 @@ class Checkpoints:
         self.every_steps, self.every_seconds = plan.checkpoint.every_steps, plan.checkpoint.every_seconds
         self._keep = plan.checkpoint.keep
         self._plan, self._world, self._link = plan, world, link
-        self._directory = location(plan.checkpoint.directory, plan.checkpoint.volume)
+        self._directory = checkpoint_directory(plan.checkpoint)
         self._world_id = WorldId.parse(plan.world_id)
         self._cadence = Cadence(plan.checkpoint, world.number_of_rank_0)
         self._writer = ShardWriter(self._directory, self._world_id, world, self._written, plan.job_uid)
@@ -219,8 +220,8 @@ class Checkpoints:
         manifest = Manifest(
             step, self._world_id, self._world.size, self._plan.job, self._plan.job_uid, files, parent
         )
-        with Folder.at(self._directory) as root, root.down(run_folder(self._plan.job_uid)) as run:
-            with run.down(path_in_run(manifest.ref)) as inner:
+        with Folder.at(self._directory) as root, root.open_below(run_folder(self._plan.job_uid)) as run:
+            with run.open_below(path_in_run(manifest.ref)) as inner:
                 inner.write(MANIFEST, manifest.to_bytes())
             self._lineage.insert(0, manifest.ref)
             for old in self._lineage[self._keep :]:

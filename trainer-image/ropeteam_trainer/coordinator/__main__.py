@@ -27,9 +27,9 @@ from ropeteam_trainer.coordinator.http import MOST_HEAD, Http
 from ropeteam_trainer.coordinator.log import Log
 from ropeteam_trainer.coordinator.server import Coordinator, listen
 from ropeteam_trainer.coordinator.storagehealth import StorageHealth
-from ropeteam_trainer.system.background import end_loudly
+from ropeteam_trainer.system.background import install_exception_handler
 from ropeteam_trainer.system.folders import Folder
-from ropeteam_trainer.system.lines import take_over
+from ropeteam_trainer.system.lines import replace_standard_streams
 
 STATE_DIR = "/ropeteam-state"
 
@@ -50,7 +50,7 @@ class Ports(NamedTuple):
 def main() -> int:
     """Run the coordinator until SIGTERM. Returns its exit code: 0, or 1 if its environment, state folder or a
     port is unusable, with a line `cannot-start`. Raises RuntimeError after an internal error."""
-    take_over("the coordinator")
+    replace_standard_streams("the coordinator")
     parser = argparse.ArgumentParser(prog="ropeteam_trainer.coordinator", description=__doc__)
     parser.add_argument("--agent-port", type=int, default=contract.COORDINATOR_AGENT_PORT)
     parser.add_argument("--http-port", type=int, default=contract.COORDINATOR_HTTP_PORT)
@@ -107,7 +107,7 @@ async def serve(coordinator: Coordinator, ports: Ports, storage_problem: Callabl
         faults.append(error)
         ended.set()
 
-    end_loudly(lambda text: log.write("fault", error=text), fail)
+    install_exception_handler(lambda text: log.write("fault", error=text), fail)
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, ended.set)
     agents, agent_port = await listen(lambda: AgentConnection(coordinator), ports.host, ports.agents)

@@ -1,6 +1,7 @@
-"""Extensions of the standard library: nothing here knows of training.
+"""Extensions of the standard library: nothing here knows of training. Errors are of contract/errors.py's
+tree.
 
-background.py   the one way to start tasks that nobody awaits
+background.py   start of tasks that nobody awaits, and the handler of their exceptions
 clocks.py       a clock that runs while the machine is suspended
 folders.py      folders that other processes can write to, too
 http.py         requests read and responses written by a server

@@ -16,23 +16,27 @@ T = TypeVar("T")
 _tasks: set[asyncio.Task[Any]] = set()
 
 
-def background(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+def start_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Start a task in the running loop. It is referenced until it is done. An exception of it goes to the
+    loop's exception handler; a cancellation does not."""
     task = asyncio.get_running_loop().create_task(work)
     _tasks.add(task)
-    task.add_done_callback(_done)
+    task.add_done_callback(_on_done)
     return task
 
 
-def _done(task: asyncio.Task[Any]) -> None:
+def _on_done(task: asyncio.Task[Any]) -> None:
     _tasks.discard(task)
     if not task.cancelled() and (error := task.exception()):
-        task.get_loop().call_exception_handler({"message": f"{task.get_name()} failed", "exception": error})
+        task.get_loop().call_exception_handler({"message": f"{task.get_coro()!r} failed", "exception": error})
 
 
-def end_loudly(log: Callable[[str], None], end: Callable[[BaseException], None]) -> None:
-    """Handle exceptions of callbacks and tasks of the running loop: an OSError of a file or a peer is a line
-    in the log, and the exception of a connection has ended that connection. Any other one is a bug of ours,
-    and ends the whole process instead of a part of it.
+def install_exception_handler(log: Callable[[str], None], end: Callable[[BaseException], None]) -> None:
+    """Log each exception that no code catches in callbacks and tasks of the running loop, and call `end` for
+    bugs: they end the whole process instead of a part of it.
+
+    No bugs are an OSError (of a file or a peer), and what asyncio reports of a transport: it has closed that
+    connection.
     """
 
     def handle(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -27,4 +27,4 @@ class _SuspendedTime:
 
 
 asleep_seconds = _SuspendedTime()
-"""Seconds for which this machine has been suspended since its boot."""
+"""Function: the seconds for which this machine has been suspended since its boot."""

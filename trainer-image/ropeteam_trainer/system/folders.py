@@ -29,6 +29,7 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 _DEEPEST = 16
 """Deepest nesting of folders that remove_tree() deletes."""
+# VolumePath is used for one field only, so the text can name it.
 _LINK = (
     "a part of spec.checkpoint.path, {}, is a link; links in the volume are not followed, for they may point "
     "out of it. Name the folder itself, or replace the link by it"
@@ -36,11 +37,13 @@ _LINK = (
 
 
 class UnexpectedFile(StorageError, OSError):
-    """File that is not one that we write: no plain name, a link, no regular file, too large."""
+    """Error: an entry that is none of those that we write: no plain name, a link, no regular file, too large.
+    Proof that the file is not the one that was saved; other OSErrors are none."""
 
 
 def is_plain(name: str) -> bool:
-    """Whether this is the name of an entry in a folder, and nothing else to any program."""
+    """Whether this is a name that we give to entries: letters, digits, `.`, `_`, `-`, and not `.` or `..`. No
+    program takes such a name for a path."""
     return _PLAIN.fullmatch(name) is not None and name not in (".", "..")
 
 
@@ -58,15 +61,7 @@ class VolumePath:
 
 
 Location = Path | VolumePath
-
-
-def location(directory: str, volume: str) -> Location:
-    """Location of the checkpoint folder of a CheckpointConfig. It may be outside the volume on a local
-    cluster, where the template mounts another volume there."""
-    path = Path(directory)
-    if not volume or not path.is_relative_to(volume):
-        return path
-    return VolumePath(Path(volume), path.relative_to(volume))
+"""Path: links in it are followed. VolumePath: only those in the path of the volume are."""
 
 
 class Folder:
@@ -77,12 +72,13 @@ class Folder:
 
     @classmethod
     def at(cls, where: Location, make: bool = False) -> Folder:
-        """Open the folder at a path."""
+        """Open the folder at a path. `make`: create the missing folders of the path. Raises OSError; with
+        ELOOP for a link in the path of a VolumePath."""
         if isinstance(where, VolumePath):
             here = cls.at(where.volume, make)
             for name in where.path.parts:
                 with here:
-                    here = here._part(name, make)
+                    here = here._open_volume_part(name, make)
             return here
         if make:
             with suppress(FileExistsError):  # it is a file: the error of open() is clearer
@@ -98,23 +94,26 @@ class Folder:
     def close(self) -> None:
         os.close(self._descriptor)
 
-    def folder(self, name: str, make: bool = False) -> Folder:
+    def open_folder(self, name: str, make: bool = False) -> Folder:
+        """Open a folder in this one. `make`: create a missing one. Raises UnexpectedFile for a link or a
+        file."""
         with self._checked(name):
             try:
-                return self._enter(name, make)
+                return self._open_or_make(name, make)
             except NotADirectoryError:
                 raise UnexpectedFile(errno.ENOTDIR, "Not a directory, and links are not followed") from None
 
-    def down(self, path: str) -> Folder:
-        """Open a folder some levels below, `step-1/1.0.1`. "": this one, opened once more."""
+    def open_below(self, path: str) -> Folder:
+        """Open a folder some levels below, `step-1/1.0.1`. "": this one, opened once more. Folders between
+        are closed again."""
         here = Folder(os.dup(self._descriptor), self.path)
         for name in path.split("/") if path else ():
             with here:
-                here = here.folder(name)
+                here = here.open_folder(name)
         return here
 
     def names(self) -> list[str]:
-        """Plain names in it, of entries of any kind."""
+        """Plain names in it, sorted, of entries of any kind. Entries with other names are left out."""
         return sorted(name for name in self._entries() if is_plain(name))
 
     def has(self, name: str) -> bool:
@@ -124,37 +123,40 @@ class Folder:
         return False
 
     def is_folder(self, name: str) -> bool:
+        """Whether there is a folder of this name. A link to one is none."""
         with suppress(FileNotFoundError):
             return stat.S_ISDIR(self._stat(name).st_mode)
         return False
 
     def size(self, name: str) -> int:
-        """Size of a regular file in bytes."""
+        """Size of a regular file in bytes. Raises UnexpectedFile for an entry of another kind."""
         with self._checked(name):
             status = self._stat(name)
             _require(stat.S_ISREG(status.st_mode), "is not a regular file")
             return status.st_size
 
     def open(self, name: str) -> BinaryIO:
-        """Open a regular file for reading."""
-        self.size(name)  # to open a device may have an effect
+        """Open a regular file for reading. The caller closes it. Raises UnexpectedFile for an entry of
+        another kind."""
+        self.size(name)  # raises for a device, which it could have an effect to open
         with self._checked(name):
             file = os.fdopen(os.open(name, _READ, dir_fd=self._descriptor), "rb")
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # replaced since size()
                 file.close()
                 raise UnexpectedFile(errno.EINVAL, "is not a regular file")
             os.set_blocking(file.fileno(), True)  # some file systems (FUSE, HSM) would answer EAGAIN
         return file
 
-    def read(self, name: str, most: int) -> bytes:
-        """Content of a regular file that has at most `most` bytes."""
+    def read(self, name: str, max_bytes: int) -> bytes:
+        """Content of a regular file. Raises UnexpectedFile for a larger one, or an entry of another kind."""
         with self.open(name) as file, self._checked(name):
-            content = file.read(most + 1)
-            _require(len(content) <= most, f"is larger than {most} bytes")
+            content = file.read(max_bytes + 1)
+            _require(len(content) <= max_bytes, f"is larger than {max_bytes} bytes")
         return content
 
-    def new(self, name: str, buffering: int = -1) -> BinaryIO:
-        """Create a file and open it for writing. A previous file of this name is removed."""
+    def open_new(self, name: str, buffering: int = -1) -> BinaryIO:
+        """Create a file and open it for writing. A previous file of this name is removed first. `buffering`:
+        as for open()."""
         self.remove(name)
         with self._checked(name):
             return os.fdopen(os.open(name, _NEW, 0o666, dir_fd=self._descriptor), "wb", buffering)
@@ -165,9 +167,10 @@ class Folder:
             os.close(os.open(name, _NEW, 0o666, dir_fd=self._descriptor))
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file, durably. Order: content -> fsync -> its name -> fsync of the folder."""
+        """Write a file, durably and atomically: at any time it has its previous content or all of the new
+        one. Order: content -> fsync -> its name -> fsync of the folder."""
         temporary = f".{name}.tmp"
-        with self.new(temporary) as file, self._checked(name):
+        with self.open_new(temporary) as file, self._checked(name):
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -175,9 +178,10 @@ class Folder:
         self.sync()
 
     def rename(self, name: str, to: str) -> None:
-        """Rename an entry. A previous entry of the name `to` is replaced."""
+        """Rename an entry within this folder. A previous entry of the name `to` is replaced. Durable after
+        sync()."""
         with self._checked(name):
-            _require(is_plain(to), "cannot have that name")
+            _require(is_plain(to), f"cannot be renamed to {to!r}, which is no plain name")
             os.replace(name, to, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
 
     def remove(self, name: str) -> None:
@@ -191,7 +195,8 @@ class Folder:
             os.rmdir(name, dir_fd=self._descriptor)
 
     def remove_tree(self, name: str) -> None:
-        """Remove a folder with its content, as far as possible. Links in it are deleted themselves."""
+        """Remove a folder with its content, as far as possible: no error of the operating system is raised.
+        Links in it are deleted themselves."""
         with self._checked(name):
             self._remove_tree(name, _DEEPEST)
 
@@ -200,8 +205,9 @@ class Folder:
         os.fsync(self._descriptor)
 
     def _remove_tree(self, name: str, depth: int) -> None:
+        """`depth`: levels of folders below this one that are deleted too."""
         with suppress(OSError):
-            with self._enter(name) as inner:
+            with self._open_or_make(name, make=False) as inner:
                 for each in inner._entries():
                     with suppress(OSError):
                         if not inner.is_folder(each):
@@ -210,7 +216,8 @@ class Folder:
                             inner._remove_tree(each, depth - 1)
             os.rmdir(name, dir_fd=self._descriptor)
 
-    def _enter(self, name: str, make: bool = False) -> Folder:
+    def _open_or_make(self, name: str, make: bool) -> Folder:
+        """Open a folder; `make`: create it if it is missing. Raises NotADirectoryError for a link, too."""
         try:
             return Folder(os.open(name, _FOLDER, dir_fd=self._descriptor), f"{self.path}/{name}")
         except FileNotFoundError:  # open first: for an existing folder mkdir may fail with EACCES (NFS)
@@ -218,14 +225,14 @@ class Folder:
                 raise
         with suppress(FileExistsError):
             os.mkdir(name, dir_fd=self._descriptor)
-        return self._enter(name)
+        return self._open_or_make(name, make=False)
 
-    def _part(self, name: str, make: bool) -> Folder:
-        """Open one part of a VolumePath. It comes from the job, so it need not be plain. A link proves
-        nothing against the files behind it, so the error is not UnexpectedFile."""
+    def _open_volume_part(self, name: str, make: bool) -> Folder:
+        """Open one part of a VolumePath. The name comes from the job, so it need not be plain. Raises OSError
+        (ELOOP) for a link, and not UnexpectedFile: checkpoints behind the link may be valid."""
         with self._checked(name, plain=False):
             try:
-                return self._enter(name, make)
+                return self._open_or_make(name, make)
             except NotADirectoryError:
                 if not stat.S_ISLNK(self._stat(name).st_mode):
                     raise
@@ -245,15 +252,16 @@ class Folder:
 
     @contextmanager
     def _checked(self, name: str, plain: bool = True) -> Iterator[None]:
-        """Refuse a name that is not plain; put the whole path into errors."""
+        """Check that a name is plain, and run the block; put the whole path into each OSError. Raises
+        UnexpectedFile for a name that is not plain."""
         try:
-            _require(not plain or is_plain(name), "is not a plain name")
+            _require(not plain or is_plain(name), "is not a plain name (A-Z, a-z, 0-9, '.', '_', '-')")
             yield
         except OSError as error:
             error.filename = f"{self.path}/{name}"
             raise
 
 
-def _require(holds: bool, otherwise: str) -> None:
+def _require(holds: bool, fault: str) -> None:
     if not holds:
-        raise UnexpectedFile(errno.EINVAL, otherwise)
+        raise UnexpectedFile(errno.EINVAL, fault)

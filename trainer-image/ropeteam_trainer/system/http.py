@@ -44,6 +44,7 @@ class Response:
     headers: tuple[tuple[str, str], ...] = ()
 
     def to_bytes(self) -> bytes:
+        """Status line, headers and body. Raises KeyError for a status that has no phrase here."""
         headers = (
             ("Content-Type", self.type),
             *self.headers,
@@ -55,27 +56,29 @@ class Response:
 
 
 class HttpError(RopeteamError):
-    """Refusal of a request, with the status and sentence of its response."""
+    """Refusal of a request. `response`: the one to send, with the sentence as its body."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
         self.response = Response(status, f"{sentence}\n".encode())
 
 
-async def read_head(reader: asyncio.StreamReader, most: int) -> Request:
-    """Read request line and headers. `most`: the limit of the reader. Raises HttpError."""
+async def read_head(reader: asyncio.StreamReader, reader_limit: int) -> Request:
+    """Read request line and headers. `reader_limit`: the `limit` that the reader was created with, for the
+    text of the error. Raises HttpError and ConnectionError."""
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.LimitOverrunError:
-        raise HttpError(431, f"request line and headers have more than {most} bytes") from None
+        raise HttpError(431, f"request line and headers have more than {reader_limit} bytes") from None
     except asyncio.IncompleteReadError:
         raise HttpError(400, "the request ended before its headers did") from None
     return _parse_head(head)
 
 
-async def read_body(reader: asyncio.StreamReader, request: Request, most: int) -> bytes:
-    """Read the body, of at most `most` bytes. Raises HttpError."""
-    size = _body_size(request, most)
+async def read_body(reader: asyncio.StreamReader, request: Request, max_bytes: int) -> bytes:
+    """Read the body. Raises HttpError, before it reads anything of a body that is too large or announced
+    wrongly, and ConnectionError."""
+    size = _body_size(request, max_bytes)
     try:
         return await reader.readexactly(size)
     except asyncio.IncompleteReadError as error:
@@ -84,15 +87,18 @@ async def read_body(reader: asyncio.StreamReader, request: Request, most: int) -
         ) from None
 
 
-async def discard(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, most: int) -> None:
-    """After the response, discard what is left of the request: to close before it has come would be a reset,
-    and lose the response (RFC 9112, section 9.6)."""
+async def discard(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, max_bytes: int) -> None:
+    """Half-close the connection after the response, and discard the rest of the request, about `max_bytes` of
+    it at most. If the connection were closed while data come, TCP would reset it, and the peer could lose the
+    response (RFC 9112, section 9.6)."""
     writer.write_eof()
-    while most > 0 and (part := await reader.read(_PART)):
-        most -= len(part)
+    left = max_bytes
+    while left > 0 and (part := await reader.read(_PART)):
+        left -= len(part)
 
 
 def _parse_head(head: bytes) -> Request:
+    """Request with this head, which ends with an empty line. Raises HttpError."""
     lines = head.decode("latin-1").split("\r\n")
     parts = lines[0].split(" ")
     if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
@@ -101,17 +107,18 @@ def _parse_head(head: bytes) -> Request:
     for line in lines[1:-2]:
         name, colon, value = line.partition(":")
         if not colon or not name or name != name.strip():
-            raise HttpError(400, "a header line has no name")
+            raise HttpError(400, "a header line has no name, or spaces around it")
         headers[name.lower()] = value.strip()
     return Request(parts[0], parts[1].partition("?")[0], headers)
 
 
-def _body_size(request: Request, most: int) -> int:
+def _body_size(request: Request, max_bytes: int) -> int:
+    """Size of the body by Content-Length. Raises HttpError."""
     if "transfer-encoding" in request.headers or "content-length" not in request.headers:
         raise HttpError(411, "Content-Length is required; chunks are not accepted")
     text = request.headers["content-length"]
     if not (text.isascii() and text.isdigit() and len(text) < 20):
         raise HttpError(400, "Content-Length is not a number")
-    if int(text) > most:
-        raise HttpError(413, f"the body has more than {most} bytes")
+    if int(text) > max_bytes:
+        raise HttpError(413, f"the body has more than {max_bytes} bytes")
     return int(text)

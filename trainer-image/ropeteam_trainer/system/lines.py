@@ -40,8 +40,12 @@ class Lines:
         self._thread: threading.Thread | None = None
 
     def add(self, source: str, lines: list[bytes]) -> None:
-        """Queue lines, given without line ends. `source`: their writer, for the message about dropped
-        lines."""
+        """Queue lines, given without line ends; a full queue drops them all. Never blocks; any thread may
+        call it. `source`: the process that wrote them, for the message about dropped lines.
+
+        Once lines were dropped, others are only queued when half of the queue is written: so lines are
+        dropped in few long runs.
+        """
         with self._changed:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._write_all, name=f"lines-{self._fd}", daemon=True)
@@ -63,22 +67,26 @@ class Lines:
             return is_read and self._size > MOST_BYTES // 2
 
     def flush(self, seconds: float) -> bool:
-        """Wait until all is written. False: it was not within `seconds`."""
+        """Wait until all queued lines are written. False: they were not within `seconds`."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._size, seconds)
 
     def _put(self, data: bytes) -> None:
+        """Queue bytes, whatever the limit. The caller holds the lock."""
         self._queue.append(data)
         self._size += len(data)
         self._changed.notify_all()
 
     def _put_dropped_counts(self) -> None:
+        """Queue a message for each source of dropped lines, and forget them. The caller holds the lock."""
         for source, count in self._dropped.items():
-            text = f"ropeteam: {count} lines of {source} were dropped: this container's output was not read\n"
-            self._put(text.encode())
+            text = f"ropeteam: {count} lines of {source} were dropped: this container's output was not read"
+            self._put(f"{text} (container runtime stopped, or disk of the node full?)\n".encode())
         self._dropped.clear()
 
     def _write_all(self) -> None:
+        """Write queued lines for ever: the thread. No lock is held while it writes, so add() never waits for
+        the output. `_size` counts lines until they are written, so flush() waits for those taken out, too."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._queue)
@@ -93,28 +101,30 @@ class Lines:
                 self._changed.notify_all()
 
     def _write(self, data: bytes) -> None:
+        """Write all bytes; blocks as long as nothing reads the output."""
         while data:
             try:
                 data = data[os.write(self._fd, data) :]
             except BlockingIOError:  # a process that shares the descriptor has set O_NONBLOCK
-                _wait_for(self._fd)
+                _wait_until_writable(self._fd)
             except OSError:
                 return  # the reader has closed it: nothing will ever read this
 
 
-def _wait_for(fd: int) -> None:
+def _wait_until_writable(fd: int) -> None:
     poll = select.poll()
     poll.register(fd, select.POLLOUT)
     poll.poll()
 
 
 class LineStream(io.TextIOBase):
-    """Text stream in place of sys.stdout or sys.stderr."""
+    """Text stream in place of sys.stdout or sys.stderr: a line is queued when its line end is written."""
 
     def __init__(self, lines: Lines, source: str) -> None:
         self._lines, self._source, self._partial = lines, source, ""
 
     def write(self, text: str) -> int:
+        # the text after the last line end stays in _partial
         *lines, self._partial = (self._partial + text).split("\n")
         if lines:
             self._lines.add(self._source, [line.encode(errors="backslashreplace") for line in lines])
@@ -124,7 +134,8 @@ class LineStream(io.TextIOBase):
 STDOUT, STDERR = Lines(1), Lines(2)
 
 
-def take_over(source: str) -> None:
-    """Replace stdout and stderr: from now on no output of this process blocks it: prints, warnings,
-    tracebacks, logging."""
+def replace_standard_streams(source: str) -> None:
+    """Replace sys.stdout and sys.stderr by queues, so that no print, warning, traceback or log line blocks
+    this process. `source`: its name in the message about dropped lines. Descriptors 1 and 2 stay, for
+    children."""
     sys.stdout, sys.stderr = LineStream(STDOUT, source), LineStream(STDERR, source)

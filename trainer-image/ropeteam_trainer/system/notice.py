@@ -6,4 +6,5 @@ import sys
 
 
 def notice(sentence: str) -> None:
+    """Print one line for the user to stderr, after `ropeteam: `."""
     print(f"ropeteam: {sentence}", file=sys.stderr, flush=True)

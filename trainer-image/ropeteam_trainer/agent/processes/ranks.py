@@ -49,7 +49,7 @@ from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.local import Beat, FromRank, ToRank
 from ropeteam_trainer.contract.messages import Hang
 from ropeteam_trainer.contract.world import Plan, ProcessExit, WorldId
-from ropeteam_trainer.system.background import background
+from ropeteam_trainer.system.background import start_task
 
 RESCAN_SECONDS, ORPHAN_POLL_SECONDS = 0.01, 0.5
 """Shortest and longest interval of the checks of a dying rank; it grows. SIGCHLD causes a check at once."""
@@ -136,7 +136,7 @@ class Ranks:
         """Make these ranks print their stacks to their own output, in the background. A StackShown of each
         that runs follows."""
         for process in self._running(world_id, ranks):
-            background(self._show_stacks(process))
+            start_task(self._show_stacks(process))
 
     def send(self, world_id: WorldId, rank: int, message: ToRank) -> None:
         """Send a message; nothing happens if the rank is not of this world any more."""
@@ -312,7 +312,7 @@ class Ranks:
             self._report_dying(process, signum)
         process.dying_since = process.dying_since or time.monotonic()
         process.exit = ProcessExit(code, signum, oom=oom)
-        background(self._end_session(process, session, process.exit))
+        start_task(self._end_session(process, session, process.exit))
 
     async def _end_session(self, process: _Process, session: int, exit: ProcessExit) -> None:
         """Kill the descendants of a dead rank, wait for them, then post its exit. Order: its last messages,

@@ -20,7 +20,7 @@ from ropeteam_trainer.agent.processes.reaper import Reaper
 from ropeteam_trainer.agent.processes.zygoteclient import ZygoteClient
 from ropeteam_trainer.contract.messages import StoreOffer
 from ropeteam_trainer.contract.world import WorldId
-from ropeteam_trainer.system.background import background
+from ropeteam_trainer.system.background import start_task
 
 
 @dataclass
@@ -50,7 +50,7 @@ class StoreHost:
             return
         store = self._stores[world_id] = _Store(listener)
         if self._zygote:
-            background(self._fork(self._zygote, world_id, store))
+            start_task(self._fork(self._zygote, world_id, store))
         self._post(StoreUp(StoreOffer(world_id, *listener.getsockname()[:2])))
 
     def close(self, world_id: WorldId) -> None:

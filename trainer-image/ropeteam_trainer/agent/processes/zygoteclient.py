@@ -22,7 +22,7 @@ from ropeteam_trainer.agent.processes.reaper import Reaper
 from ropeteam_trainer.agent.processes.spawn import spawn
 from ropeteam_trainer.agent.processes.waiting import within
 from ropeteam_trainer.agent.script import zygote
-from ropeteam_trainer.system.background import background
+from ropeteam_trainer.system.background import start_task
 
 _ANSWER_SECONDS = 30.0
 """Limit of the answer to a fork."""
@@ -82,13 +82,13 @@ class ZygoteClient:
         self._stopped = False
         self._exited = asyncio.Event()
         self._reaper.watch(self.pid, self._record_exit)
-        self._ready = background(self._await_ready(ours))
+        self._ready = start_task(self._await_ready(ours))
 
     async def warm_up(self) -> None:
         """Import the rest, so that ranks can be forked; starts the zygote if needed. Callers share one
         attempt, and one that is cancelled does not cancel it. Raises OSError."""
         if self._warming is None or self._warming.done():
-            self._warming = background(self._warm_up())
+            self._warming = start_task(self._warm_up())
         await asyncio.shield(self._warming)
 
     async def _warm_up(self) -> None:
