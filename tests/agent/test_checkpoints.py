@@ -276,7 +276,7 @@ def test_two_jobs_in_one_folder_neither_overwrite_nor_prune_each_other(tmp_path)
     prune(settings_in(tmp_path, "other"), other.held, (ref,))
     assert left(tmp_path) == ["step-10/1.0.1", "step-20/1.0.1"]
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["000001.uid", "000002.other"]
-    assert reader.find(tmp_path)[0].run == "other", "the newest run"
+    assert reader.find_checkpoints(tmp_path)[0].run == "other", "the newest run"
 
 
 def test_an_entry_that_cannot_be_read_or_names_another_digest_proves_nothing(tmp_path):

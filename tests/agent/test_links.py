@@ -171,8 +171,8 @@ def test_a_manifest_that_is_a_folder_is_pruned_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "end", "number"),
     [
-        ("folder", "/step-10", errno.EACCES),
-        ("folder", "/step-10/1.0.1", errno.EIO),
+        ("open_folder", "/step-10", errno.EACCES),
+        ("open_folder", "/step-10/1.0.1", errno.EIO),
         ("remove", f"/step-10/1.0.1/{MANIFEST}", errno.EIO),
     ],
 )

@@ -89,8 +89,8 @@ def alone(directory: Path) -> Story:
         checkpoints.register({"model": torch.nn.Linear(2, 2)})
         for step in STEPS:
             checkpoints.save(step, None)
-            (found,) = (each for each in reader.find(directory) if each.step == step)
-            written = reader.inspect(directory, found).manifest
+            (found,) = (each for each in reader.find_checkpoints(directory) if each.step == step)
+            written = reader.inspect_manifest(directory, found).manifest
             assert written is not None
             commit(recording, directory, expected, written.ref)
     return Story(recording.operations, recording.before, expected)
@@ -136,7 +136,7 @@ def wrong(directory: Path, story: Story, loss: PowerLoss) -> Iterator[str]:
             lineage = claim(settings_in(directory), "pod", later).restore or None
         wanted = plan(directory, *(lineage or ()), known=lineage is not None)
         try:
-            found = choose(wanted, reader.find(directory), lambda ref: seen(directory, ref))
+            found = choose(wanted, reader.find_checkpoints(directory), lambda ref: seen(directory, ref))
         except (CheckpointNotFound, CheckpointUnavailable) as error:
             yield f"{who} finds nothing: {error}"
             continue

@@ -180,11 +180,15 @@ async def _checkpoints() -> AsyncIterator[Attempt]:
             (place / MANIFEST).write_bytes(case)
             looks = list[str]()
             with nothing_else_opened:
-                choice = choose(plan, reader.find(directory), lambda ref: reader.inspect(directory, ref))
+                choice = choose(
+                    plan,
+                    reader.find_checkpoints(directory),
+                    lambda ref: reader.inspect_manifest(directory, ref),
+                )
                 if choice.manifest and choice.ref:
                     files = choice.manifest.files[:50]
                     looks = [
-                        reader.check(directory, choice.ref, each, lambda _: None).fault for each in files
+                        reader.check_file(directory, choice.ref, each, lambda _: None).fault for each in files
                     ]
             "".join(choice.skipped).encode()
             assert choice.manifest is None or any(looks), "it names files that are not there"

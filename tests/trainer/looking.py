@@ -11,7 +11,7 @@ from ropeteam_trainer.contract.world import CheckpointRef
 
 
 def seen(directory: Path, ref: CheckpointRef) -> Inspection:
-    found = reader.inspect(directory, ref)
+    found = reader.inspect_manifest(directory, ref)
     files = found.manifest.files if found.manifest and not found.fault else ()
-    looks = (reader.check(directory, ref, file, lambda _: None) for file in files)
+    looks = (reader.check_file(directory, ref, file, lambda _: None) for file in files)
     return next((replace(look, manifest=found.manifest) for look in looks if look.fault), found)

@@ -140,9 +140,9 @@ def test_a_flipped_byte_makes_the_world_go_on_from_the_parent(tmp_path: Path, ag
     assert "step-9/1.0.1 is not used: state.pt was altered (wrong hash)" in ended.output[0]
     assert "step-6/1.0.1 is not used: rank-1.pt has 100 bytes instead of" in ended.output[0]
     assert "not used" not in ended.output[1]
-    assert [ref.step for ref in reader.find(tmp_path / "saved") if ref.world_id == after.world_id] == [], (
-        "nobody granted"
-    )
+    assert [
+        ref.step for ref in reader.find_checkpoints(tmp_path / "saved") if ref.world_id == after.world_id
+    ] == [], "nobody granted"
     after.close()
 
 

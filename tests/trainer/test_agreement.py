@@ -138,7 +138,9 @@ def test_a_volume_that_is_mounted_late_is_waited_for(saved: FakeAgent) -> None:
 
     def mounted(group: RankGroup) -> None:
         output = group.path / "output.0"
-        saved.wait(lambda: output.exists() and "is its volume mounted? (seen by 2 of 2" in output.read_text())
+        saved.wait(
+            lambda: output.exists() and "is its volume mounted? (on 2 of 2 ranks: 0, 1" in output.read_text()
+        )
         place.rmdir()
         place.with_name("elsewhere").rename(place)
 
@@ -176,8 +178,8 @@ def test_a_directory_that_cannot_be_listed_is_not_an_empty_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ref = CheckpointRef(6, WorldId(1, 0, 1), "ab")
-    assert reader.find(tmp_path / "none") == ()
-    assert reader.inspect(tmp_path / "none", ref).unsure, "its volume is not there"
+    assert reader.find_checkpoints(tmp_path / "none") == ()
+    assert reader.inspect_manifest(tmp_path / "none", ref).unsure, "its volume is not there"
     listed: list[str] = []
 
     def stale(folder: Folder) -> list[str]:
@@ -186,8 +188,8 @@ def test_a_directory_that_cannot_be_listed_is_not_an_empty_one(
 
     monkeypatch.setattr(Folder, "names", stale)
     with pytest.raises(OSError, match="Stale"):
-        reader.find(tmp_path)
-    assert reader.inspect(tmp_path, replace(ref, run="uid")).unsure
+        reader.find_checkpoints(tmp_path)
+    assert reader.inspect_manifest(tmp_path, replace(ref, run="uid")).unsure
     assert listed == [str(tmp_path)] * 2
 
 
@@ -200,17 +202,17 @@ def test_a_folder_that_may_not_be_entered_hides_no_other(
     for ref in (ours.ref, theirs):
         (tmp_path / folder(ref)).mkdir(parents=True)
         (tmp_path / folder(ref) / MANIFEST).write_bytes(ours.to_bytes())
-    real = Folder.folder
+    real = Folder.open_folder
 
     def denied(folder: Folder, name: str, make: bool = False) -> Folder:
         if name == closed:
             raise PermissionError(errno.EACCES, "Permission denied")
         return real(folder, name, make)
 
-    monkeypatch.setattr(Folder, "folder", denied)
-    assert reader.find(tmp_path) == (replace(ours.ref, digest=""),)
-    assert reader.locate(tmp_path, replace(ours.ref, run="")) == ours.ref
-    assert reader.inspect(tmp_path, replace(theirs, digest="ab")).unsure, "nor is it called bad"
+    monkeypatch.setattr(Folder, "open_folder", denied)
+    assert reader.find_checkpoints(tmp_path) == (replace(ours.ref, digest=""),)
+    assert reader.with_run(tmp_path, replace(ours.ref, run="")) == ours.ref
+    assert reader.inspect_manifest(tmp_path, replace(theirs, digest="ab")).unsure, "nor is it called bad"
 
 
 def test_what_is_not_ours_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,11 +227,11 @@ def test_what_is_not_ours_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.
 def test_a_file_that_is_gone_is_proof_only_beside_its_manifest(tmp_path: Path) -> None:
     file = ShardFile("state.pt", 3, "00")
     ref = CheckpointRef(3, WorldId(1, 0, 1))
-    assert reader.check(tmp_path, ref, file, print).unsure
+    assert reader.check_file(tmp_path, ref, file, print).unsure
     (tmp_path / folder(ref)).mkdir(parents=True)
-    assert reader.check(tmp_path, ref, file, print).unsure
+    assert reader.check_file(tmp_path, ref, file, print).unsure
     (tmp_path / folder(ref) / MANIFEST).touch()
-    assert reader.check(tmp_path, ref, file, print) == Inspection(None, "state.pt is missing")
+    assert reader.check_file(tmp_path, ref, file, print) == Inspection(None, "state.pt is missing")
 
 
 names = st.integers(0, 9).flatmap(

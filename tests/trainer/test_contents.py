@@ -83,11 +83,11 @@ def test_an_error_of_the_storage_proves_nothing(tmp_path: Path, monkeypatch: pyt
     saver, _ = checkpoints(tmp_path)
     saver.save(3, None)
     saver.close()
-    (ref,) = reader.find(tmp_path)
-    seen = reader.inspect(tmp_path, ref)
+    (ref,) = reader.find_checkpoints(tmp_path)
+    seen = reader.inspect_manifest(tmp_path, ref)
     assert seen.manifest is not None
     files = seen.manifest.files
-    assert [reader.validate(tmp_path, ref, files, file, lambda _: None) for file in files] == [
+    assert [reader.validate_content(tmp_path, ref, files, file, lambda _: None) for file in files] == [
         Inspection(None)
     ] * 4
 
@@ -95,7 +95,7 @@ def test_an_error_of_the_storage_proves_nothing(tmp_path: Path, monkeypatch: pyt
         raise OSError(errno.EIO, "Input/output error", name)
 
     monkeypatch.setattr(Folder, "open", broken)
-    looks = [reader.validate(tmp_path, ref, files, file, lambda _: None) for file in files]
+    looks = [reader.validate_content(tmp_path, ref, files, file, lambda _: None) for file in files]
     assert all(look.unsure and "Input/output error" in look.fault for look in looks)
 
 

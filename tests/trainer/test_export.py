@@ -74,7 +74,7 @@ def test_the_command_prints_its_output_file_or_the_error(
     trained(tmp_path / "ckpt")
     monkeypatch.setattr("sys.argv", ["export", str(tmp_path / "ckpt"), str(tmp_path / "model.pt")])
     assert exporting.main() == 0
-    assert capsys.readouterr().out == f"{tmp_path}/model.pt: step 2, counter, model, optimizer\n"
+    assert capsys.readouterr().out == f"wrote {tmp_path}/model.pt: step 2, with counter, model, optimizer\n"
     monkeypatch.setattr("sys.argv", ["export", str(tmp_path), str(tmp_path / "model.pt")])
     assert exporting.main() == 2
     assert "holds no checkpoint" in capsys.readouterr().err

@@ -52,7 +52,9 @@ def commit(directory: Path, step: int = 7) -> CheckpointRef:
 def weights(directory: Path, ref: CheckpointRef, files: tuple[ShardFile, ...]) -> torch.Tensor:
     saved = reader.load_metadata(directory, ref, files)
     into = torch.empty(saved["model.w"].shape)
-    reader.fill(directory, ref, saved, {"model.w": TensorShard(into, tuple(into.shape), (0,))}, lambda: None)
+    reader.fill_shards(
+        directory, ref, saved, {"model.w": TensorShard(into, tuple(into.shape), (0,))}, lambda: None
+    )
     return into
 
 
@@ -62,9 +64,9 @@ def test_what_was_written_verifies_and_loads(tmp_path: Path) -> None:
     assert (found.fault, found.manifest is not None) == ("", True)
     assert found.manifest is not None
     files = {file.name: file for file in found.manifest.files}
-    assert reader.load(tmp_path, ref, files["state.pt"]) == {"step": 7, "models": {}, "optimizers": {}}
+    assert reader.load_file(tmp_path, ref, files["state.pt"]) == {"step": 7, "models": {}, "optimizers": {}}
     assert torch.equal(weights(tmp_path, ref, found.manifest.files), WEIGHTS)
-    assert reader.load(tmp_path, ref, files["rank-0.pt"]) == CONTENTS["rank-0.pt"]
+    assert reader.load_file(tmp_path, ref, files["rank-0.pt"]) == CONTENTS["rank-0.pt"]
 
 
 def test_what_was_swapped_since_it_verified_is_not_loaded(tmp_path: Path) -> None:
@@ -75,7 +77,7 @@ def test_what_was_swapped_since_it_verified_is_not_loaded(tmp_path: Path) -> Non
         (file,) = (file for file in found.files if file.name == name)
         flip(tmp_path / folder(ref) / name)
         with pytest.raises(ValueError, match=rf"{name} was altered \(wrong hash\)"):
-            reader.load(tmp_path, ref, file)
+            reader.load_file(tmp_path, ref, file)
 
 
 def flip(path: Path) -> None:
@@ -120,7 +122,7 @@ def test_every_damage_is_found_and_named(
 def test_a_torn_manifest_is_found_without_its_digest(tmp_path: Path) -> None:
     ref = commit(tmp_path)
     half(tmp_path / folder(ref) / MANIFEST)
-    found = reader.find(tmp_path)
+    found = reader.find_checkpoints(tmp_path)
     assert [(r.step, r.world_id, r.digest) for r in found] == [(7, WORLD_ID, "")]
     assert "torn or altered" in seen(tmp_path, found[0]).fault
 
@@ -142,8 +144,8 @@ def test_foreign_folders_are_not_checkpoints(tmp_path: Path) -> None:
     for name in ("step-x/1.0.1", "step-3/latest", "best/1.0.1"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / MANIFEST).touch()
-    assert reader.find(tmp_path) == ()
-    assert reader.find(tmp_path / "nowhere") == ()
+    assert reader.find_checkpoints(tmp_path) == ()
+    assert reader.find_checkpoints(tmp_path / "nowhere") == ()
 
 
 def test_a_full_disk_costs_a_message_and_no_training(

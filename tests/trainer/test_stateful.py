@@ -249,8 +249,8 @@ def test_a_checkpoint_of_the_previous_format_is_not_used(tmp_path: Path) -> None
     manifest = codec.decode(Manifest, (place / MANIFEST).read_bytes())
     old = replace(manifest, files=tuple(f for f in manifest.files if f.name in ("state.pt", "rank-0.pt")))
     (place / MANIFEST).write_bytes(old.to_bytes())
-    assert "format of an earlier Ropeteam" in reader.inspect(tmp_path, old.ref).fault
-    assert reader.inspect(tmp_path, old.ref).manifest == old, "its parent may be used"
+    assert "format of an earlier Ropeteam" in reader.inspect_manifest(tmp_path, old.ref).fault
+    assert reader.inspect_manifest(tmp_path, old.ref).manifest == old, "its parent may be used"
     plan = RankPlan("0.0.2", (), False, CheckpointConfig(str(tmp_path)), Resume.STEP, 1, "", "")
     with pytest.raises(CheckpointNotFound, match="earlier Ropeteam"):
         create_job(ALONE, plan, {}).restore(model=net())

@@ -85,7 +85,7 @@ saved = reader.load_metadata(
 )
 into = {"model.weight": torch.zeros_like(model.weight)}
 into |= {f"model.{name}": torch.ones(()) for name in ("one", "two")}
-reader.fill(
+reader.fill_shards(
     root,
     ref,
     saved,

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from ropeteam_trainer.checkpoint.decisions import journal, manifest
 from ropeteam_trainer.checkpoint.decisions.journal import CheckpointKey, Claim, Held, Operation, Steps, key_of
 from ropeteam_trainer.checkpoint.decisions.manifest import Manifest
-from ropeteam_trainer.checkpoint.deletion import delete
+from ropeteam_trainer.checkpoint.deletion import delete_checkpoint
 from ropeteam_trainer.checkpoint.directory import checkpoint_directory
 from ropeteam_trainer.contract import codec, seals
 from ropeteam_trainer.contract.config import WorkerConfig
@@ -134,7 +134,7 @@ class RunFolder:
             case journal.Folders():
                 return tuple(_checkpoint_keys(run))
             case journal.Delete(key, apart=False):
-                return delete(run, key.step, key.world_id)
+                return delete_checkpoint(run, key.step, key.world_id)
             case journal.Delete(key):
                 return self._delete_own(directory, key)
             case journal.WriteManifest(grant):
@@ -167,7 +167,7 @@ class RunFolder:
             with directory.open_below(path) as folder:
                 ours = self._is_own(folder)
             if ours:
-                delete(directory, key.step, key.world_id)
+                delete_checkpoint(directory, key.step, key.world_id)
 
     def _is_own(self, folder: Folder) -> bool:
         """Whether this job wrote the checkpoint in `folder`. Raises OSError if there is no manifest,

@@ -17,14 +17,18 @@ _MOST_STEPS = 1000
 
 class Cadence:
     def __init__(self, config: CheckpointConfig, agree: Callable[[int], int]) -> None:
-        """`agree(value)` returns rank 0's value on all ranks: a collective."""
+        """`agree(value)` returns rank 0's value on all ranks: a collective. It is called for `every_seconds`
+        only."""
         self._steps, self._seconds, self._agree = config.every_steps, config.every_seconds, agree
         self._started = self._saved = time.monotonic()
         self._done = 0
+        """Steps since the start, for the mean duration of a step."""
         self._until_check = 1
+        """Steps until rank 0's clock is checked again."""
 
     def due(self, step: int) -> bool:
-        """Whether to save after this step. Call it once for every step, on all ranks."""
+        """Whether to save after this step; True counts as a save. Call it exactly once for every step, on all
+        ranks: it counts steps and can be a collective."""
         self._done += 1
         now = time.monotonic()
         if self._steps is not None and step % self._steps == 0:
@@ -44,7 +48,8 @@ class Cadence:
 
 
 def steps_until_check(left: float, step_seconds: float) -> int:
-    """Number of steps until rank 0's clock is checked again; 0: save now."""
+    """Number of steps until rank 0's clock is checked again; 0: save now. `left`: seconds until the save is
+    due. `step_seconds`: mean duration of a step."""
     if left <= 0:
         return 0
     return max(1, min(_MOST_STEPS, int(min(left, _CHECK_SECONDS) / max(step_seconds, 1e-6))))

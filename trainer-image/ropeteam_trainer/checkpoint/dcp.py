@@ -62,17 +62,17 @@ class RankContent:
 def save(
     directory: Location, place: str, content: RankContent, group: dist.ProcessGroup | None
 ) -> tuple[ShardFile, ...]:
-    """Write this rank's files; together with all ranks of `group`, or alone. Durable when it returns.
-    `place`: the checkpoint's folder, below the directory.
+    """Write this rank's files; together with all ranks of `group`, or alone (None). Durable when it returns.
+    Returns the files of this rank with their hashes. `place`: the checkpoint's folder, below the directory.
 
     Raises RuntimeError on all ranks if one of them fails, and leaves no file behind then.
     """
-    planner, disk = _Planner(content), _Disk(directory, place)
-    files = _Files(disk, content, planner)
+    planner, disk = _Planner(content), _CheckpointFolder(directory, place)
+    storage = _Storage(disk, content, planner)
     try:
-        _save_state_dict({}, files, group, no_dist=group is None, planner=planner)
+        _save_state_dict({}, storage, group, no_dist=group is None, planner=planner)
     except BaseException as error:
-        disk.forget()
+        disk.remove_written()
         if isinstance(error, CheckpointException):  # no Exception, by its class
             faults = (f"rank {rank}: {fault[0]}" for rank, fault in sorted(error.failures.items()))
             raise RuntimeError("; ".join(faults)) from None
@@ -83,24 +83,29 @@ def save(
 
 
 class _Planner(DefaultSavePlanner):
-    """Planner that writes shards. `shared` is that of all ranks, once rank 0 has planned."""
+    """Planner of DCP that plans blocks of tensors, and collects the plain values of all ranks on rank 0."""
 
     def __init__(self, content: RankContent) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._content = content
         self.shared: stateful.Shared | None = None
+        """Plain values of all ranks. Set on rank 0 only, by create_global_plan()."""
 
     def create_local_plan(self) -> SavePlan:
-        items = [_item(name, shard) for name, shard in self._content.shards.items()]
+        """Plan of this rank's blocks. Its `planner_data` carry plain values to rank 0."""
+        items = [_write_item(name, shard) for name, shard in self._content.shards.items()]
         self.plan = SavePlan(items, planner_data=(self._content.buffers, self._content.shared))
         return self.plan
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        """Plans of all ranks without replicas, and the index. DCP calls it on rank 0, before any rank
+        writes."""
         self.shared = stateful.merge(plan.planner_data[1] for plan in all_plans)
         buffers = {name for plan in all_plans for name in plan.planner_data[0]}
         return super().create_global_plan(lowest_rank_only(all_plans, buffers))
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor:
+        """Block to write: the copy in CPU memory."""
         return self._content.shards[write_item.index.fqn].local
 
 
@@ -115,16 +120,17 @@ def lowest_rank_only(plans: list[SavePlan], names: set[str]) -> list[SavePlan]:
     return left
 
 
-def _item(name: str, shard: TensorShard) -> WriteItem:
+def _write_item(name: str, shard: TensorShard) -> WriteItem:
     chunk = ChunkStorageMetadata(torch.Size(shard.offsets), shard.local.shape)
     about = TensorWriteData(chunk, TensorProperties.create_from_tensor(shard.local), torch.Size(shard.shape))
     return WriteItem(MetadataIndex(name, chunk.offsets), WriteItemType.SHARD, tensor_data=about)
 
 
-class _Files(FileSystemWriter):
-    """Writer of DCP's files and of our small ones."""
+class _Storage(FileSystemWriter):
+    """Writer of DCP's files and of our small ones. DCP calls the methods in the order in which they are
+    here."""
 
-    def __init__(self, disk: _Disk, content: RankContent, planner: _Planner) -> None:
+    def __init__(self, disk: _CheckpointFolder, content: RankContent, planner: _Planner) -> None:
         super().__init__(Path(), sync_files=False, per_thread_copy_ahead=0)  # our disk syncs; no CUDA here
         self.fs = self.disk = disk
         self._content, self._planner = content, planner
@@ -135,27 +141,29 @@ class _Files(FileSystemWriter):
         self._is_rank_0 = is_coordinator
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        self.disk.enter()
+        self.disk.open_folders()
         if self._is_rank_0:
             for stale in (MANIFEST, METADATA):  # of another job that used this folder before
                 self.disk.rm_file(stale)
         return plan
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write and sync the blocks, then the small files, then the names of all (fsync of the folders)."""
         written: Future[list[WriteResult]] = Future()
         if plan.items:
-            written = super().write_data(plan, planner)
+            written = super().write_data(plan, planner)  # done when it returns: DCP writes in this thread
         else:
             written.set_result([])
         for name, tree in self._content.files.items():
             self.disk.write_tree(
                 name, tree | self._planner.shared if name == STATE and self._planner.shared else tree
             )
-        for folder in self.disk.folders[:-4:-1]:
+        for folder in self.disk.folders[:-4:-1]:  # run, step, world: open_folders() may have created them
             folder.sync()
         return written
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Write `.metadata`, on rank 0, after all ranks have written."""
         super().finish(metadata, results)
         self.disk.folders[-1].sync()
 
@@ -163,17 +171,19 @@ class _Files(FileSystemWriter):
         """Return none: it would hold the path, which may change."""
 
 
-class _Disk(FileSystem):
-    """File system of DCP that is the folder of one checkpoint: only the name of a requested path counts.
-    Records the files that were written."""
+class _CheckpointFolder(FileSystem):
+    """DCP's interface to a file system, for the folder of one checkpoint: of a path only the last name
+    counts. Records the files that were written."""
 
     def __init__(self, directory: Location, place: str) -> None:
         self._directory, self._place = directory, place
         self.folders: list[Folder] = []
         """Open folders, from the directory down to the checkpoint's own."""
         self.written: dict[str, ShardFile] = {}
+        """Files of this rank, by name."""
 
-    def enter(self) -> None:
+    def open_folders(self) -> None:
+        """Open the folders, and create missing ones. close() closes them."""
         self.folders = [Folder.at(self._directory, make=True)]
         for name in self._place.split("/"):
             self.folders.append(self.folders[-1].open_folder(name, make=True))
@@ -182,8 +192,8 @@ class _Disk(FileSystem):
         for folder in self.folders:
             folder.close()
 
-    def forget(self) -> None:
-        """Remove all written files: this frees the space of a full disk."""
+    def remove_written(self) -> None:
+        """Remove all written files: this frees the space of a full disk. Raises OSError."""
         for name in self.written:
             self.rm_file(name)
 
@@ -192,6 +202,7 @@ class _Disk(FileSystem):
 
     @contextmanager
     def create_stream(self, path: Any, mode: str) -> Iterator[HashedStream]:  # type: ignore[override]
+        """Stream of a new file, which is synced and recorded at the end of the `with`."""
         assert mode == "wb"
         name = Path(path).name
         with new_file(self.folders[-1], name) as stream:

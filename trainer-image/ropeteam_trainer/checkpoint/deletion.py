@@ -9,9 +9,9 @@ from ropeteam_trainer.contract.world import WorldId
 from ropeteam_trainer.system.folders import Folder, UnexpectedFile
 
 
-def delete(run: Folder, step: int, world_id: WorldId) -> None:
-    """Delete a checkpoint from the folder of its run, as far as possible. Another world's save of the same
-    step stays."""
+def delete_checkpoint(run: Folder, step: int, world_id: WorldId) -> None:
+    """Delete a checkpoint from the folder of its run, as far as possible: no OSError is raised. A missing one
+    is no error. Another world's save of the same step stays."""
     name = f"step-{step}"
     with suppress(OSError), run.open_folder(name) as folder:
         with (

@@ -9,7 +9,7 @@ from ropeteam_trainer.rank.agentlink import HeartbeatWriter
 
 
 class DisabledCheckpoints:
-    """Has all that Checkpoints has, never has anything to save, and restores nothing."""
+    """Stand-in with the interface of saving.Checkpoints, whose methods do nothing."""
 
     every_steps: int | None = None
     every_seconds: float | None = None

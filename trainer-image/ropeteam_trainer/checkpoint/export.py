@@ -34,40 +34,44 @@ class ExportError(UserError, ValueError):
 
 
 def export(folder: Path) -> dict[str, Any]:
-    """Content of a checkpoint. Raises ExportError, OSError."""
-    directory, ref = _find(folder.absolute())
-    inspection = reader.inspect(directory, ref)
+    """Content of a checkpoint, in the form that the module's docstring shows. All files are verified first.
+    Raises ExportError, OSError, and ValueError for content that cannot be loaded."""
+    directory, ref = _resolve(folder.absolute())
+    inspection = reader.inspect_manifest(directory, ref)
     manifest = inspection.manifest
     if manifest is None or inspection.ref is None:
         raise ExportError(f"{folder} is not a usable checkpoint: {inspection.fault}")
     for file in manifest.files:
-        found = reader.check(directory, ref, file, lambda _: None)
+        found = reader.check_file(directory, ref, file, lambda _: None)
         if found.fault:
             raise ExportError(f"{folder} is damaged: {found.fault}")
-    return _read(directory, ref, manifest)
+    return _load(directory, ref, manifest)
 
 
-def _find(folder: Path) -> tuple[Path, CheckpointRef]:
-    """Directory and reference of `<directory>[/run-<UID>]/step-<n>/<world>`, or of the newest below a
-    directory."""
+def _resolve(folder: Path) -> tuple[Path, CheckpointRef]:
+    """Directory and reference of the checkpoint `<directory>[/run-<UID>]/step-<n>/<world>`; or, for any other
+    folder, of the newest checkpoint in it: of the newest run, the highest step. Raises ExportError if it has
+    none."""
     parent = folder.parent.parent
     run = parent.name.removeprefix("run-") if parent.name.startswith("run-") else ""
     if (ref := ref_at(run, folder.parent.name, folder.name)) is not None:
         return (parent.parent if run else parent), ref
-    refs = reader.find(folder)
+    refs = reader.find_checkpoints(folder)
     if not refs:
         raise ExportError(f"{folder} holds no checkpoint; name one, as status.checkpoint.location does")
     newest = max((ref for ref in refs if ref.run == refs[0].run), key=lambda ref: (ref.step, ref.world_id))
     return folder, newest
 
 
-def _read(directory: Path, ref: CheckpointRef, manifest: Manifest) -> dict[str, Any]:
+def _load(directory: Path, ref: CheckpointRef, manifest: Manifest) -> dict[str, Any]:
+    """Load all tensors whole, and put each object together: its tensors by plain name, and its other
+    state."""
     saved = reader.load_metadata(directory, ref, manifest.files)
     tensors = {name: torch.empty(each.shape, dtype=each.dtype) for name, each in saved.items()}
     whole = {name: TensorShard(each, tuple(each.shape), (0,) * each.dim()) for name, each in tensors.items()}
-    reader.fill(directory, ref, saved, whole, lambda: None)
+    reader.fill_shards(directory, ref, saved, whole, lambda: None)
     files = {file.name: file for file in manifest.files}
-    state = reader.load(directory, ref, files[STATE])
+    state = reader.load_file(directory, ref, files[STATE])
     contents.check_state(STATE, state)
     shared = {kind: state[kind] for kind in TrainingState().shared}
     result = {"step": ref.step, **state["others"]}
@@ -77,11 +81,12 @@ def _read(directory: Path, ref: CheckpointRef, manifest: Manifest) -> dict[str, 
         }
         result[name] = {**mine, **extra}
     for name, part in shared["optimizers"].items():
-        result[name] = _optimizer(name, part, tensors)
+        result[name] = _optimizer_state(name, part, tensors)
     return result
 
 
-def _optimizer(name: str, part: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+def _optimizer_state(name: str, part: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """State of an optimizer as state_dict() returns it, with names of parameters in the place of numbers."""
     parameters = [each for group in part["groups"] for each in group["names"]]
     state = {
         each: {key: tensors[names.state_name(name, each, key)] for key in part["tensors"].get(each, ())}
@@ -93,6 +98,7 @@ def _optimizer(name: str, part: dict[str, Any], tensors: dict[str, torch.Tensor]
 
 
 def main() -> int:
+    """Export as the command line says. Returns the exit code: 2 for wrong arguments or an error."""
     if len(sys.argv) != 3:
         print("usage: python -m ropeteam_trainer.checkpoint.export CHECKPOINT FILE", file=sys.stderr)
         return 2
@@ -103,7 +109,7 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     held = ", ".join(name for name in found if name != "step")
-    print(f"{sys.argv[2]}: step {found['step']}, {held}")
+    print(f"wrote {sys.argv[2]}: step {found['step']}, with {held}")
     return 0
 
 

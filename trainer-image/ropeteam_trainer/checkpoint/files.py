@@ -15,13 +15,15 @@ from ropeteam_trainer.system.folders import Folder
 
 
 class HashedStream:
-    """A file that is being written. Keeps the OSError, for which torch.save raises a vague error."""
+    """A file that is being written, with hash and size so far. Has the methods that torch.save and DCP call.
+    `error` keeps the OSError, for which torch.save raises a vague one."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream, self._sha256, self._size = stream, hashlib.sha256(), 0
         self.error: OSError | None = None
 
     def write(self, data: bytes) -> int:
+        """Write all of `data`, a bytes-like object of any item size; returns its bytes. Raises OSError."""
         view = rest = memoryview(data).cast("B")
         try:
             while rest:
@@ -43,12 +45,15 @@ class HashedStream:
         """Do nothing: the function that opened the file closes it."""
 
     def described_as(self, name: str) -> ShardFile:
+        """Entry of the manifest for what was written so far."""
         return ShardFile(name, self._size, self._sha256.hexdigest())
 
 
 @contextmanager
 def new_file(folder: Folder, name: str) -> Iterator[HashedStream]:
-    """Write a file; it is durable at the end of the block. Raises OSError, and leaves no file behind then."""
+    """Create a file to write in the `with`. The content is synced at the end of it; the name is durable once
+    the caller has synced the folder. An error in the `with` removes the file; an OSError of a write is raised
+    in place of what torch makes of it."""
     with folder.open_new(name, buffering=0) as raw:
         stream = HashedStream(raw)
         try:
@@ -60,7 +65,8 @@ def new_file(folder: Folder, name: str) -> Iterator[HashedStream]:
 
 
 def write_tree(folder: Folder, name: str, tree: Any) -> ShardFile:
-    """Write plain values and tensors, by torch.save."""
+    """Write plain values and tensors, by torch.save, and sync the content. Raises OSError, and leaves no file
+    behind then."""
     with new_file(folder, name) as stream:
         torch.save(tree, stream)  # type: ignore[arg-type]  # all it uses is write and flush
     return stream.described_as(name)

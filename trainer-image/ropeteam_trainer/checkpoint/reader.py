@@ -44,32 +44,37 @@ _WRONG_KIND = (UnexpectedFile, NotADirectoryError)
 """Errors that prove that the file is not the one that was saved."""
 
 
-def find(directory: Location) -> tuple[CheckpointRef, ...]:
-    """All folders that look like checkpoints, unverified, without digest. Newest runs first, those in no run
-    last. Folders with other names are ignored, and so are those without permission. Raises OSError where the
-    directory cannot be listed: that is not the same as an empty one."""
+def find_checkpoints(directory: Location) -> tuple[CheckpointRef, ...]:
+    """All folders that have a manifest, unverified, without digest. Newest runs first, those in no run last;
+    within a run in no special order. Folders with other names are ignored, and so are those without
+    permission. A missing directory has none. Raises OSError where it cannot be listed."""
     try:
         root = Folder.at(directory)
     except (FileNotFoundError, NotADirectoryError):
         return ()
     numbered: list[str] = []
     with root:
-        with suppress(*_ABSENT), root.open_folder(RUNS) as runs:
+        with suppress(*_ABSENT), root.open_folder(RUNS) as runs:  # entries are called <number>.<UID>
             numbered = [name.partition(".")[2] for name in reversed(runs.names())]
         others = (name.removeprefix("run-") for name in root.names() if name.startswith("run-"))
-        return tuple(ref for run in dict.fromkeys((*numbered, *others, "")) for ref in _find(root, run))
+        all_runs = dict.fromkeys((*numbered, *others, ""))  # each once: with a number, without, no run
+        return tuple(ref for run in all_runs for ref in _checkpoints_of_run(root, run))
 
 
-def _find(root: Folder, run: str) -> Iterator[CheckpointRef]:
+def _checkpoints_of_run(root: Folder, run: str) -> Iterator[CheckpointRef]:
+    """Folders with a manifest in a run's folder; "": in the directory itself."""
     base = run_folder(run)
-    for step in _names(root, base) if base else root.names():
-        for world in _names(root, f"{base}/{step}" if base else step) if step.startswith("step-") else ():
+    for step in _names_below(root, base) if base else root.names():
+        if not step.startswith("step-"):
+            continue
+        for world in _names_below(root, f"{base}/{step}" if base else step):
             ref = ref_at(run, step, world)
             if ref is not None and _has_manifest(root, ref):
                 yield ref
 
 
-def _names(root: Folder, path: str) -> list[str]:
+def _names_below(root: Folder, path: str) -> list[str]:
+    """Names in a folder; none if it is missing, no folder, or may not be read."""
     with suppress(*_ABSENT, PermissionError), root.open_below(path) as inner:
         return inner.names()
     return []
@@ -81,8 +86,9 @@ def _has_manifest(root: Folder, ref: CheckpointRef) -> bool:
     return False
 
 
-def locate(directory: Location, ref: CheckpointRef) -> CheckpointRef:
-    """`ref` with its run. A reference from status has none; the digest identifies the checkpoint."""
+def with_run(directory: Location, ref: CheckpointRef) -> CheckpointRef:
+    """`ref` with the run in whose folder it is found. A reference from status names no run; its digest
+    identifies the checkpoint. Unchanged if it has a run or no digest, or is not found. Raises OSError."""
     if ref.run or not ref.digest:
         return ref
     with suppress(FileNotFoundError), Folder.at(directory) as root:
@@ -91,27 +97,32 @@ def locate(directory: Location, ref: CheckpointRef) -> CheckpointRef:
             if not _has_manifest(root, each):
                 continue
             with suppress(*_ABSENT), root.open_below(folder(each)) as place:
-                if _digest(place.read(MANIFEST, MAX_BYTES)) == ref.digest:
+                if _sha256_of(place.read(MANIFEST, MAX_BYTES)) == ref.digest:
                     return each
     return ref
 
 
-def _digest(content: bytes) -> str:
+def _sha256_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def inspect(directory: Location, ref: CheckpointRef, keys: Keys = ()) -> Inspection:
-    """Verify a checkpoint's manifest, against the digest where that is known. For its files see check()."""
+def inspect_manifest(directory: Location, ref: CheckpointRef, keys: Keys = ()) -> Inspection:
+    """Verify a checkpoint's manifest. Raises nothing: a fault is in the result. For its files see
+    check_file().
+
+    Order, the first fault counts: readable; its hash, if status names one; well-formed; of this step, world
+    and run; plain names of files; the files that each checkpoint has.
+    """
     try:
-        ref = locate(directory, ref)
-        text = _read(directory, ref, MANIFEST, MAX_BYTES)
+        ref = with_run(directory, ref)
+        text = _read_file(directory, ref, MANIFEST, MAX_BYTES)
     except FileNotFoundError:
         return _without_manifest(directory, ref)
     except OSError as error:
         return Inspection(
             None, f"its manifest cannot be read: {error}", unsure=not isinstance(error, _WRONG_KIND)
         )
-    digest = _digest(text)
+    digest = _sha256_of(text)
     if ref.digest and digest != ref.digest:
         return Inspection(None, "its manifest was altered (the hash differs from the committed one)")
     try:
@@ -150,10 +161,11 @@ def _without_manifest(directory: Location, ref: CheckpointRef) -> Inspection:
     return Inspection(None, "it has no manifest, so it was never committed")
 
 
-def check(
-    directory: Location, ref: CheckpointRef, file: ShardFile, read: Callable[[int], None]
+def check_file(
+    directory: Location, ref: CheckpointRef, file: ShardFile, on_read: Callable[[int], None]
 ) -> Inspection:
-    """Verify one file against the manifest. `read` is called with the number of bytes of each read."""
+    """Verify size and hash of one file against the manifest. Raises nothing: a fault is in the result, and it
+    is `unsure` unless it proves the file bad. `on_read` is called with the number of bytes of each read."""
     try:
         with Folder.at(directory) as root, root.open_below(folder(ref)) as place:
             try:
@@ -161,45 +173,50 @@ def check(
                 if size != file.size:
                     fault = f"{file.name} has {size} bytes instead of {file.size} (torn or truncated)"
                     return Inspection(None, fault)
-                if _sha256(place, file.name, read) != file.sha256:
+                if _sha256_of_file(place, file.name, on_read) != file.sha256:
                     return Inspection(None, f"{file.name} was altered (wrong hash)")
             except FileNotFoundError:
+                # missing beside its manifest is proof; without the manifest, the mount may be stale
                 return Inspection(None, f"{file.name} is missing", unsure=not place.has(MANIFEST))
     except FileNotFoundError:
-        return Inspection(None, f"{file.name} is missing", unsure=True)  # is one file gone, or are all?
+        return Inspection(None, f"{file.name} is missing", unsure=True)  # the folder is missing
     except OSError as error:
         unsure = not isinstance(error, _WRONG_KIND)
         return Inspection(None, f"{file.name} cannot be read: {error}", unsure)
     return Inspection(None)
 
 
-def validate(
+def validate_content(
     directory: Location,
     ref: CheckpointRef,
     files: Iterable[ShardFile],
     file: ShardFile,
-    read: Callable[[int], None],
+    on_read: Callable[[int], None],
 ) -> Inspection:
-    """Verify the content of a file whose hash is right, where nothing confirms the manifest: any process can
-    write one. Parses the file as loading does, and drops the result. Only proof is a fault; all other errors
-    are left to the loading. `files`: all of the manifest."""
+    """Verify the content of a file whose hash is right, where neither status nor a signature confirms the
+    manifest: any process can write one. Parses the file as loading does, and drops the result.
+
+    Raises nothing. A fault is proof, or `unsure` for an OSError. All other errors are no fault here: loading
+    the file raises them again. `files`: all of the manifest. `on_read`: as for check_file(), for tensors
+    only.
+    """
     try:
         if file.name == METADATA:
             load_metadata(directory, ref, files)
         elif file.name == STATE:
-            state = load(directory, ref, file)
+            state = load_file(directory, ref, file)
             contents.check_state(STATE, state)
-            if (saved := _readable(directory, ref, files)) is not None:
+            if (saved := _index_or_none(directory, ref, files)) is not None:
                 contents.check_named(STATE, state, saved)
         elif file.name.startswith("rank-"):
-            contents.check_own(file.name, load(directory, ref, file))
+            contents.check_own(file.name, load_file(directory, ref, file))
         else:
-            _validate_tensors(directory, ref, files, file, read)
+            _validate_tensors(directory, ref, files, file, on_read)
     except MalformedCheckpoint as error:
         return Inspection(None, f"{file.name} {RIGHT_HASH}: {error}")
     except OSError as error:
         return Inspection(None, f"{file.name} cannot be read: {error}", unsure=True)
-    except Exception:
+    except Exception:  # too little memory, a class of the script: loading will raise it
         return Inspection(None)
     return Inspection(None)
 
@@ -209,35 +226,38 @@ def _validate_tensors(
     ref: CheckpointRef,
     files: Iterable[ShardFile],
     file: ShardFile,
-    read: Callable[[int], None],
+    on_read: Callable[[int], None],
 ) -> None:
-    saved = _readable(directory, ref, files) or {}
+    """Load each block that `.metadata` places in this file, and drop it. Raises MalformedCheckpoint, OSError,
+    and errors of torch."""
+    saved = _index_or_none(directory, ref, files) or {}
     chunks = (chunk for tensor in saved.values() for chunk in tensor.chunks if chunk.file == file.name)
     with opened(directory, ref, file.name) as stream:
         for chunk in sorted(chunks, key=lambda chunk: chunk.begin):
-            _block(stream, chunk)
-            read(chunk.length)
+            _read_block(stream, chunk)
+            on_read(chunk.length)
 
 
-def _readable(directory: Location, ref: CheckpointRef, files: Iterable[ShardFile]) -> Saved | None:
+def _index_or_none(directory: Location, ref: CheckpointRef, files: Iterable[ShardFile]) -> Saved | None:
+    """Index of the tensors. None: it cannot be parsed. Raises OSError."""
     try:
         return load_metadata(directory, ref, files)
     except ValueError:
         return None  # the fault is reported for .metadata
 
 
-def _sha256(place: Folder, name: str, read: Callable[[int], None]) -> str:
+def _sha256_of_file(place: Folder, name: str, on_read: Callable[[int], None]) -> str:
     digest = hashlib.sha256()
     with place.open(name) as stream:
         while block := stream.read(_BLOCK):
             digest.update(block)
-            read(len(block))
+            on_read(len(block))
     return digest.hexdigest()
 
 
 @contextmanager
 def opened(directory: Location, ref: CheckpointRef, name: str) -> Iterator[BinaryIO]:
-    """Open one file of a checkpoint."""
+    """Open one file of a checkpoint for reading, for the time of the `with`. Raises OSError."""
     with (
         Folder.at(directory) as root,
         root.open_below(folder(ref)) as place,
@@ -246,32 +266,33 @@ def opened(directory: Location, ref: CheckpointRef, name: str) -> Iterator[Binar
         yield stream
 
 
-def _read(directory: Location, ref: CheckpointRef, name: str, most: int) -> bytes:
+def _read_file(directory: Location, ref: CheckpointRef, name: str, max_bytes: int) -> bytes:
     with Folder.at(directory) as root, root.open_below(folder(ref)) as place:
-        return place.read(name, most)
+        return place.read(name, max_bytes)
 
 
-def _verified(directory: Location, ref: CheckpointRef, file: ShardFile) -> bytes:
+def _read_verified(directory: Location, ref: CheckpointRef, file: ShardFile) -> bytes:
     """Content of a file. Raises OSError, and ValueError if it is not the one of the manifest (any more)."""
-    content = _read(directory, ref, file.name, file.size)
-    if _digest(content) != file.sha256:
+    content = _read_file(directory, ref, file.name, file.size)
+    if _sha256_of(content) != file.sha256:
         raise ValueError(f"{file.name} was altered (wrong hash)")
     return content
 
 
-def load(directory: Location, ref: CheckpointRef, file: ShardFile) -> Any:
-    """Load a file of plain values and tensors, on the CPU. Raises OSError, ValueError, and errors of
-    torch."""
-    return contents.load(file.name, _verified(directory, ref, file))
+def load_file(directory: Location, ref: CheckpointRef, file: ShardFile) -> Any:
+    """Load a file of plain values and tensors, on the CPU, after its hash is verified. Raises OSError;
+    ValueError (MalformedCheckpoint, too) for a wrong hash or form; and errors of torch."""
+    return contents.load(file.name, _read_verified(directory, ref, file))
 
 
 def load_metadata(
     directory: Location, ref: CheckpointRef, files: Iterable[ShardFile], validated: bool = False
 ) -> Saved:
-    """Load the index of the tensors in `files`, those of the manifest. Raises OSError and ValueError.
-    `validated`: validate() has verified it, on all ranks, or it is the job's own."""
+    """Load the index of the tensors, after its hash is verified. Raises OSError, and ValueError
+    (MalformedCheckpoint, too). `files`: all of the manifest. `validated`: skip checks that take long, because
+    validate_content() has done them, or the checkpoint is the job's own."""
     known = {file.name: file for file in files}
-    saved = parse(_verified(directory, ref, known[METADATA]), validated)
+    saved = parse(_read_verified(directory, ref, known[METADATA]), validated)
     for tensor in saved.values():
         for chunk in tensor.chunks:
             file = known.get(chunk.file)
@@ -280,14 +301,20 @@ def load_metadata(
     return saved
 
 
-def fill(
+def fill_shards(
     directory: Location,
     ref: CheckpointRef,
     saved: Saved,
     shards: Mapping[str, TensorShard],
     heartbeat: Callable[[], None],
 ) -> None:
-    """Read each shard, by its name, from the blocks that it was saved in. `heartbeat` is called each time."""
+    """Copy the saved values into each shard's tensor, in place. `shards`: by name, each of the shape in
+    `saved`.
+
+    Blocks are read in their order in the files; of those that overlap a shard in no element nothing is
+    copied. `heartbeat` is called after each block. Hashes are not verified again. Raises OSError, ValueError
+    (also MalformedCheckpoint), and KeyError for a name that is not in `saved`.
+    """
     by_file: dict[str, list[tuple[Chunk, TensorShard]]] = {}
     for name, shard in shards.items():
         for chunk in saved[name].chunks:
@@ -295,16 +322,17 @@ def fill(
     for file, wanted in by_file.items():
         with opened(directory, ref, file) as stream:
             for chunk, shard in sorted(wanted, key=lambda pair: pair[0].begin):
-                _copy(stream, chunk, shard)
+                _copy_overlap(stream, chunk, shard)
                 heartbeat()
 
 
-def _copy(stream: BinaryIO, chunk: Chunk, shard: TensorShard) -> None:
+def _copy_overlap(stream: BinaryIO, chunk: Chunk, shard: TensorShard) -> None:
+    """Copy the elements that a saved block and a shard have in common. Without any the block is not read."""
     common = overlap(chunk.offsets, chunk.sizes, shard.offsets, tuple(shard.local.shape))
     if common is not None:
-        shard.local[common[1]].copy_(_block(stream, chunk)[common[0]])
+        shard.local[common[1]].copy_(_read_block(stream, chunk)[common[0]])
 
 
-def _block(stream: BinaryIO, chunk: Chunk) -> torch.Tensor:
+def _read_block(stream: BinaryIO, chunk: Chunk) -> torch.Tensor:
     stream.seek(chunk.begin)
     return contents.block(chunk.file, stream.read(chunk.length), chunk.sizes, chunk.dtype)

@@ -29,7 +29,7 @@ from ropeteam_trainer.checkpoint.decisions.manifest import (
     rank_file,
     run_folder,
 )
-from ropeteam_trainer.checkpoint.deletion import delete
+from ropeteam_trainer.checkpoint.deletion import delete_checkpoint
 from ropeteam_trainer.checkpoint.directory import checkpoint_directory
 from ropeteam_trainer.checkpoint.format import contents
 from ropeteam_trainer.checkpoint.format.metadata import Saved
@@ -52,13 +52,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Restored:
+    """Position of the restored checkpoint."""
+
     step: int
     data: dict[str, int] | None
     """Data position, as it was given to save()."""
 
 
 class Checkpoints:
+    """Checkpoints of one rank. Order of calls: register(), restore(), then save() or due(), close() at the
+    end. All ranks make the same calls: most are collectives."""
+
     def __init__(self, plan: RankPlan, world: World, link: AgentLink | NoAgent) -> None:
+        """`plan` has a checkpoint configuration."""
         assert plan.checkpoint is not None
         self.every_steps, self.every_seconds = plan.checkpoint.every_steps, plan.checkpoint.every_seconds
         self._keep = plan.checkpoint.keep
@@ -66,13 +72,15 @@ class Checkpoints:
         self._directory = checkpoint_directory(plan.checkpoint)
         self._world_id = WorldId.parse(plan.world_id)
         self._cadence = Cadence(plan.checkpoint, world.number_of_rank_0)
-        self._writer = ShardWriter(self._directory, self._world_id, world, self._written, plan.job_uid)
+        self._writer = ShardWriter(self._directory, self._world_id, world, self._on_written, plan.job_uid)
         self._objects = SavedObjects({})
         self._own: Mapping[str, Any] = {}
         self.newest = -1
         """Step of the checkpoint that was restored, or saved since."""
         self._shard: tuple[ShardFile, ...] = ()
+        """Files of this rank's last save. (): they are not written yet, or could not be."""
         self._lineage: list[CheckpointRef] = []
+        """Without an agent: the checkpoints that rank 0 has committed or restored, newest first."""
         self._reports, self._unreported = True, FromRank()
         self.due = self._cadence.due
         self.wait = self._writer.wait
@@ -83,14 +91,16 @@ class Checkpoints:
         optional: Mapping[str, Any] | None = None,
         own: Mapping[str, Any] | None = None,
     ) -> None:
-        """Save and restore these objects from now on: modules (a list of them where a rank has several),
-        optimizers, and any with state_dict() and load_state_dict(). optional: those that a checkpoint need
-        not hold. own: objects that every rank saves for itself; only a world of the same size can restore
-        them. Raises TypeError or ValueError for state that could not be loaded again."""
+        """Save and restore these objects from now on, by their names, instead of those registered before:
+        modules (a list of them where a rank has several), optimizers, and any with state_dict() and
+        load_state_dict(). optional: those that a checkpoint need not hold. own: objects that every rank saves
+        for itself; only a world of the same size can restore them. Raises TypeError or ValueError for state
+        that could not be loaded again."""
         self._objects, self._own = SavedObjects(objects, optional), own or {}
 
     def close(self) -> None:
-        """Finish, and release all objects: they may reference the model, and with it the process group."""
+        """Finish the current save, and release all objects: they may reference the model, and with it the
+        process group."""
         self._writer.close()
         self._objects, self._own = SavedObjects({}), {}
 
@@ -104,10 +114,11 @@ class Checkpoints:
         return step > self.newest
 
     def save(self, step: int, data: dict[str, int] | None, *, report: bool = True) -> None:
-        """Copy the state and write it in the background. A second save of the same step does nothing.
+        """Copy the state, and write it in the background; wait for the last save first. A second save of the
+        same step does nothing. `data`: data position. Errors of writing are printed, not raised.
 
         report: send the shard to the agent, so that it is committed. False: report() sends it later, if no
-        other save comes before.
+        other save comes before. Without an agent it returns when the checkpoint is written and committed.
         """
         if step == self.newest:
             return
@@ -124,12 +135,17 @@ class Checkpoints:
             self._commit(step)
 
     def restore(self, heart: HeartbeatWriter) -> Restored | None:
-        """Load the best checkpoint into the objects of register(), with heartbeats, in phase "restore", as
-        long as bytes are read. None: there is none to restore."""
+        """Load the best checkpoint into the objects of register(), with heartbeats in phase "restore" as long
+        as bytes are read. None: there is none to restore. A collective.
+
+        Raises CheckpointNotFound, CheckpointUnavailable and KeyError (the objects do not fit) on all ranks;
+        ValueError, TypeError and errors of torch for a file that cannot be loaded.
+        """
         with heart.during("restore"):
             return self._restore(heart.write)
 
     def _restore(self, heartbeat: Callable[[], None]) -> Restored | None:
+        """Agree on a checkpoint, load it, and report it to the agent (rank 0)."""
         choice = Agreement(self._plan, self._world, self._directory, heartbeat).choose()
         if self._world.rank == 0:
             for sentence in choice.skipped:
@@ -137,7 +153,7 @@ class Checkpoints:
         if choice.manifest is None or choice.ref is None:
             return None
         ref = choice.ref
-        state = self._load(ref, choice.manifest, heartbeat)
+        state = self._load_shared(ref, choice.manifest, heartbeat)
         self._load_own(ref, choice.manifest, heartbeat)
         self._lineage, self.newest = [ref], ref.step
         if self._world.rank == 0:
@@ -145,10 +161,18 @@ class Checkpoints:
             self._link.send(FromRank(restored=ref))
         return Restored(ref.step, state["data"])
 
-    def _load(self, ref: CheckpointRef, manifest: Manifest, heartbeat: Callable[[], None]) -> dict[str, Any]:
-        """Load into the objects of register(). Raises KeyError, on all ranks, if they do not fit."""
+    def _load_shared(
+        self, ref: CheckpointRef, manifest: Manifest, heartbeat: Callable[[], None]
+    ) -> dict[str, Any]:
+        """Load all but the per-rank state into the objects of register(). Returns the content of state.pt.
+        Raises KeyError, on all ranks, if the objects do not fit.
+
+        Order: state.pt -> index -> compare names and shapes -> allocate -> read tensors -> load_state_dict().
+        """
         files = {file.name: file for file in manifest.files}
-        state: dict[str, Any] = self._read(lambda: reader.load(self._directory, ref, files[STATE]), heartbeat)
+        state: dict[str, Any] = self._read(
+            lambda: reader.load_file(self._directory, ref, files[STATE]), heartbeat
+        )
         contents.check_state(STATE, state)
         shared = {kind: state[kind] for kind in TrainingState().shared}
         load_metadata = partial(reader.load_metadata, self._directory, ref, manifest.files, validated=True)
@@ -156,22 +180,24 @@ class Checkpoints:
         self._check_fit(ref, shared, state["others"], saved)
         tensors = self._objects.allocate(shared, saved)
         shards = {name: shard for name, tensor in tensors.items() if (shard := shard_of(tensor)) is not None}
-        self._read(lambda: reader.fill(self._directory, ref, saved, shards, heartbeat), heartbeat)
+        self._read(lambda: reader.fill_shards(self._directory, ref, saved, shards, heartbeat), heartbeat)
         self._objects.load(tensors, shared, state["others"])
         return state
 
     def _read(self, action: Callable[[], T], heartbeat: Callable[[], None]) -> T:
+        """Result of an action that reads the volume, with retries. Raises CheckpointUnavailable."""
         return with_retries(action, self._directory, heartbeat)
 
     def _load_own(self, ref: CheckpointRef, manifest: Manifest, heartbeat: Callable[[], None]) -> None:
-        """Load the state that only this rank has saved. Residuals of other ranks would be added to the wrong
-        gradients."""
+        """Load what this rank has saved for itself: its random generators, and the objects of `own` if as
+        many ranks have saved as are here. (Residuals of other ranks would be added to the wrong gradients.) A
+        rank without a file has its generators seeded."""
         ranks, name = manifest.world_size, rank_file(self._world.rank)
         file = next((file for file in manifest.files if file.name == name), None)
         if file is None:
             rng.reseed(ref.step, self._world.rank)
             return
-        mine = self._read(partial(reader.load, self._directory, ref, file), heartbeat)
+        mine = self._read(partial(reader.load_file, self._directory, ref, file), heartbeat)
         contents.check_own(name, mine)
         rng.put_back(mine["rng"])
         found = {name: obj for name, obj in self._own.items() if name in mine.get("own", {})}
@@ -180,14 +206,18 @@ class Checkpoints:
                 obj.load_state_dict(mine["own"][name])
         elif found and self._world.rank == 0:
             notice(
-                f"{', '.join(found)} of {ranks} ranks cannot be used by {self._world.size}: starts without it"
+                f"state of {', '.join(found)} is not restored: {ranks} ranks have saved it, and "
+                f"there are {self._world.size} now. Training continues without it."
             )
 
     def _check_fit(self, ref: CheckpointRef, shared: Shared, others: dict[str, Any], saved: Saved) -> None:
+        """Raise KeyError, on all ranks, if the objects of register() do not fit the checkpoint. A collective:
+        in a pipeline each rank knows a part of the names only."""
         if missing_names := self._objects.missing(shared, others):
             held = [*shared["models"], *shared["optimizers"], *others]
             raise KeyError(
-                f"checkpoint {folder(ref)} holds no {missing_names[0]!r}: it has {', '.join(held)}"
+                f"checkpoint {folder(ref)} holds no {missing_names[0]!r}: it has {', '.join(held)}. Pass to "
+                "restore() what was saved, or start again with spec.resume.policy Never."
             )
         missing, unknown, shapes = zip(*self._world.gather(self._objects.compare(shared, saved)), strict=True)
         surplus = set.intersection(*unknown)  # in a pipeline, what one rank does not know another one has
@@ -195,7 +225,8 @@ class Checkpoints:
         if fault:
             raise KeyError(f"checkpoint {folder(ref)} does not fit: {fault}")
 
-    def _written(self, step: int, files: tuple[ShardFile, ...]) -> None:
+    def _on_written(self, step: int, files: tuple[ShardFile, ...]) -> None:
+        """Report the files of this rank, now or by report(). Called in the writer thread."""
         self._shard = files
         message = FromRank(shard_step=step, shard_files=files)
         if self._reports:
@@ -204,14 +235,16 @@ class Checkpoints:
             self._unreported = message
 
     def report(self) -> None:
-        """Report the last save to the agent, if that is not done yet."""
+        """Wait for the last save, and report it to the agent, if that is not done yet."""
         self.wait()
         if self._unreported != FromRank():
             self._link.send(self._unreported)
         self._unreported = FromRank()
 
     def _commit(self, step: int) -> None:
-        """Write the manifest once all ranks have written, and prune. Used without an agent."""
+        """Write the manifest, if all ranks have written, and prune: on rank 0, which does the agent's work
+        where there is none. A collective, after the save has finished. If a rank could not write, nothing is
+        committed."""
         shards = self._world.gather(self._shard, CONTRACT)
         if self._world.rank != 0 or not all(shards):
             return
@@ -225,11 +258,13 @@ class Checkpoints:
                 inner.write(MANIFEST, manifest.to_bytes())
             self._lineage.insert(0, manifest.ref)
             for old in self._lineage[self._keep :]:
-                if old.run == self._plan.job_uid:  # not of another run
-                    delete(run, old.step, old.world_id)
+                if old.run == self._plan.job_uid:  # the restored one may be another run's
+                    delete_checkpoint(run, old.step, old.world_id)
         del self._lineage[self._keep :]
 
 
 def next_world_id(directory: Path) -> WorldId:
-    """World of a run without an operator: higher than that of any checkpoint in the folder."""
-    return WorldId(0, 0, max((ref.world_id.n for ref in reader.find(directory)), default=0) + 1)
+    """Number of the world of a run without an operator: higher than that of any checkpoint in the directory.
+    Raises OSError where the directory cannot be listed."""
+    numbers = (ref.world_id.n for ref in reader.find_checkpoints(directory))
+    return WorldId(0, 0, max(numbers, default=0) + 1)

@@ -35,6 +35,8 @@ _PATIENCE = timedelta(hours=1)
 
 
 class ShardWriter:
+    """Writer of this rank's part of each checkpoint. Only the training thread calls the methods."""
+
     def __init__(
         self, directory: Location, world_id: WorldId, world: World, written: Written, run: str = ""
     ) -> None:
@@ -46,11 +48,12 @@ class ShardWriter:
         self._group: dist.ProcessGroup | None = None
         self._thread: threading.Thread | None = None
         self.stalls = 0
+        """Saves that had to wait for the one before."""
         self.stalled_seconds = 0.0
 
     def start(self, step: int, state: TrainingState, files: Mapping[str, Any]) -> None:
-        """Copy the state and start to write it; called on all ranks. `files`: this rank's small files, by
-        name."""
+        """Copy the state, and start to write the copy; wait for the last save first. A collective. `files`:
+        content of this rank's small files, by name. Raises TypeError for a sharded tensor in them."""
         if self._thread is not None and self._thread.is_alive():
             self.stalls += 1
             began = time.monotonic()
@@ -71,12 +74,14 @@ class ShardWriter:
             self._thread.join()
 
     def close(self) -> None:
-        """Wait, and release the process group, which shall end with the world."""
+        """Wait for the last save, and release the process group: it must not outlive the world. A later save
+        creates a new one."""
         self.wait()
         self._group = None
 
     def _write(self, step: int, state: TrainingState, copy: dict[str, Any]) -> None:
-        """Write `copy`. `state` has the sharding of its tensors; the values in `state` have changed since."""
+        """Write `copy` together with all ranks: the writer thread. An error is printed, and nothing is
+        reported. `state` is used for the sharding of its tensors alone: their values have changed since."""
         place = folder(CheckpointRef(step, self._world_id, run=self._run))
         try:
             from ropeteam_trainer.checkpoint import dcp
