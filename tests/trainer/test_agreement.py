@@ -18,7 +18,7 @@ from lab.ranks.processes import Ended, FakeAgent, RankGroup
 
 from ropeteam_trainer.checkpoint import agreement, reader
 from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST, METADATA, Manifest, folder
-from ropeteam_trainer.checkpoint.decisions.restore import CheckpointUnavailable, Inspection, shares
+from ropeteam_trainer.checkpoint.decisions.restore import CheckpointUnavailable, Inspection, files_by_rank
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
 from ropeteam_trainer.contract.world import CheckpointRef, ShardFile, WorldId
@@ -244,7 +244,7 @@ def test_every_file_is_verified_by_one_rank_and_no_rank_has_much_more(
     sizes: dict[str, int], saved_by: int, ranks: int
 ) -> None:
     files = tuple(ShardFile(name, size, "") for name, size in sizes.items())
-    parts = shares(Manifest(1, WorldId(1, 0, 1), saved_by, "", "", files, None), ranks)
+    parts = files_by_rank(Manifest(1, WorldId(1, 0, 1), saved_by, "", "", files, None), ranks)
     assert sorted(file.name for part in parts for file in part) == sorted(sizes)
     if ranks == saved_by:
         own = [file.name for file in parts[ranks - 1]]

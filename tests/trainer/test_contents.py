@@ -103,4 +103,4 @@ def test_malformed_content_is_reported_with_the_name_of_its_file() -> None:
     with pytest.raises(MalformedCheckpoint, match=r"rank-0\.pt is not a file of torch\.save"):
         contents.load(RANK, b"PK")
     with pytest.raises(MalformedCheckpoint, match=r"state\.pt: the state that ranks share is incomplete"):
-        contents.check_state(STATE, {"data": None, "others": {}, "models": {}})
+        contents.check_shared_state(STATE, {"data": None, "others": {}, "models": {}})

@@ -17,7 +17,7 @@ from ropeteam_trainer.checkpoint.decisions.restore import (
     Inspection,
     candidates,
     choose,
-    shares,
+    files_by_rank,
 )
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume, Trust
 from ropeteam_trainer.contract.world import CheckpointRef, ShardFile, WorldId
@@ -251,8 +251,8 @@ def test_every_file_is_verified_by_one_rank_its_own_if_as_many_have_saved():
     names = ("state.pt", "rank-1.pt", "__1_0.distcp", "__0_0.distcp")
     files = tuple(ShardFile(name, size, "") for size, name in enumerate(names, start=1))
     saved = Manifest(1, WorldId(1, 0, 1), 2, "job", "uid", files, None)
-    assert [[file.name for file in part] for part in shares(saved, 2)] == [
+    assert [[file.name for file in part] for part in files_by_rank(saved, 2)] == [
         ["state.pt", "__0_0.distcp"],
         ["rank-1.pt", "__1_0.distcp"],
     ]
-    assert [sum(file.size for file in part) for part in shares(saved, 3)] == [4, 3, 3]
+    assert [sum(file.size for file in part) for part in files_by_rank(saved, 3)] == [4, 3, 3]

@@ -278,7 +278,7 @@ def test_a_secret_that_is_spoilt_while_a_job_runs_ends_none_that_status_vouches_
 
 
 def write_entry(directory: Path, entry: JournalEntry, keys: Keys = ()) -> None:
-    text = entry.text(seals.of_run(keys, "former"))
+    text = entry.to_text(seals.of_run(keys, "former"))
     (directory / f"run-former/journal/{key_of(entry.ref)}.commit").write_text(text)
 
 
@@ -351,7 +351,7 @@ def test_entries_are_read_by_who_knows_of_no_signatures(tmp_path: Path):
     assert claimed(tmp_path, named, keys=()).restore == (newest, named)
     text = (tmp_path / "run-former/journal" / f"{key_of(newest)}.commit").read_text()
     assert codec.decode(JournalEntry, text) == JournalEntry(newest, named)
-    assert journal.JournalEntry.read(text, ()) == JournalEntry(newest, named)
+    assert journal.JournalEntry.parse(text, ()) == JournalEntry(newest, named)
 
 
 def test_what_status_names_comes_first_whoever_wrote_its_entry(tmp_path: Path):

@@ -188,7 +188,7 @@ def test_a_model_that_has_changed_is_named_with_what_to_do(tmp_path: Path) -> No
     with pytest.raises(KeyError, match=r"nothing here uses its model\.1\.bias, model\.1\.weight"):
         restore(tmp_path, model=net()[:1])
     wider = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 3))
-    with pytest.raises(KeyError, match=r"model.0.bias is \[4\] there and \[5\] here"):
+    with pytest.raises(KeyError, match=r"model.0.bias has shape \[4\] in it and \[5\] here"):
         restore(tmp_path, model=wider)
     frozen = net()
     with pytest.raises(KeyError, match=r"nothing here uses its optimizer: 1\.bias, optimizer: 1\.weight"):

@@ -133,7 +133,7 @@ class RunFolder:
                 return entries.remove(name)
             case journal.Folders():
                 return tuple(_checkpoint_keys(run))
-            case journal.Delete(key, apart=False):
+            case journal.Delete(key, outside_run=False):
                 return delete_checkpoint(run, key.step, key.world_id)
             case journal.Delete(key):
                 return self._delete_own(directory, key)

@@ -1,8 +1,8 @@
 """Agreement of all ranks on the checkpoint to restore.
 
     rank 0      chooses by manifests (restore.py)
-    all ranks   verify its files, each its part (restore.shares), on several threads; where status does not
-                name it, so that any process may have written its manifest, they also parse the files
+    all ranks   verify its files, each its share (restore.files_by_rank), on several threads; where status
+                does not name it, so that any process may have written its manifest, they also parse the files
     any rank    finds a file that is proved bad -> all fall back together, to the next choice
                 cannot decide                   -> all wait and try again, for RETRY_SECONDS
 
@@ -33,7 +33,7 @@ from ropeteam_trainer.checkpoint.decisions.restore import (
     UnavailableElsewhere,
     UnavailableEverywhere,
     choose,
-    shares,
+    files_by_rank,
 )
 from ropeteam_trainer.contract import seals
 from ropeteam_trainer.contract.config import RankPlan
@@ -155,7 +155,7 @@ class Agreement:
         """Verify all files, each rank its share, until none is left that could not be read. Returns the fault
         that proves this checkpoint bad; "": it is whole. Raises CheckpointUnavailable."""
         self._waited_from, self._pause = None, FIRST_PAUSE  # the problem that prevented the choice is over
-        left = shares(manifest, self._world.size)[self._world.rank]
+        left = files_by_rank(manifest, self._world.size)[self._world.rank]
         verify = partial(self._verify_file, manifest, ref)
         while True:
             with _ShareVerifier(verify, left) as verifier:

@@ -72,7 +72,7 @@ def _load(directory: Path, ref: CheckpointRef, manifest: Manifest) -> dict[str, 
     reader.fill_shards(directory, ref, saved, whole, lambda: None)
     files = {file.name: file for file in manifest.files}
     state = reader.load_file(directory, ref, files[STATE])
-    contents.check_state(STATE, state)
+    contents.check_shared_state(STATE, state)
     shared = {kind: state[kind] for kind in TrainingState().shared}
     result = {"step": ref.step, **state["others"]}
     for name, extra in shared["models"].items():

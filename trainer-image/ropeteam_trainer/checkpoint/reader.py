@@ -205,11 +205,11 @@ def validate_content(
             load_metadata(directory, ref, files)
         elif file.name == STATE:
             state = load_file(directory, ref, file)
-            contents.check_state(STATE, state)
+            contents.check_shared_state(STATE, state)
             if (saved := _index_or_none(directory, ref, files)) is not None:
-                contents.check_named(STATE, state, saved)
+                contents.check_optimizer_tensors(STATE, state, saved)
         elif file.name.startswith("rank-"):
-            contents.check_own(file.name, load_file(directory, ref, file))
+            contents.check_rank_state(file.name, load_file(directory, ref, file))
         else:
             _validate_tensors(directory, ref, files, file, on_read)
     except MalformedCheckpoint as error:
@@ -335,4 +335,4 @@ def _copy_overlap(stream: BinaryIO, chunk: Chunk, shard: TensorShard) -> None:
 
 def _read_block(stream: BinaryIO, chunk: Chunk) -> torch.Tensor:
     stream.seek(chunk.begin)
-    return contents.block(chunk.file, stream.read(chunk.length), chunk.sizes, chunk.dtype)
+    return contents.load_block(chunk.file, stream.read(chunk.length), chunk.sizes, chunk.dtype)

@@ -173,7 +173,7 @@ class Checkpoints:
         state: dict[str, Any] = self._read(
             lambda: reader.load_file(self._directory, ref, files[STATE]), heartbeat
         )
-        contents.check_state(STATE, state)
+        contents.check_shared_state(STATE, state)
         shared = {kind: state[kind] for kind in TrainingState().shared}
         load_metadata = partial(reader.load_metadata, self._directory, ref, manifest.files, validated=True)
         saved = self._read(load_metadata, heartbeat)
@@ -198,7 +198,7 @@ class Checkpoints:
             rng.reseed(ref.step, self._world.rank)
             return
         mine = self._read(partial(reader.load_file, self._directory, ref, file), heartbeat)
-        contents.check_own(name, mine)
+        contents.check_rank_state(name, mine)
         rng.put_back(mine["rng"])
         found = {name: obj for name, obj in self._own.items() if name in mine.get("own", {})}
         if ranks == self._world.size:

@@ -7,9 +7,9 @@
         step-<N>.<world>.pruning-<...>  the same, while that world considers deleting its files
         step-<N>.<world>.pruned         the same, files deleted: descent stays provable
 
-Pure: each function is a generator that yields operations on the disk, one after the other, each of which is
-atomic at the server. agent/checkpoints.py executes them; tests/agent/test_claims.py interleaves those of
-several worlds in all orders.
+Pure: each function is a generator (`Steps`) that yields operations on the disk, receives the result of each
+by send(), and returns its own result. Each operation is atomic at the server. agent/checkpoints.py executes
+them; tests/agent/test_claims.py interleaves those of several worlds in all orders.
 Promises, for any process cut off from operator and coordinator, suspended or killed, at any point:
   - a checkpoint that an older world commits after a newer one has claimed the run never counts
   - a checkpoint that a newer world counts is never deleted by an older one
@@ -54,12 +54,12 @@ class CheckpointKey(NamedTuple):
 
 @dataclass(frozen=True)
 class List:
-    """List the names in the journal."""
+    """List the names in the journal. Result: an iterable of names."""
 
 
 @dataclass(frozen=True)
 class Create:
-    """Create an empty file, exclusively. Durable. An existing file is no error."""
+    """Create an empty file of the journal. Durable. An existing file is no error, and stays."""
 
     name: str
 
@@ -74,14 +74,14 @@ class Write:
 
 @dataclass(frozen=True)
 class ReadEntry:
-    """Read the text of a file of the journal; "": it does not exist (any more)."""
+    """Read a file of the journal. Result: its text; "": it does not exist (any more)."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Rename:
-    """Rename a file. Durable. Result: whether it existed."""
+    """Rename a file of the journal. Durable. Result: whether it existed."""
 
     name: str
     to: str
@@ -96,22 +96,21 @@ class Remove:
 
 @dataclass(frozen=True)
 class Folders:
-    """List the checkpoints that have a folder in that of the run, committed or not."""
+    """List the checkpoints that have a folder in that of the run, committed or not. Result: their keys."""
 
 
 @dataclass(frozen=True)
 class Delete:
-    """Delete a checkpoint's folder, with its content."""
+    """Delete a checkpoint's folder, with its content, as far as possible."""
 
     key: CheckpointKey
-    apart: bool = False
-    """The folder is in the directory itself, and is deleted if the job of this run has committed it."""
+    outside_run: bool = False
+    """Its folder is in the checkpoint directory itself. Deleted only if its manifest is of the run's job."""
 
 
 @dataclass(frozen=True)
 class WriteManifest:
-    """Write a manifest. Durable. Result: its reference, which names no run if its files are in the directory
-    itself."""
+    """Write a manifest. Durable. Result: its reference, without run for files in the directory itself."""
 
     grant: Grant
 
@@ -132,13 +131,15 @@ class JournalEntry:
     parent: CheckpointRef | None
 
     @classmethod
-    def read(cls, text: str, keys: Keys) -> JournalEntry:
-        """Parse an entry. Raises DecodeError."""
+    def parse(cls, text: str, keys: Keys) -> JournalEntry:
+        """Inverse of to_text(). Without digest and parent if there are keys and none has signed it. Raises
+        DecodeError."""
         entry = codec.decode(cls, text)
         trusted = not keys or seals.is_valid(JOURNAL, text.encode(), keys)
         return entry if trusted else cls(replace(entry.ref, digest=""), None)
 
-    def text(self, keys: Keys) -> str:
+    def to_text(self, keys: Keys) -> str:
+        """JSON, signed if there are keys."""
         return seals.signed(JOURNAL, codec.encode(self), keys).decode()
 
 
@@ -153,9 +154,11 @@ class Claim(NamedTuple):
 
     @property
     def adopts(self) -> str:
+        """Name of the file that lists the adopted checkpoints."""
         return f"{self.name}.adopts"
 
     def pruning(self, key: CheckpointKey) -> str:
+        """Name of a checkpoint's entry while this world prunes it."""
         return f"{key}.pruning-{self.world_id}-{self.pod}"
 
 
@@ -163,7 +166,10 @@ class Superseded(RopeteamError):
     """Error: a newer world has claimed the run; this one may neither save nor prune any more."""
 
     def __init__(self, by: WorldId) -> None:
-        super().__init__(f"superseded by term {by.term} (world {by} has claimed the checkpoint folder)")
+        super().__init__(
+            f"superseded by term {by.term}: world {by} of this job has claimed the checkpoint folder, so "
+            "this older world may not save or delete checkpoints any more"
+        )
         self.by = by
 
 
@@ -175,6 +181,7 @@ class Held:
     adopted: frozenset[CheckpointKey]
 
     def counts(self, key: CheckpointKey) -> bool:
+        """Whether this world counts the checkpoint: it has adopted it, or saved it itself."""
         return key in self.adopted or key.world_id == self.claim.world_id
 
 
@@ -185,23 +192,28 @@ _ENTRY_NAME = re.compile(rf"step-(\d+)\.{_WORLD}\.(commit|pruned|pruning-.+)")
 
 @dataclass
 class _Listing:
-    """Parsed listing. A checkpoint that is renamed meanwhile may be listed under both names: it is pruned."""
+    """Parsed listing of the journal. A checkpoint whose entry is renamed meanwhile may be listed under both
+    names; it then counts as being pruned, not as committed."""
 
     claims: list[Claim] = field(default_factory=list)
     adopting: list[Claim] = field(default_factory=list)
+    """Claims of worlds that have listed their adopted checkpoints."""
     committed: set[CheckpointKey] = field(default_factory=set)
     pruning: dict[CheckpointKey, str] = field(default_factory=dict)
+    """Name of the entry by checkpoint."""
     pruned: set[CheckpointKey] = field(default_factory=set)
     names: dict[CheckpointKey, str] = field(default_factory=dict)
+    """Name of the entry of each checkpoint, in any of the three states."""
 
-    def refuse(self, claim: Claim) -> None:
-        """Raise Superseded if a newer world has claimed the run."""
+    def require_newest(self, claim: Claim) -> None:
+        """Raise Superseded if a newer world has claimed the run, or another pod for the same world."""
         rivals = [each for each in self.claims if each.world_id >= claim.world_id and each != claim]
         if rivals:
             raise Superseded(max(rivals).world_id)
 
 
 def _parse_listing(names: Iterable[str]) -> _Listing:
+    """Listing of files of these names. Other names are ignored."""
     seen = _Listing()
     for name in sorted(names):  # commit < pruned < pruning
         if found := _CLAIM.fullmatch(name):
@@ -228,33 +240,38 @@ def key_of(ref: CheckpointRef) -> CheckpointKey:
 
 
 def claim(me: Claim) -> Steps[Held]:
-    """Claim the run, before the ranks of a world start. Raises Superseded.
+    """Claim the run, before the ranks of a world start. Returns the claim and the adopted checkpoints.
+    Idempotent. Raises Superseded.
 
-    Checkpoints that its predecessor had adopted, or has committed itself, are adopted if they still exist. A
-    world that has claimed and has not written its adoptions yet will find this claim, and not begin.
+    Order: create the claim -> list -> write the adoptions -> list again. Adopted are the committed
+    checkpoints that the newest older world with adoptions had adopted, or has committed itself; all older
+    ones if there is no such world. An older world that has claimed and has not written its adoptions yet
+    finds this claim in its second listing, and does not begin.
     """
     yield Create(me.name)
     seen = _parse_listing((yield List()))
-    seen.refuse(me)
+    seen.require_newest(me)
     counted = {key for key in seen.committed if key.world_id < me.world_id}
     previous = max((each for each in seen.adopting if each.world_id < me.world_id), default=None)
     if previous is not None:
         listed = set((yield ReadEntry(previous.adopts)).split())
         counted = {key for key in counted if str(key) in listed or key.world_id == previous.world_id}
     yield Write(me.adopts, "\n".join(sorted(map(str, counted))))
-    _parse_listing((yield List())).refuse(me)
+    _parse_listing((yield List())).require_newest(me)
     return Held(me, frozenset(counted))
 
 
 def lineage(
     held: Held, named: tuple[CheckpointRef, ...], keys: Keys = ()
 ) -> Steps[tuple[CheckpointRef, ...]]:
-    """Lineage to restore from, newest first: adopted checkpoints that descend from those that the job's
-    status names, then those that it names. If it names none: all that this run has committed; unsigned ones
-    have no digest then, and the restoring rank verifies them. A checkpoint that was granted, and is not known
-    to be written (it has no digest), counts if it is adopted.
+    """Lineage to restore from, newest first. `named`: checkpoints that the job's status names; those without
+    digest were granted, and are not known to be written.
 
-    The checkpoint that the run began from is another run's, and has no entry here: its child names it.
+    With digests in `named`: the adopted checkpoints that descend from one of these, then these. Without: all
+    adopted ones; those whose entry is not signed have no digest then, and the restoring rank verifies them.
+
+    Descent is followed from entry to entry, up to a named checkpoint. The one that the run began from is
+    another run's and has no entry here: its child names it as parent.
     """
     names = _parse_listing((yield List())).names
     wanted = {key_of(ref): ref for ref in named if ref.digest}
@@ -265,6 +282,7 @@ def lineage(
         if key in wanted and not (mine and mine.ref.digest):
             mine = JournalEntry(wanted[key], None)
         ref, passed = mine.ref if mine else None, set[CheckpointKey]()
+        # follow parents up to a named checkpoint; None: this one does not descend from any
         while ref and wanted and wanted.get(key_of(ref)) != ref:
             passed.add(key_of(ref))
             entry = yield from _entry(key_of(ref), names, entries, keys)
@@ -279,7 +297,8 @@ def lineage(
 def ancestors(
     refs: tuple[CheckpointRef, ...], keys: Keys = ()
 ) -> Steps[tuple[tuple[CheckpointRef, ...], ...]]:
-    """Ancestors of each of `refs` among the others, newest first."""
+    """Ancestors of each of `refs` among the others, in the order of `refs`, each newest first. A chain ends
+    at an entry that is missing, not signed, or not older than its child (a forged one)."""
     names = _parse_listing((yield List())).names
     known, oldest = {key_of(ref): ref for ref in refs}, min((ref.step for ref in refs), default=0)
     entries: dict[CheckpointKey, JournalEntry | None] = {}
@@ -302,12 +321,12 @@ def _entry(
     known: dict[CheckpointKey, JournalEntry | None],
     keys: Keys,
 ) -> Steps[JournalEntry | None]:
-    """Entry of a checkpoint. None: there is none, it cannot be parsed, or it is of another checkpoint. Each
-    is read once."""
+    """Entry of a checkpoint. None: there is none, it cannot be parsed, or it is of another checkpoint.
+    `known`: the entries read so far; each is read once and added there."""
     if key not in known:
         text = (yield ReadEntry(names[key])) if key in names else ""
         try:
-            entry = JournalEntry.read(text, keys)
+            entry = JournalEntry.parse(text, keys)
             known[key] = entry if key_of(entry.ref) == key else None
         except codec.DecodeError:
             known[key] = None
@@ -315,52 +334,58 @@ def _entry(
 
 
 def commit(held: Held, grant: Grant, keys: Keys = ()) -> Steps[CheckpointRef]:
-    """Commit a granted checkpoint. Raises Superseded: it would not count."""
-    _parse_listing((yield List())).refuse(held.claim)
+    """Commit a granted checkpoint: manifest, then entry. Raises Superseded: it would not count."""
+    _parse_listing((yield List())).require_newest(held.claim)
     ref: CheckpointRef = yield WriteManifest(grant)
-    yield Write(f"{key_of(ref)}.commit", JournalEntry(ref, grant.parent).text(keys))
+    yield Write(f"{key_of(ref)}.commit", JournalEntry(ref, grant.parent).to_text(keys))
     return ref
 
 
 def prune(held: Held, keep: tuple[CheckpointRef, ...]) -> Steps[tuple[CheckpointKey, ...]]:
-    """Delete checkpoints that are older than the first of `keep` and not in it, and return them. Raises
-    Superseded."""
+    """Delete checkpoints that are not newer than the first of `keep` (not empty) and not in it. Returns them.
+    Raises Superseded, and restores the entries then.
+
+    Order: rename the entry of each to "pruning" -> list the claims -> rename it to "pruned" -> delete its
+    folder. A newer world that does not see the first rename is seen in the listing. Also deleted: folders
+    without entry or not adopted, which no world will ever count.
+    """
     retained, newest = {key_of(ref) for ref in keep}, keep[0].step
     folders = yield Folders()
     seen = _parse_listing((yield List()))
-    seen.refuse(held.claim)
-    apart = yield from _apart(seen, retained | set(folders))
+    seen.require_newest(held.claim)
+    outside = yield from _outside_run_folder(seen, retained | set(folders))
     old = [
         key
-        for key in sorted(apart | set(folders))
-        if key not in retained and key.step <= newest and _older(held, key)
+        for key in sorted(outside | set(folders))
+        if key not in retained and key.step <= newest and key.world_id <= held.claim.world_id
     ]
-    mine = []
+    mine = []  # those whose entry this world has renamed
     for key in old:
         name = f"{key}.commit" if key in seen.committed else seen.pruning.get(key)
         if name and held.counts(key) and (yield Rename(name, held.claim.pruning(key))):
             mine.append(key)
     try:
-        _parse_listing((yield List())).refuse(held.claim)
+        _parse_listing((yield List())).require_newest(held.claim)
     except Superseded:
         for key in mine:
             yield Rename(held.claim.pruning(key), f"{key}.commit")
         raise
     for key in mine:
-        if key in apart:  # found by its entry alone, which is removed last
-            yield Delete(key, apart=True)
+        if key in outside:  # found by its entry alone, so its folder goes before the entry
+            yield Delete(key, outside_run=True)
         yield Rename(held.claim.pruning(key), f"{key}.pruned")
     gone = [key for key in old if key in mine or _is_leftover(held, seen, key)]
     for key in gone:
-        yield Delete(key, key in apart)
+        yield Delete(key, key in outside)
     for key in sorted(seen.pruned)[:-MAX_PRUNED]:
         yield Remove(f"{key}.pruned")
     return tuple(gone)
 
 
-def _apart(seen: _Listing, others: set[CheckpointKey]) -> Steps[set[CheckpointKey]]:
-    """Checkpoints committed in the directory itself, where a library writes that is older than folders of
-    runs. Other folders there belong to no run, so only those that the journal names count."""
+def _outside_run_folder(seen: _Listing, others: set[CheckpointKey]) -> Steps[set[CheckpointKey]]:
+    """Checkpoints of this run that are in the checkpoint directory itself, where a library writes that is
+    older than folders of runs. Of the folders there only those are this run's that its journal names.
+    `others`: not to be looked up."""
     entries: dict[CheckpointKey, JournalEntry | None] = {}
     found = set()
     for key in sorted((seen.committed | set(seen.pruning)) - others):
@@ -370,11 +395,6 @@ def _apart(seen: _Listing, others: set[CheckpointKey]) -> Steps[set[CheckpointKe
     return found
 
 
-def _older(held: Held, key: CheckpointKey) -> bool:
-    return key.world_id <= held.claim.world_id
-
-
 def _is_leftover(held: Held, seen: _Listing, key: CheckpointKey) -> bool:
-    """Whether these are shards that were never committed or never adopted, or the rest of a partial deletion:
-    no world will ever count them."""
+    """Whether no world will ever count this: shards never committed or adopted, or the rest of a deletion."""
     return not held.counts(key) or (key not in seen.committed and key not in seen.pruning)

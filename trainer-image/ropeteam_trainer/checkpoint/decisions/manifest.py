@@ -45,6 +45,7 @@ class Manifest:
     format: int = FORMAT
 
     def to_bytes(self, keys: seals.Keys = ()) -> bytes:
+        """Content of the file: JSON, signed if there are keys."""
         return seals.signed(MANIFEST, codec.encode(self), keys)
 
     @property
@@ -58,7 +59,8 @@ class Manifest:
 
 
 def run_folder(run: str) -> str:
-    """Folder of the job with this UID, relative to the checkpoint directory."""
+    """Folder of the job with this UID, relative to the checkpoint directory. "" for "": no run, the directory
+    itself."""
     return f"run-{run}" if run else ""
 
 
@@ -87,11 +89,12 @@ def ref_text(ref: CheckpointRef) -> str:
 
 
 def rank_file(rank: int) -> str:
+    """Name of the file with a rank's own state."""
     return f"rank-{rank}.pt"
 
 
 def parse_ref(text: str) -> CheckpointRef:
-    """Inverse of ref_text. Raises ValueError."""
+    """Inverse of ref_text(). Run and digest may be missing. Raises ValueError."""
     path, _, digest = text.partition("#")
     *run, step, world = path.split("/")
     number = int(step.removeprefix("step-"))

@@ -79,8 +79,8 @@ class UnavailableEverywhere(CheckpointUnavailable):
 
 
 def candidates(plan: RankPlan, found: Sequence[CheckpointRef]) -> tuple[CheckpointRef, ...]:
-    """Checkpoints to try, best first. `found`: those in the folder, the newest run first. Raises
-    CheckpointNotFound for a missing step."""
+    """Checkpoints to try, best first. `found`: those in the directory, the newest run first; read only if the
+    plan names no lineage. Raises CheckpointNotFound if `resume` names a step that is not among them."""
     if plan.lineage_known:
         return tuple(parse_ref(text) for text in plan.restore)
     if plan.job_uid:  # checkpoints that our own run has committed are in its journal
@@ -92,26 +92,33 @@ def candidates(plan: RankPlan, found: Sequence[CheckpointRef]) -> tuple[Checkpoi
         return ()
     wanted = tuple(ref for ref in newest_first if ref.step == plan.resume_step)
     if not wanted:
-        raise CheckpointNotFound(_no_such_step(plan, [ref.step for ref in found]))
+        raise CheckpointNotFound(_missing_step_text(plan, [ref.step for ref in found]))
     return wanted
 
 
 def _newest_first(found: Sequence[CheckpointRef]) -> tuple[CheckpointRef, ...]:
-    """Sorted by newest run and newest world, not by highest step: an abandoned run may have come further.
-    Checkpoints in no run have world numbers that do not compare."""
+    """Sorted by newest run, then newest world, then step: an abandoned run may have reached a higher step.
+    Checkpoints in no run are sorted by step first: they may be of several jobs, whose world numbers do not
+    compare."""
     runs = {run: -number for number, run in enumerate(dict.fromkeys(ref.run for ref in found))}
 
-    def age(ref: CheckpointRef) -> tuple[int, WorldId, int, WorldId]:
+    def newness(ref: CheckpointRef) -> tuple[int, WorldId, int, WorldId]:
         return runs[ref.run], ref.world_id if ref.run else WorldId(0, 0, 0), ref.step, ref.world_id
 
-    return tuple(sorted(found, key=age, reverse=True))
+    return tuple(sorted(found, key=newness, reverse=True))
 
 
 def choose(
     plan: RankPlan, found: Sequence[CheckpointRef], inspect: Callable[[CheckpointRef], Inspection]
 ) -> Choice:
-    """Checkpoint to restore. Raises CheckpointNotFound where a start from nothing would hide a loss, and
-    CheckpointUnavailable for the first that cannot be read: it may be whole, so no older one is used."""
+    """Checkpoint to restore: the first candidate, then the first ancestor, without a fault. A Choice without
+    manifest: start from nothing. `found`, and what else is raised: as for candidates(). `inspect` raises
+    nothing.
+
+    Raises CheckpointUnavailable for the first one that cannot be read: it may be whole, so no older one is
+    used. Raises CheckpointNotFound if all have a fault, and a start from nothing would hide a loss: `resume`
+    or status names a checkpoint, one is not signed, or one is malformed.
+    """
     queue = list(candidates(plan, found))
     exactly = not plan.lineage_known and plan.resume is Resume.STEP
     committed = plan.lineage_known and plan.signs and queue  # an agent with keys names committed ones only
@@ -123,12 +130,13 @@ def choose(
         if seen.unsure:
             raise CheckpointUnavailable(f"checkpoint {folder(ref)} cannot be validated: {seen.fault}")
         vouched = ref.digest or seen.signed or not plan.signs or plan.trust is Trust.ANY
-        fault = seen.fault or _foreign(plan, seen.manifest) or ("" if vouched else _UNSIGNED)
+        fault = seen.fault or _foreign_fault(plan, seen.manifest) or ("" if vouched else _UNSIGNED)
         if seen.manifest is not None and not fault:
             return Choice(seen.manifest, seen.ref, tuple(skipped))
         skipped.append(f"checkpoint {folder(ref)} is not used: {fault}")
         if fault is _UNSIGNED:
             unsigned.append(folder(ref))
+        # The manifest of a checkpoint with a bad file still names its parent, if the manifest is trusted.
         parent = seen.manifest.parent if seen.manifest and vouched else None
         if parent is not None and not exactly and all(folder(parent) != folder(known) for known in queue):
             queue.append(parent)
@@ -149,9 +157,9 @@ def choose(
     return Choice(None, None, tuple(skipped))
 
 
-def _foreign(plan: RankPlan, manifest: Manifest | None) -> str:
-    """Fault of another job's checkpoint, which is used on explicit request only: several jobs may share a
-    folder."""
+def _foreign_fault(plan: RankPlan, manifest: Manifest | None) -> str:
+    """Fault of another job's checkpoint, "" for all others. One is used on request by its step only, because
+    several jobs may share a directory."""
     if manifest is None or plan.lineage_known or plan.resume is not Resume.LATEST:
         return ""
     if not plan.job or manifest.job in ("", plan.job):
@@ -162,14 +170,14 @@ def _foreign(plan: RankPlan, manifest: Manifest | None) -> str:
     )
 
 
-def shares(manifest: Manifest, ranks: int) -> list[list[ShardFile]]:
-    """Files that each rank verifies: every file is one rank's. With as many ranks as have saved, each
-    verifies its own, which it will load. Else by size, the largest first, each to the rank with the fewest
+def files_by_rank(manifest: Manifest, ranks: int) -> list[list[ShardFile]]:
+    """Files to verify by rank; each file is one rank's. With as many ranks as have saved, each verifies those
+    that it wrote: it will load them. Else by size, the largest first, each to the rank with the fewest
     bytes."""
     parts: list[list[ShardFile]] = [[] for _ in range(ranks)]
     if ranks == manifest.world_size:
         for file in manifest.files:
-            parts[_writer(file.name) % ranks].append(file)
+            parts[_rank_that_wrote(file.name) % ranks].append(file)
         return parts
     loads = [(0, rank) for rank in range(ranks)]
     for file in sorted(manifest.files, key=lambda file: (-file.size, file.name)):
@@ -179,14 +187,16 @@ def shares(manifest: Manifest, ranks: int) -> list[list[ShardFile]]:
     return parts
 
 
-def _writer(name: str) -> int:
-    """Rank that wrote a file: `rank-3.pt` and `__3_0.distcp` are rank 3's, files without a number rank
-    0's."""
+def _rank_that_wrote(name: str) -> int:
+    """Rank that wrote a file: rank 3 wrote `rank-3.pt` and `__3_0.distcp`, rank 0 the files without a
+    number."""
     found = re.match(r"(?:rank-|__)(\d+)", name)
     return int(found[1]) if found else 0
 
 
-def _no_such_step(plan: RankPlan, saved: Sequence[int]) -> str:
+def _missing_step_text(plan: RankPlan, saved: Sequence[int]) -> str:
+    """Text of the error for a requested step that is not among `saved`: the steps there are, and what to
+    set."""
     directory = plan.checkpoint.directory if plan.checkpoint else "the checkpoint folder"
     wanted = plan.resume_step or 0
     earlier = max((step for step in saved if step < wanted), default=None)

@@ -49,8 +49,8 @@ _RUNS_CODE = re.compile(
 """Names that no state contains. They are not called in any case, with or without this list."""
 
 
-_DO_WITHOUT = "To skip this checkpoint, delete its folder"
-_OF_THE_BYTES = re.compile(r"PytorchStreamReader failed|record size|Trying to resize storage")
+_SKIP_ADVICE = "To skip this checkpoint, delete its folder"
+_BAD_ARCHIVE = re.compile(r"PytorchStreamReader failed|record size|Trying to resize storage")
 """Beginnings of torch's RuntimeErrors about an archive, in memory, that has no record that it lists."""
 
 
@@ -60,18 +60,20 @@ def runs_code(module: str, name: str) -> bool:
 
 
 def load(name: str, content: bytes) -> Any:
-    """Load a file of torch.save, on the CPU."""
+    """Load a file of torch.save, on the CPU. `name`: for errors. Raises MalformedCheckpoint (proof);
+    ValueError for a compressed file; MemoryError, RuntimeError and the errors of pickles, as torch raises
+    them, where they prove nothing."""
     _check_archive(name, content)
     try:
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True, mmap=False)
     except MemoryError:
-        raise MemoryError(f"{name} needs more memory than the pod has. {_DO_WITHOUT}") from None
+        raise MemoryError(f"{name} needs more memory than the pod has. {_SKIP_ADVICE}") from None
     except (RuntimeError, *_PICKLE_ERRORS) as error:
         text = f"torch refuses {name}: {_last_line(error)}"
         if _is_proof(error, content):
             raise MalformedCheckpoint(text) from None
         if isinstance(error, pickle.UnpicklingError):  # torch advises to load it without weights_only
-            raise pickle.UnpicklingError(f"{text} {_DO_WITHOUT}") from None
+            raise pickle.UnpicklingError(f"{text} {_SKIP_ADVICE}") from None
         raise
 
 
@@ -85,31 +87,33 @@ def _check_archive(name: str, content: bytes) -> None:
         raise MalformedCheckpoint(f"{name} is not a file of torch.save") from None
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
         raise ValueError(
-            f"{name} is compressed, which torch.save does not do: it could fill the memory. {_DO_WITHOUT}"
+            f"{name} is compressed, which torch.save does not do: it could fill the memory. {_SKIP_ADVICE}"
         )
     names = {entry.filename for entry in entries}
     top = min(names, default="").partition("/")[0]
-    whole = (
+    is_ours = (
         content.startswith(b"PK\3\4")  # else torch takes it for its legacy format
         and {f"{top}/data.pkl", f"{top}/constants.pkl"} & names == {f"{top}/data.pkl"}  # no TorchScript
         and all(each.startswith(f"{top}/") for each in names)
         and len(names) == len(entries)
         and sum(entry.file_size for entry in entries) <= len(content)
     )
-    if not whole:
+    if not is_ours:
         raise MalformedCheckpoint(f"{name} is an archive, but not one of torch.save")
 
 
 def _is_proof(error: Exception, content: bytes) -> bool:
+    """Whether this error of torch.load would occur under any torch and any script. A pickle error would, if
+    the pickle has a name that no state has, or only names that every torch knows."""
     if isinstance(error, RuntimeError):
-        return _OF_THE_BYTES.match(str(error)) is not None
-    names = _names(content)
+        return _BAD_ARCHIVE.match(str(error)) is not None
+    names = _globals_in(content)
     if any(_RUNS_CODE.fullmatch(name) for name in names):
         return True
     return all(_EVERY_TORCH.fullmatch(name) for name in names)
 
 
-def _names(content: bytes) -> set[str]:
+def _globals_in(content: bytes) -> set[str]:
     """`module name` of each global in the pickle, as far as it can be read."""
     found: set[str] = set()
     try:
@@ -129,12 +133,13 @@ def _last_line(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[-1].strip()[:200] if lines else ''}"
 
 
-def block(name: str, content: bytes, sizes: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Load a tensor, or a block of one."""
+def load_block(name: str, content: bytes, sizes: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Load a tensor, or a block of one, that torch.save has written. Raises MalformedCheckpoint if it is none
+    of this size and dtype, and as load() does."""
     found = load(name, content)
     if (
         not isinstance(found, torch.Tensor)
-        or not _is_whole(found)
+        or not _owns_its_memory(found)
         or tuple(found.shape) != sizes
         or found.dtype != dtype
     ):
@@ -142,22 +147,23 @@ def block(name: str, content: bytes, sizes: tuple[int, ...], dtype: torch.dtype)
     return found
 
 
-def check_state(name: str, tree: Any) -> None:
-    """Raise MalformedCheckpoint if state.pt, the state that ranks share, has another form."""
-    whole = (
+def check_shared_state(name: str, tree: Any) -> None:
+    """Raise MalformedCheckpoint if state.pt, the state that ranks share, has not the form that
+    Checkpoints.save() writes."""
+    is_ours = (
         isinstance(tree, dict)
         and (tree.get("data", ()) is None or _is_map(tree.get("data"), lambda value: type(value) is int))
         and _is_map(tree.get("others"))
         and _is_map(tree.get("models"), _is_map)
-        and _is_map(tree.get("optimizers"), _is_part)
+        and _is_map(tree.get("optimizers"), _is_optimizer_part)
     )
-    if not whole:
+    if not is_ours:
         raise MalformedCheckpoint(f"{name}: the state that ranks share is incomplete, or has another form")
 
 
-def check_named(name: str, tree: Any, tensors: Collection[str]) -> None:
+def check_optimizer_tensors(name: str, tree: Any, tensors: Collection[str]) -> None:
     """Raise MalformedCheckpoint if a tensor of an optimizer in state.pt is missing in `.metadata`. `tree` has
-    passed check_state()."""
+    passed check_shared_state()."""
     for optimizer, part in tree["optimizers"].items():
         for parameter, keys in part["tensors"].items():
             for key in keys:
@@ -167,24 +173,25 @@ def check_named(name: str, tree: Any, tensors: Collection[str]) -> None:
                     )
 
 
-def check_own(name: str, tree: Any) -> None:
-    """Raise MalformedCheckpoint if rank-<r>.pt, a rank's own state, has another form. An earlier release
-    wrote no `own`."""
+def check_rank_state(name: str, tree: Any) -> None:
+    """Raise MalformedCheckpoint if rank-<r>.pt, a rank's own state, has not the form that Checkpoints.save()
+    writes. An earlier release wrote no `own`."""
     rng = tree.get("rng") if isinstance(tree, dict) else None
-    whole = (
+    is_ours = (
         isinstance(rng, dict)
-        and _is_of_python(rng.get("python"))
+        and _is_python_state(rng.get("python"))
         and isinstance(rng.get("torch"), torch.Tensor)
         and rng["torch"].dtype is torch.uint8
         and isinstance(rng.get("numpy", ()), tuple)
         and _is_map(tree.get("own", {}))
     )
-    if not whole:
+    if not is_ours:
         raise MalformedCheckpoint(f"{name} holds no states of random generators")
 
 
-def _is_of_python(found: Any) -> bool:
-    """Whether this is a result of random.getstate(). Another Python may have another version."""
+def _is_python_state(found: Any) -> bool:
+    """Whether this is a result of random.getstate(). That of another Python may have another version, and is
+    then checked by its form alone."""
     if not isinstance(found, tuple) or len(found) != 3 or type(found[0]) is not int:
         return False
     try:
@@ -195,16 +202,17 @@ def _is_of_python(found: Any) -> bool:
     return isinstance(found[2], float | None)
 
 
-def _is_whole(found: Any) -> bool:
-    """Whether this is no tensor that is larger than its memory: we write copies (snapshot.py). Tensors of
-    other classes are accepted."""
+def _owns_its_memory(found: Any) -> bool:
+    """False: a tensor with more elements than its memory has, such as an expanded one, which could fill the
+    memory of the rank that copies it. We write copies, which never are (snapshot.py). True for values that
+    are no tensors, and for tensors of other classes."""
     if type(found) not in (torch.Tensor, torch.nn.Parameter):
         return True
     plain = found.layout is torch.strided and not found.is_meta
     return plain and found.untyped_storage().nbytes() >= found.nbytes
 
 
-def _is_part(part: Any) -> bool:
+def _is_optimizer_part(part: Any) -> bool:
     """Whether this is the part of an optimizer (optimizers.py)."""
     return (
         isinstance(part, dict)
@@ -221,7 +229,7 @@ def _is_group(group: Any) -> bool:
         and isinstance(group.get("names"), list)
         and all(isinstance(name, str) for name in group["names"])
         and isinstance(group.get("values"), dict)
-        and all(_is_whole(value) for value in group["values"].values())
+        and all(_owns_its_memory(value) for value in group["values"].values())
     )
 
 

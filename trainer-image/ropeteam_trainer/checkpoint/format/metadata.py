@@ -27,10 +27,12 @@ class Chunk:
     """Block of a tensor, and its location: torch.save's bytes, in one of the files."""
 
     offsets: tuple[int, ...]
+    """Begin of the block in the tensor."""
     sizes: tuple[int, ...]
     dtype: torch.dtype
     file: str
     begin: int
+    """Begin of its bytes in the file."""
     length: int
 
 
@@ -57,8 +59,8 @@ def parse(content: bytes, validated: bool = False) -> Saved:
         if not validated:
             check_sizes(content)
         root = _AllowList(content).load()
-        stored = {_place(index): info for index, info in root.storage_data.items()}
-        saved = {name: _tensor(name, about, stored) for name, about in root.state_dict_metadata.items()}
+        stored = {_block_key(index): info for index, info in root.storage_data.items()}
+        saved = {name: _parse_tensor(name, about, stored) for name, about in root.state_dict_metadata.items()}
         _require_disjoint(saved)
         return saved
     except (_Unknown, MemoryError) as error:  # neither is proof
@@ -70,37 +72,46 @@ def parse(content: bytes, validated: bool = False) -> Saved:
         ) from None
 
 
-def _place(index: Any) -> tuple[str, tuple[int, ...]]:
+def _block_key(index: Any) -> tuple[str, tuple[int, ...]]:
     """Key of a block. Checked before it is hashed: many blocks can share an object that takes long to
     hash."""
     if not isinstance(index.fqn, str):
         raise TypeError("a block belongs to no tensor")
-    return index.fqn, _numbers(index.offset)
+    return index.fqn, _checked_numbers(index.offset)
 
 
-def _tensor(name: str, about: Any, stored: Mapping[tuple[str, Any], Any]) -> SavedTensor:
-    shape, dtype = _numbers(about.size), about.properties.dtype
+def _parse_tensor(name: str, about: Any, stored: Mapping[tuple[str, Any], Any]) -> SavedTensor:
+    """Entry of one tensor. `about`: its object in the pickle. `stored`: locations of blocks by their keys.
+    Raises TypeError, ValueError, LookupError or AttributeError for an entry that DCP does not write."""
+    shape, dtype = _checked_numbers(about.size), about.properties.dtype
     if not isinstance(name, str) or not isinstance(dtype, torch.dtype):
         raise TypeError("a tensor has no name or no dtype")
     chunks = []
     for chunk in about.chunks:
-        offsets, sizes = _numbers(chunk.offsets, len(shape)), _numbers(chunk.sizes, len(shape))
+        offsets, sizes = (
+            _checked_numbers(chunk.offsets, len(shape)),
+            _checked_numbers(chunk.sizes, len(shape)),
+        )
         info = stored[name, offsets]
-        begin, length = _numbers((info.offset, info.length), 2)
+        begin, length = _checked_numbers((info.offset, info.length), 2)
         if not isinstance(info.relative_path, str):
             raise TypeError("a block is in no file")
         if any(at + size > end for at, size, end in zip(offsets, sizes, shape, strict=True)):
             raise ValueError(f"a block of {name} is outside of it")
         chunks.append(Chunk(offsets, sizes, dtype, info.relative_path, begin, length))
-    if not _cover(shape, chunks):
+    if not _covers_exactly(shape, chunks):
         raise ValueError(f"the blocks of {name} do not cover it exactly once")
     return SavedTensor(shape, dtype, tuple(chunks))
 
 
-def _cover(shape: tuple[int, ...], chunks: Sequence[Chunk]) -> bool:
-    """Whether each element is in exactly one block, as DCP requires. Each is in an odd number of blocks if of
-    all corners, where two at one point cancel each other, those of the whole tensor are left; and blocks with
-    as many elements in all as the whole tensor leave no element for a third block."""
+def _covers_exactly(shape: tuple[int, ...], chunks: Sequence[Chunk]) -> bool:
+    """Whether each element is in exactly one block, as DCP requires. Time is linear in the number of blocks.
+
+    Proof: corners of blocks are points of the tensor; two at one point cancel each other. If only the corners
+    of the whole tensor are left, each element is in an odd number of blocks. With as many elements in all
+    blocks as in the tensor, that number is 1. Only dimensions in which a block is smaller than the tensor are
+    looked at.
+    """
     split = [dim for dim, size in enumerate(shape) if any(chunk.sizes[dim] != size for chunk in chunks)]
     if math.prod(shape) != sum(math.prod(chunk.sizes) for chunk in chunks) or len(split) > _MOST_SPLIT:
         return False
@@ -114,6 +125,7 @@ def _cover(shape: tuple[int, ...], chunks: Sequence[Chunk]) -> bool:
 def _corners(
     dims: Sequence[int], offsets: tuple[int, ...], sizes: tuple[int, ...]
 ) -> Iterator[tuple[int, ...]]:
+    """Corners of a block in the dimensions `dims`: 2 to the power of their number."""
     return itertools.product(*((offsets[dim], offsets[dim] + sizes[dim]) for dim in dims))
 
 
@@ -126,8 +138,9 @@ def _require_disjoint(saved: Saved) -> None:
             raise ValueError(f"two blocks share bytes of {file}")
 
 
-def _numbers(found: Any, count: int | None = None) -> tuple[int, ...]:
-    """`found` as a tuple of `count` numbers; None: one for each dimension of some tensor."""
+def _checked_numbers(found: Any, count: int | None = None) -> tuple[int, ...]:
+    """`found`, if it is a tuple of `count` numbers from 0 to 2^63 - 1. None: of any count that a tensor may
+    have dimensions. Raises TypeError."""
     if not isinstance(found, tuple) or len(found) > _MOST_DIMENSIONS or count not in (None, len(found)):
         raise TypeError("a block or a tensor has no shape")
     if any(type(number) is not int or not 0 <= number <= _LARGEST for number in found):
@@ -167,7 +180,7 @@ def _stand_ins() -> dict[tuple[str, str], Callable[..., Any]]:
 
     def size(numbers: tuple[int, ...]) -> tuple[int, ...]:
         """Stand-in for torch.Size. tuple() would make a tuple from a list, larger than the list."""
-        return _numbers(numbers)
+        return _checked_numbers(numbers)
 
     def member(kind: Any, _name: str) -> int:
         """Stand-in for getattr, by which some versions of Python (3.11.9) write a member of an enum; refused
@@ -195,11 +208,15 @@ def _stand_ins() -> dict[tuple[str, str], Callable[..., Any]]:
 
 
 class _AllowList(pickle.Unpickler):
+    """Unpickler that finds stand-ins and dtypes, and no other name."""
+
     def __init__(self, content: bytes) -> None:
         super().__init__(io.BytesIO(content))
         self._allowed = _stand_ins()
 
     def find_class(self, module: str, name: str) -> Any:
+        """Stand-in for a name. Raises UnpicklingError for one that runs code (proof), _Unknown for any
+        other."""
         if (module, name) in self._allowed:
             return self._allowed[module, name]
         if module == "torch" and name in _DTYPES:

@@ -21,7 +21,8 @@ _SHOWN = 4
 
 
 def plain_name(module: nn.Module, name: str) -> str:
-    """Name without wrappers. DDP's is recognized by its position: others may be called `module` too."""
+    """Name of a parameter or buffer of `module` without the parts that wrappers add. DDP's `module` is
+    recognized by its class: other modules may have that name, too."""
     parts_shown = []
     at: object = module
     for part in name.split("."):
@@ -32,16 +33,20 @@ def plain_name(module: nn.Module, name: str) -> str:
 
 
 def parameter_name(object_name: str, name: str) -> str:
-    """Name of a parameter in an optimizer's state."""
+    """Name of a parameter in an optimizer's state. `object_name`: keyword of its module in the call of
+    restore()."""
     return name if object_name == "model" else f"{object_name}.{name}"
 
 
 def state_name(optimizer: str, parameter: str, key: str) -> str:
+    """Name of a tensor in an optimizer's state, in the checkpoint. `parameter`: as parameter_name() returns
+    it."""
     return f"{optimizer}.state.{parameter}.{key}"
 
 
 def misfit(missing: Collection[str], surplus: Collection[str], shapes: Collection[str]) -> str:
-    """Difference between a checkpoint and the objects that it is loaded into; empty if they fit."""
+    """Differences between a checkpoint and the objects that it is loaded into, with advice, for a person; ""
+    if they fit. `missing`: names that only the objects have; `surplus`: that only the checkpoint has."""
     faults = []
     if missing:
         faults.append(f"it does not have {shortened(missing)}")
@@ -57,7 +62,7 @@ def misfit(missing: Collection[str], surplus: Collection[str], shapes: Collectio
 
 
 def shortened(names: Iterable[str]) -> str:
-    """The first names, sorted, and the number of further ones."""
+    """The first names, sorted, and the number of further ones, for a person."""
     ordered = sorted(names)
     more = f" and {len(ordered) - _SHOWN} more" if len(ordered) > _SHOWN else ""
     return ", ".join(ordered[:_SHOWN]) + more

@@ -35,10 +35,14 @@ _EFFECTS = {code.name: _effect(code) for code in pickletools.opcodes}
 
 
 def check_sizes(content: bytes) -> None:
-    """Raise ValueError or LookupError for bytes that are no pickle, or one whose objects grow too large."""
-    stack: list[int] = []
-    marks: list[int] = []
-    memo: dict[object, int] = {}
+    """Raise ValueError or LookupError for bytes that are no pickle, or one whose objects grow too large.
+
+    Size of an object: 1, plus the sizes of its items for what can be hashed (tuples). Others have the size of
+    their largest operand: they refer to objects, and are not hashed.
+    """
+    stack: list[int] = []  # sizes of the objects on the unpickler's stack
+    marks: list[int] = []  # positions of its marks
+    memo: dict[object, int] = {}  # sizes of memorized objects
     for code, argument, _ in pickletools.genops(content):  # refuses a string that is cut off
         name = code.name
         if name in _PUTS:
@@ -53,7 +57,7 @@ def check_sizes(content: bytes) -> None:
         elif name == "MARK":
             marks.append(len(stack))
         else:
-            marked, takes, leaves = _EFFECTS[name]
+            marked, takes, leaves = _EFFECTS[name]  # any other opcode: pop operands, push results
             begin = (marks.pop() if marked else len(stack)) - takes
             if begin < (marks[-1] if marks else 0):
                 raise ValueError("it takes objects that do not exist")

@@ -17,6 +17,7 @@ GeneratorStates = dict[str, Any]
 
 
 def capture() -> GeneratorStates:
+    """States of the generators of this process. CUDA's: of the current device."""
     state: GeneratorStates = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if "numpy" in sys.modules:
         name, keys, position, has_gauss, gauss = sys.modules["numpy"].random.get_state()
@@ -27,7 +28,8 @@ def capture() -> GeneratorStates:
 
 
 def put_back(state: GeneratorStates) -> None:
-    """Restore the generators. Raises ValueError for states of an incompatible Python, NumPy or torch."""
+    """Set the generators to saved states. CUDA's are ignored where there is no GPU. Raises ValueError for
+    states of an incompatible Python, NumPy or torch; some generators may be set then."""
     try:
         _put_back_on_cpu(state)
     except (LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -43,7 +45,7 @@ def _put_back_on_cpu(state: GeneratorStates) -> None:
     random.setstate(state["python"])
     torch.set_rng_state(state["torch"])
     if "numpy" in state:
-        import numpy
+        import numpy  # so that its generator has the saved state if the script imports it later
 
         numpy.random.set_state(state["numpy"])
 

@@ -14,34 +14,37 @@ import torch
 
 
 class Snapshot:
-    """Buffers of one tree. A new copy overwrites the one before: finish with that first."""
+    """Buffers for the tensors of a tree. Each copy() overwrites the result of the one before."""
 
     def __init__(self) -> None:
         self._buffers: list[torch.Tensor] = []
 
     def copy(self, tree: Any) -> Any:
-        """`tree` with its tensors replaced by copies. Raises TypeError for a sharded tensor."""
+        """`tree` with its tensors replaced by copies on the CPU, valid until the next call. The copy is
+        complete when it returns. Raises TypeError for a sharded tensor."""
         tensors: list[torch.Tensor] = []
-        _replace(tree, lambda tensor: tensors.append(_whole(tensor)))
-        if [_shape(t) for t in tensors] != [_shape(b) for b in self._buffers]:
+        _with_leaves(tree, lambda tensor: tensors.append(_checked(tensor)))
+        if [_layout(t) for t in tensors] != [_layout(b) for b in self._buffers]:
             self._buffers = [torch.empty_like(t, device="cpu", requires_grad=False) for t in tensors]
         if tensors:
             torch._foreach_copy_(self._buffers, tensors)
         copies = iter(self._buffers)
-        return _replace(tree, lambda _: next(copies))
+        return _with_leaves(tree, lambda _: next(copies))
 
 
-def _replace(tree: Any, leaf: Callable[[torch.Tensor], Any]) -> Any:
+def _with_leaves(tree: Any, leaf: Callable[[torch.Tensor], Any]) -> Any:
+    """`tree` with `leaf(tensor)` in the place of each tensor, in the order of the tree."""
     if isinstance(tree, torch.Tensor):
         return leaf(tree)
     if isinstance(tree, dict):
-        return {key: _replace(value, leaf) for key, value in tree.items()}
+        return {key: _with_leaves(value, leaf) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
-        return type(tree)([_replace(value, leaf) for value in tree])
+        return type(tree)([_with_leaves(value, leaf) for value in tree])
     return float(tree) if isinstance(tree, float) else tree  # NumPy's floats could not be loaded again
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
+def _checked(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor`, detached. Raises TypeError for a DTensor."""
     if hasattr(tensor, "to_local"):
         raise TypeError(
             "a sharded tensor (DTensor: FSDP, tensor parallel) can be saved in a module or an optimizer that "
@@ -50,5 +53,5 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach()
 
 
-def _shape(tensor: torch.Tensor) -> tuple[Any, ...]:
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.shape, tensor.dtype, tensor.stride()

@@ -7,6 +7,7 @@ scheduler, a scaler) are the same on all ranks; rank 0's state_dict() is saved.
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -59,9 +60,12 @@ class _Named:
 
 
 class SavedObjects:
+    """Registered objects, by name, sorted into modules, optimizers and others."""
+
     def __init__(self, objects: Mapping[str, Any], optional: Mapping[str, Any] | None = None) -> None:
-        """optional: others that a checkpoint need not hold, such as the loss scale of a strategy. Raises
-        TypeError or ValueError for state that could not be loaded again."""
+        """optional: others that a checkpoint need not hold, such as the loss scale of a strategy. Calls
+        state_dict() of each object but optimizers, to check it: raises TypeError or ValueError for state that
+        could not be loaded again."""
         self._optional = frozenset(optional or {})
         objects = {**objects, **(optional or {})}
         self._modules = {
@@ -86,7 +90,8 @@ class SavedObjects:
             _check_plain(name, extra)
 
     def state(self, with_others: bool) -> TrainingState:
-        """Current state. Modules first: FSDP reshards its parameters when its state_dict() is called."""
+        """Current state: live tensors, not copies. With FSDP a collective. with_others: include the state of
+        others, for rank 0. Modules first: FSDP reshards its parameters when its state_dict() is called."""
         state = TrainingState()
         self._add_models(state)
         names_of = self._parameter_names()
@@ -99,7 +104,8 @@ class SavedObjects:
         return state
 
     def missing(self, shared: Shared, others: Mapping[str, Any]) -> list[str]:
-        """Names of the objects that a checkpoint does not hold."""
+        """Names of the objects, but optional ones, that a checkpoint does not hold. `shared`, `others`: its
+        content."""
         pairs = (
             (self._modules, shared["models"]),
             (self._optimizers, shared["optimizers"]),
@@ -109,14 +115,16 @@ class SavedObjects:
         return [name for name in absent if name not in self._optional]
 
     def compare(self, shared: Shared, saved: Saved) -> tuple[set[str], set[str], list[str]]:
-        """Names that only this rank has, names that only the checkpoint has, and shapes that differ."""
+        """Names that only this rank has, names that only the checkpoint has, and a sentence for each shape
+        that differs. Names: of tensors and other values of modules, and `<optimizer>: <parameter>`. Call it
+        only if missing() is empty."""
         state = TrainingState()
         self._add_models(state)
         mine = set(state.tensors) | _extra_names(state.shared["models"])
         models = {name: shared["models"][name] for name in self._modules}
         theirs = {name for name in saved if name.split(".", 1)[0] in models} | _extra_names(models)
         shapes = [
-            f"{name} is {list(saved[name].shape)} there and {list(tensor.shape)} here"
+            f"{name} has shape {list(saved[name].shape)} in it and {list(tensor.shape)} here"
             for name, tensor in state.tensors.items()
             if name in saved and saved[name].shape != tuple(tensor.shape)
         ]
@@ -129,7 +137,9 @@ class SavedObjects:
         return mine - theirs, theirs - mine, shapes
 
     def allocate(self, shared: Shared, saved: Saved) -> dict[str, torch.Tensor]:
-        """All tensors of this rank, for the caller to fill; those of optimizers are allocated here."""
+        """All tensors of this rank, by name, for the caller to fill in place: the live ones of modules, and
+        new ones of optimizers, whose state and hyperparameters are replaced here. Raises ValueError for
+        groups of an optimizer that do not fit."""
         state = TrainingState()
         self._add_models(state)
         names_of = self._parameter_names()
@@ -139,8 +149,8 @@ class SavedObjects:
         return state.tensors
 
     def load(self, tensors: Mapping[str, torch.Tensor], shared: Shared, others: Mapping[str, Any]) -> None:
-        """Load the state into each object: the last part of a restore, once the tensors of `allocate` are
-        filled."""
+        """Call load_state_dict() of modules and others: the last part of a restore, once the tensors of
+        allocate() are filled. Optimizers have their state already."""
         for name, modules in self._modules.items():
             values = {**tensors, **{f"{name}.{key}": value for key, value in shared["models"][name].items()}}
             for module in modules:
@@ -151,6 +161,8 @@ class SavedObjects:
                 obj.load_state_dict(others[name])
 
     def _add_models(self, state: TrainingState) -> None:
+        """Add the state of all modules to `state`: tensors, names of buffers, and other values
+        (shared["models"]). Raises ValueError for two tensors of one name."""
         for name, modules in self._modules.items():
             extra: dict[str, Any] = {}
             for module in modules:
@@ -171,18 +183,23 @@ class SavedObjects:
             state.shared["models"][name] = extra
 
     def _parameter_names(self) -> dict[torch.Tensor, str]:
+        """Name in optimizers' states of each parameter; a shared parameter has the first of its names. Raises
+        ValueError if two have the same name."""
         names_of: dict[torch.Tensor, str] = {}
         for name, modules in self._modules.items():
             for module in modules:
                 for _, plain, parameter in module.parameters():
                     names_of.setdefault(parameter, names.parameter_name(name, plain))
         if len(set(names_of.values())) < len(names_of):
-            raise ValueError("two parameters have the same name: pass restore() its modules by other names")
+            several = [name for name, count in Counter(names_of.values()).items() if count > 1]
+            raise ValueError(
+                f"two parameters have the same name, {several[0]}: pass restore() modules by other keywords"
+            )
         return names_of
 
 
 def merge(parts: Iterable[Shared]) -> Shared:
-    """Shared values of all ranks, merged into one."""
+    """Shared values of all ranks, merged into one. Of a value that several ranks have, the first is used."""
     whole: Shared = {"models": {}, "optimizers": {}}
     by_optimizer: dict[str, list[optimizers.OptimizerPart]] = {}
     for part in parts:
@@ -195,12 +212,14 @@ def merge(parts: Iterable[Shared]) -> Shared:
 
 
 def _is_model(obj: Any) -> bool:
+    """Whether this is a module, or a list of modules: the parts of a model on one rank of a pipeline."""
     return isinstance(obj, nn.Module) or (
         isinstance(obj, list | tuple) and all(isinstance(module, nn.Module) for module in obj)
     )
 
 
 def _modules(obj: Any) -> Iterator[nn.Module]:
+    """Modules of an object for which _is_model() holds. Raises TypeError for the first generation of FSDP."""
     for module in [obj] if isinstance(obj, nn.Module) else obj:
         if any(type(part).__name__ == "FullyShardedDataParallel" for part in module.modules()):
             raise TypeError("FullyShardedDataParallel cannot be saved by Ropeteam; use fully_shard() instead")
@@ -208,10 +227,13 @@ def _modules(obj: Any) -> Iterator[nn.Module]:
 
 
 def _extra_names(models: Mapping[str, Mapping[str, Any]]) -> set[str]:
+    """Full names of the values in modules' states that are no tensors."""
     return {f"{name}.{key}" for name, extra in models.items() for key in extra}
 
 
 def _check_plain(name: str, state: Any) -> None:
+    """Raise TypeError for state that torch.load(weights_only=True) would refuse. Saves and loads it, in
+    memory."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
     buffer.seek(0)

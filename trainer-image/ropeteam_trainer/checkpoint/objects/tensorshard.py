@@ -38,8 +38,8 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def shard_of(tensor: torch.Tensor, local: torch.Tensor | None = None) -> TensorShard | None:
-    """Shard of a tensor that this rank holds. `local`: a copy of the local part, used in place of it. None:
-    this rank holds nothing of the tensor."""
+    """Shard of a tensor that this rank holds. None: this rank holds nothing of it. `local`: a copy of the
+    local part, used in place of it. Raises TypeError for a DTensor with a Partial placement."""
     shape, local = tuple(tensor.shape), local_part(tensor) if local is None else local
     if not is_sharded(tensor):
         return TensorShard(local, shape, (0,) * len(shape))
@@ -60,7 +60,8 @@ def overlap(
     b_offsets: tuple[int, ...],
     b_sizes: tuple[int, ...],
 ) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
-    """Intersection of two blocks of one tensor, as slices of the first and of the second."""
+    """Intersection of two blocks of one tensor, as slices of the first and of the second. None: they have no
+    element in common."""
     in_a, in_b = [], []
     for a, a_size, b, b_size in zip(a_offsets, a_sizes, b_offsets, b_sizes, strict=True):
         begin, end = max(a, b), min(a + a_size, b + b_size)
