@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from ropeteam_trainer.data.decisions.balance import MIN_GAIN, Balance, parts
+from ropeteam_trainer.data.decisions.balance import MIN_GAIN, Balance, part_sizes
 from ropeteam_trainer.data.decisions.plan import DataPlan, Position
 
 speed = st.floats(1e-3, 1e6)
@@ -22,7 +22,7 @@ def seconds(counts: tuple[int, ...], speeds: tuple[float, ...]) -> float:
 @given(total=st.integers(1, 500), speeds=worlds)
 @example(total=3, speeds=(1e6, 1e-3, 1e-3))
 def test_parts_are_whole_and_leave_nobody_without_work(total: int, speeds: tuple[float, ...]) -> None:
-    counts = parts(total, speeds)
+    counts = part_sizes(total, speeds)
     assert sum(counts) == total
     assert min(counts) >= (1 if total >= len(speeds) else 0)
     assert all(type(count) is int for count in counts)
@@ -36,14 +36,14 @@ def test_no_other_parts_are_done_sooner(total: int, speeds: tuple[float, ...]) -
         for other in itertools.product(range(1, total + 1), repeat=len(speeds))
         if sum(other) == total
     )
-    assert seconds(parts(total, speeds), speeds) == pytest.approx(best)
+    assert seconds(part_sizes(total, speeds), speeds) == pytest.approx(best)
 
 
 @given(total=st.integers(1, 10_000), speeds=worlds)
 def test_the_slowest_could_give_no_sample_away_and_gain(total: int, speeds: tuple[float, ...]) -> None:
     """Sizes for which not all parts can be tried."""
     assume(total >= len(speeds) and len(set(speeds)) > 1)
-    counts = parts(total, speeds)
+    counts = part_sizes(total, speeds)
     movable = [count / each for count, each in zip(counts, speeds, strict=True) if count > 1]
     sooner = min((count + 1) / each for count, each in zip(counts, speeds, strict=True))
     assert max(movable, default=0.0) <= sooner * (1 + 1e-9)
@@ -52,13 +52,13 @@ def test_the_slowest_could_give_no_sample_away_and_gain(total: int, speeds: tupl
 @given(total=st.integers(1, 500), world=st.integers(1, 9), each=speed)
 def test_equal_speeds_give_the_parts_of_before(total: int, world: int, each: float) -> None:
     bounds = [total * rank // world for rank in range(world + 1)]
-    assert parts(total, (each,) * world) == tuple(b - a for a, b in itertools.pairwise(bounds))
+    assert part_sizes(total, (each,) * world) == tuple(b - a for a, b in itertools.pairwise(bounds))
 
 
 def test_half_the_speed_is_half_the_part() -> None:
-    assert parts(96, (2.0, 1.0)) == (64, 32)
-    assert parts(100, (4.0, 4.0, 2.0)) == (40, 40, 20)
-    assert parts(3, (9.0, 1.0, 1.0, 1.0)) == (0, 1, 1, 1), "fewer samples than ranks: one each, as before"
+    assert part_sizes(96, (2.0, 1.0)) == (64, 32)
+    assert part_sizes(100, (4.0, 4.0, 2.0)) == (40, 40, 20)
+    assert part_sizes(3, (9.0, 1.0, 1.0, 1.0)) == (0, 1, 1, 1), "fewer samples than ranks: one each"
 
 
 @given(
@@ -88,10 +88,10 @@ def test_parts_follow_a_rank_that_slows_and_recovers() -> None:
     assert state.in_force is None, "equal parts are right"
     for _ in range(5):
         state = state.after([10.0, 5.0], 60)
-    assert parts(60, state.in_force) == pytest.approx((40, 20), abs=1)
+    assert part_sizes(60, state.in_force) == pytest.approx((40, 20), abs=1)
     for _ in range(6):
         state = state.after([10.0, 10.0], 60)
-    assert parts(60, state.in_force) == pytest.approx((30, 30), abs=1)
+    assert part_sizes(60, state.in_force) == pytest.approx((30, 30), abs=1)
 
 
 @given(noise=st.lists(st.tuples(st.floats(0.98, 1.02), st.floats(0.98, 1.02)), max_size=30))
@@ -112,19 +112,19 @@ def test_parts_change_where_that_gains_enough_and_only_there(
     old = Balance().after(speeds, total)
     new = old.after(later, total)
     assert new.smoothed is not None
-    before = seconds(parts(total, old.in_force or (1.0,) * len(speeds)), new.smoothed)
-    gains = before > (1 + MIN_GAIN) * seconds(parts(total, new.smoothed), new.smoothed)
+    before = seconds(part_sizes(total, old.in_force or (1.0,) * len(speeds)), new.smoothed)
+    gains = before > (1 + MIN_GAIN) * seconds(part_sizes(total, new.smoothed), new.smoothed)
     assert new.in_force == (new.smoothed if gains else old.in_force)
 
 
 @pytest.mark.parametrize("fixed", [0.0, 0.05, 0.5])
 def test_ranks_with_fixed_costs_end_at_equal_times(fixed: float) -> None:
     """Speed is measured as if time were in proportion to samples; where it is not, it still gets there."""
-    state, counts = Balance(), parts(96, (1.0, 1.0))
+    state, counts = Balance(), part_sizes(96, (1.0, 1.0))
     for _ in range(60):
         times = (fixed + 0.01 * counts[0], fixed + 0.03 * counts[1])
         state = state.after([n / t for n, t in zip(counts, times, strict=True)], 96)
-        counts = parts(96, state.in_force or (1.0, 1.0))
+        counts = part_sizes(96, state.in_force or (1.0, 1.0))
     best = min(max(fixed + 0.01 * n, fixed + 0.03 * (96 - n)) for n in range(97))
     assert max(times) <= 1.08 * best
 

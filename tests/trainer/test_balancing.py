@@ -17,7 +17,7 @@ from lab.ranks.processes import RankGroup
 from torch import nn
 
 from ropeteam_trainer.data import balancing, batches
-from ropeteam_trainer.data.balancing import EVERY, Balancer
+from ropeteam_trainer.data.balancing import EXCHANGE_EVERY, Balancer
 from ropeteam_trainer.data.computetimer import ComputeTimer
 from ropeteam_trainer.data.decisions.plan import DataPlan, Position
 
@@ -59,7 +59,7 @@ def test_a_slow_rank_gets_less_wherever_it_is_slow(tmp_path: Path, strategy: str
     ended = group.run("balance.py", *options, *slow)
     assert ended.codes == [0, 0], ended.output
     taken = sizes(group.trace, 2)
-    assert set(taken[:EVERY]) == {(4, 4)}
+    assert set(taken[:EXCHANGE_EVERY]) == {(4, 4)}
     assert taken[-2][0] > taken[-2][1]
     assert_same_training(group.trace, 2, one_process(tmp_path, *options))
 
@@ -71,9 +71,9 @@ def test_batches_that_were_loaded_ahead_keep_their_parts(tmp_path: Path, loading
     ended = group.run("balance.py", *options, *loading, "--speeds", "1,1,30", "--balance")
     assert ended.codes == [0, 0, 0], ended.output
     taken = sizes(group.trace, 3)
-    ahead = batches.most_ahead(**{"workers": 0, "prefetch": 0, loading[0][2:]: int(loading[1])})
-    assert set(taken[: EVERY + ahead]) == {(4, 4, 4)}
-    assert taken[EVERY + ahead][2] < 4
+    ahead = batches.max_batches_ahead(**{"workers": 0, "prefetch": 0, loading[0][2:]: int(loading[1])})
+    assert set(taken[: EXCHANGE_EVERY + ahead]) == {(4, 4, 4)}
+    assert taken[EXCHANGE_EVERY + ahead][2] < 4
     assert_same_training(group.trace, 3, one_process(tmp_path, *options))
 
 
@@ -85,9 +85,9 @@ def test_the_manifest_sets_balance_and_prefetch(tmp_path: Path, sharding: str | 
     ended = group.run("balance.py", *options, "--speeds", "1,30", "--manifest", strategy)
     assert ended.codes == [0, 0], ended.output
     taken = sizes(group.trace, 2)
-    ahead = batches.most_ahead(workers=0, prefetch=3)
-    assert set(taken[: EVERY + ahead]) == {(4, 4)}
-    assert taken[EVERY + ahead][0] > taken[EVERY + ahead][1]
+    ahead = batches.max_batches_ahead(workers=0, prefetch=3)
+    assert set(taken[: EXCHANGE_EVERY + ahead]) == {(4, 4)}
+    assert taken[EXCHANGE_EVERY + ahead][0] > taken[EXCHANGE_EVERY + ahead][1]
     assert_same_training(group.trace, 2, one_process(tmp_path, *options))
 
 
@@ -140,16 +140,16 @@ def test_exactly_once_however_early_each_rank_plans(plan: DataPlan, ranks: list[
     taken: list[list[tuple[int, ...]]] = []
     for rank, ahead in enumerate(ranks):
         balancer = a_balancer(ranks, speeds, ahead, plan.global_batch)
-        planned = batches.shares(plan, Position(), 2, rank, len(ranks), balancer.speeds)
+        planned = batches.shares_from(plan, Position(), 2, rank, len(ranks), balancer.speeds)
         shares: list[tuple[int, ...]] = []
         for number in range(steps):
-            with patch.object(balancing, "EVERY", 3):
+            with patch.object(balancing, "EXCHANGE_EVERY", 3):
                 balancer.before_batch()
             while len(shares) < steps and len(shares) < number + 1 + data.draw(st.integers(0, ahead)):
                 shares.append(next(planned)[1].ids)
         taken.append(shares)
     used = [i for step in zip(*taken, strict=True) for ids in step for i in ids]
-    alone = batches.shares(plan, Position(), 2, 0, 1)
+    alone = batches.shares_from(plan, Position(), 2, 0, 1)
     assert used == [i for _, share in alone for i in share.ids]
 
 
@@ -238,6 +238,10 @@ def test_a_model_whose_waits_are_not_known_is_refused(model: Any, name: str) -> 
 
 def test_who_loads_furthest_ahead_decides_when_a_change_begins() -> None:
     balancer = a_balancer([0, 4], [(1.0, 3.0)], 0, 8)
-    for _ in range(EVERY + 1):
+    for _ in range(EXCHANGE_EVERY + 1):
         balancer.before_batch()
-    assert [balancer.speeds(number) for number in (0, EVERY + 3, EVERY + 4)] == [None, None, (1.0, 3.0)]
+    assert [balancer.speeds(number) for number in (0, EXCHANGE_EVERY + 3, EXCHANGE_EVERY + 4)] == [
+        None,
+        None,
+        (1.0, 3.0),
+    ]

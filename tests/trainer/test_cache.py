@@ -132,8 +132,8 @@ def test_what_has_come_while_we_waited_for_the_lock_is_not_fetched_again(
     cache, path = ShardCache(tmp_path / "cache", 10 * SIZE), source(tmp_path, 1)
     cache.open(path, "1").close()
     path.unlink()
-    looks = iter([lambda _path: None, module._leased])
-    monkeypatch.setattr(module, "_leased", lambda path: next(looks)(path))
+    looks = iter([lambda _path: None, module._open_locked])
+    monkeypatch.setattr(module, "_open_locked", lambda path: next(looks)(path))
     cache.open(path, "1").close()
     assert len(copies(tmp_path, "*")) == 2, "the copy, and the lock of the directory"
 
@@ -206,7 +206,7 @@ def test_a_file_that_is_open_is_not_removed(tmp_path: Path, start: Start) -> Non
     assert holder.request("close") == "closed"
     assert other.request("open", path := source(tmp_path, 4)) == content(path)
     assert len(set(copies(tmp_path)) - set(names)) == 1
-    assert other.end().count("has no space for a shard of 10000 bytes. It is read from its source.") == 1
+    assert other.end().count("has no space for a shard of 10000 bytes: its limit is ") == 1
 
 
 def test_a_full_disk_costs_a_message_and_nothing_else(tmp_path: Path, start: Start) -> None:

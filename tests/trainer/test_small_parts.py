@@ -101,8 +101,8 @@ class Squares(torch.utils.data.Dataset[int]):
 
 
 def taken(dataset: Any, workers: int = 0, collate: Any = None, world: int = 1) -> Iterator[Any]:
-    planned = batches.shares(PLAN, Position(0, 4), 2, world - 1, world)
-    return (item[-1] for item in batches.load(dataset, planned, workers, collate))
+    planned = batches.shares_from(PLAN, Position(0, 4), 2, world - 1, world)
+    return (item[-1] for item in batches.load_batches(dataset, planned, workers, collate))
 
 
 def expected_ids() -> list[list[int]]:

@@ -110,7 +110,7 @@ class Job:
         """
         self._role.enter_loop("job.report()")
         self.step = self._role.next_step(self.step)
-        self._feed.step_is_done()
+        self._feed.end_step()
         self._report_step(samples)
         loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
         self._link.offer_loss(loss)
@@ -120,7 +120,7 @@ class Job:
             self._trace.step(
                 self.step, self._feed.epoch, self._feed.taken, None if loss is None else float(loss)
             )
-        self._feed.forget_taken()
+        self._feed.reset_taken()
         self._role.after_step(self.step)
         if self._link.paused:
             self._apply_pause()
@@ -189,11 +189,11 @@ class Job:
         self._role.enter_loop("job.batches()")
         spec = self._plan.strategy.batch if self._plan.strategy else Batch()
         prefetch, balance = spec.prefetch or prefetch, spec.balance or balance
-        loading.most_ahead(workers, prefetch)
+        loading.max_batches_ahead(workers, prefetch)
         plan = DataPlan(len(dataset), spec.global_samples or global_batch, seed)
         model = self._role.balanced_model() if balance else None
         requested = BatchRequest(dataset, plan, epochs, workers, prefetch, balance, model, collate)
-        self._total_steps = self.step + self._feed.left(requested)
+        self._total_steps = self.step + self._feed.batches_left(requested)
         return self._feed.batches(requested, self.dp_rank, self.dp_size, self._loading)
 
     def _loading(self) -> AbstractContextManager[None]:

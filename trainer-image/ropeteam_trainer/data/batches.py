@@ -27,13 +27,14 @@ _AHEAD_PER_WORKER = 2
 _AGREED = ("samples", "global_batch", "seed", "epochs")
 
 
-def equal(_number: int) -> tuple[float, ...] | None:
+def equal_speeds(_number: int) -> tuple[float, ...] | None:
     """Speeds for equal parts."""
     return None
 
 
-def must_agree(world: World, plan: DataPlan, epochs: int) -> None:
-    """Raise ValueError on all ranks if their arguments differ: samples would be lost, ranks would hang."""
+def require_equal_arguments(world: World, plan: DataPlan, epochs: int) -> None:
+    """Raise ValueError on all ranks if their arguments of batches() differ: samples would be lost, ranks
+    would hang. A collective."""
     mine = (plan.samples, plan.global_batch, plan.seed, epochs)
     theirs = world.gather(tuple(_plain(number) for number in mine))
     for rank, numbers in enumerate(theirs):
@@ -46,14 +47,15 @@ def must_agree(world: World, plan: DataPlan, epochs: int) -> None:
 
 
 def _plain(number: Any) -> Any:
-    """Plain number of one of NumPy's."""
+    """Number of Python for a number of NumPy's, which ranks do not send."""
     return number.item() if hasattr(number, "item") else number
 
 
-def shares(
-    plan: DataPlan, start: Position, epochs: int, rank: int, world: int, speeds: Speeds = equal
+def shares_from(
+    plan: DataPlan, start: Position, epochs: int, rank: int, world: int, speeds: Speeds = equal_speeds
 ) -> Iterator[tuple[Position, Share]]:
-    """This rank's shares from `start` to the end of `epochs` data epochs, each with the position after it."""
+    """This rank's shares of all batches from `start` to the end of `epochs` data epochs, each with the
+    position after its batch. `speeds` is called when a share is drawn."""
     at = start
     for number in itertools.count():
         if at.epoch >= epochs:
@@ -63,9 +65,9 @@ def shares(
         at = after
 
 
-def most_ahead(workers: int, prefetch: int) -> int:
-    """Number of shares beyond the batches taken that load() may have drawn. ValueError for a negative
-    prefetch, and for prefetch with workers."""
+def max_batches_ahead(workers: int, prefetch: int) -> int:
+    """Limit on the shares that load_batches() may have drawn for batches that are not taken yet. Raises
+    ValueError for a negative prefetch, and for prefetch with workers."""
     if prefetch < 0 or (prefetch and workers):
         raise ValueError(
             "prefetch must be 0 or more, and 0 with workers, which load ahead anyway: got "
@@ -74,16 +76,17 @@ def most_ahead(workers: int, prefetch: int) -> int:
     return prefetch + 1 if prefetch else workers * _AHEAD_PER_WORKER
 
 
-def load(
+def load_batches(
     dataset: Any,
     planned: Iterator[tuple[Position, Share]],
     workers: int,
     collate: Collate | None,
     prefetch: int = 0,
 ) -> Loaded:
-    """Batches of `planned`. `dataset` is a tensor, a sequence, or a map-style Dataset.
-
-    Tensors are indexed at once; other samples go through `collate` (default: torch's default_collate).
+    """Batches of `planned`, in order, each with its position and share. `dataset`: a tensor, a sequence, or a
+    map-style Dataset. A tensor is indexed with all ids at once; samples of others go through `collate` (None:
+    torch's default_collate). With `workers` processes, or `prefetch` batches loaded ahead in a thread; not
+    both. Close the generator to stop loading.
     """
     collate = collate or default_collate
     if workers:
@@ -95,6 +98,8 @@ def load(
 def _by_processes(
     dataset: Any, planned: Iterator[tuple[Position, Share]], collate: Collate, workers: int
 ) -> Loaded:
+    """Batches loaded by DataLoader's workers. It returns batches alone, so their shares come from a second
+    iterator."""
     planned, again = itertools.tee(planned)
     loader = DataLoader(
         dataset,
@@ -109,6 +114,7 @@ def _by_processes(
 
 
 def _indices(share: Share) -> list[int]:
+    """Samples to load; the filler for an empty share, because all ranks must take every step."""
     return list(share.ids) or [share.filler]
 
 

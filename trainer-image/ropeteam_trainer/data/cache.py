@@ -54,10 +54,13 @@ class ShardCache:
         self._directory, self._max_bytes = Path(directory), max_bytes
         self._directory.mkdir(parents=True, exist_ok=True)
         self._fetches = True
+        """Whether this process still writes to the cache: not after an error of its disk."""
         self._complained = False
+        """Whether the one message was printed."""
 
     def open(self, source: Source, version: str | None = None) -> BinaryIO:
-        """Open the file `source` for reading, from the cache if possible. It stays there until closed.
+        """Open the file `source` for reading, from the cache if possible: a missing shard is copied first, or
+        awaited if another process copies it. The copy stays in the cache until the file is closed.
 
         version: distinguishes contents of the same path; default: size and time of change, for which the
         source is examined each time. Raises OSError only if the source itself cannot be read.
@@ -68,7 +71,7 @@ class ShardCache:
         except _CannotCache as why:
             if not self._complained:
                 self._complained = True
-                notice(f"{why}. It is read from its source.")
+                notice(f"{why}. The file is read from its source; later files may be, without a message.")
             return path.open("rb")
 
     @contextmanager
@@ -78,29 +81,37 @@ class ShardCache:
             yield Path(file.name)
 
     def _cached(self, source: Path, key: str) -> BinaryIO:
+        """Shard open for reading; fetched by this process or another one, if it is missing. Raises
+        _CannotCache, and OSError of the source.
+
+        Each turn of the loop: open the shard -> wait for the lock of its fetch -> fetch it, if it is still
+        missing. The lock's file is removed after a fetch, so another turn follows where the locked file is
+        not the one there.
+        """
         whole, fetching = self._directory / f"{key}{_SHARD}", self._directory / f"{key}.fetching"
         while True:
-            with self._using():
-                file = _leased(whole)
+            with self._disk_errors():
+                file = _open_locked(whole)
             if file is not None:
                 return file
             if not self._fetches:
                 raise _CannotCache(f"{source} is not in the cache")
-            with self._using():
+            with self._disk_errors():
                 lock = fetching.open("ab")
             with lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be fetching it, or has
                 if _is_at(lock, fetching):
                     try:
-                        if not whole.exists():
+                        if not whole.exists():  # the process that held the lock before has failed
                             self._fetch(source, whole)
                     finally:
                         fetching.unlink()
 
     def _fetch(self, source: Path, whole: Path) -> None:
-        """Copy `source` to a part, and rename it when it is whole. The caller holds the lock of the fetch."""
+        """Copy `source` to a part, and rename it when it is whole; an error removes the part. The caller
+        holds the lock of the fetch. Raises _CannotCache, and OSError of the source."""
         part_path = whole.with_suffix(_PART)
-        with self._using():
+        with self._disk_errors():
             part = part_path.open("wb")
         try:
             with part:
@@ -112,13 +123,15 @@ class ShardCache:
             raise
 
     def _copy(self, source: Path, part: BinaryIO) -> None:
+        """Reserve space, copy, and sync. Raises _CannotCache also for a source that changed meanwhile: the
+        key of the shard is of its first state."""
         before = source.stat()
         self._free_space(before.st_size, part)
         with source.open("rb") as stream:
             while chunk := stream.read(_CHUNK_BYTES):
-                with self._using():
+                with self._disk_errors():
                     part.write(chunk)
-        with self._using():
+        with self._disk_errors():
             part.flush()
             os.fsync(part.fileno())
         after = source.stat()
@@ -126,7 +139,9 @@ class ShardCache:
             raise _CannotCache(f"{source} changed while it was copied to the cache")
 
     def _free_space(self, size: int, part: BinaryIO) -> None:
-        """Remove leftovers and the least recently used shards; reserve `size` bytes for the empty `part`."""
+        """Remove leftovers of killed processes, and the least recently used shards that no process reads,
+        until `size` bytes are free; reserve these for the empty `part`. Raises _CannotCache if too few
+        are."""
         with self._locked():
             for fetching in self._directory.glob("*.fetching"):
                 _remove_unless_held(fetching, fetching.with_suffix(_PART))
@@ -136,10 +151,14 @@ class ShardCache:
                 if free < size and path.suffix == _SHARD and _remove_unless_held(path):
                     free += files[path].st_size
             if free < size:
-                raise _CannotCache(f"the cache {self._directory} has no space for a shard of {size} bytes")
+                raise _CannotCache(
+                    f"the cache {self._directory} has no space for a shard of {size} bytes: its limit is "
+                    f"{self._max_bytes} bytes, and the shards that it has are in use"
+                )
             part.truncate(size)
 
     def _files(self) -> dict[Path, os.stat_result]:
+        """All files of the directory; those that are removed meanwhile are left out."""
         found = {}
         for path in self._directory.iterdir():
             with suppress(FileNotFoundError):
@@ -148,14 +167,16 @@ class ShardCache:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Lock the directory: no other process renames or removes files meanwhile."""
-        with self._using(), (self._directory / "lock").open("ab") as lock:
+        """Lock the directory for the `with`: no other process renames or removes shards meanwhile. Blocks
+        until then."""
+        with self._disk_errors(), (self._directory / "lock").open("ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
     @contextmanager
-    def _using(self) -> Iterator[None]:
-        """Turn an OSError of the disk into _CannotCache, and stop writing to the cache in this process."""
+    def _disk_errors(self) -> Iterator[None]:
+        """Turn an OSError in the `with`, which is one of the cache's disk, into _CannotCache, and stop
+        writing to the cache in this process."""
         try:
             yield
         except OSError as error:
@@ -164,13 +185,15 @@ class ShardCache:
 
 
 def _key(source: Path, version: str | None) -> str:
+    """Name of a shard in the cache: a hash of path and version. Raises OSError if the source cannot be
+    examined."""
     if version is None:
         stat = source.stat()
         version = f"{stat.st_size} {stat.st_mtime_ns}"
     return hashlib.sha256(f"{source}\0{version}".encode()).hexdigest()[:40]
 
 
-def _leased(path: Path) -> BinaryIO | None:
+def _open_locked(path: Path) -> BinaryIO | None:
     """Shard open for reading, and marked as used now; no process removes it until it is closed. None: it does
     not exist."""
     try:

@@ -35,14 +35,18 @@ class ComputeTimer:
     """Timer of one rank. Call start() and stop() around each step; the hooks pause and resume it."""
 
     def __init__(self, device: torch.device) -> None:
-        self._mark, self._between = _cuda_clock() if device.type == "cuda" else _clock()
+        self._mark, self._between = _cuda_clock() if device.type == "cuda" else _cpu_clock()
         self._counting, self._pauses, self._in_backward = False, 0, False
         self._since: Mark = None
+        """Begin of the present interval; valid while the timer runs."""
         self._intervals: list[tuple[Mark, Mark]] = []
+        """Intervals of the present step in which the timer ran."""
         self._steps: list[tuple[int, list[tuple[Mark, Mark]]]] = []
+        """Samples and intervals of the steps since speed() was called."""
 
     def attach(self, model: nn.Module | None) -> None:
-        """Pause the timer where `model` waits for other ranks. Raises ValueError for an unknown model."""
+        """Register hooks that pause the timer where `model` waits for other ranks. Call it once. Raises
+        ValueError for a model without DDP or fully_shard, and for None."""
         sharded = _sharded_layers(model)
         if model is None or not (sharded or isinstance(model, DistributedDataParallel)):
             raise ValueError(
@@ -51,11 +55,12 @@ class ComputeTimer:
                 f"fully_shard. It was given {'none' if model is None else type(model).__name__}."
             )
         for layer in sharded:
+            # one hook before fully_shard's, which gathers the weights, and one after it
             layer.register_forward_pre_hook(lambda *_: self.pause(), prepend=True)
             layer.register_forward_pre_hook(lambda *_: self.resume())
-            _at_backward(layer, self._sharded_backward)
+            _call_at_backward(layer, self._on_sharded_backward)
         if not sharded:
-            _at_backward(model, self._backward)
+            _call_at_backward(model, self._on_ddp_backward)
 
     def start(self) -> None:
         """Begin a step, unless one has begun."""
@@ -77,13 +82,15 @@ class ComputeTimer:
         self._pauses += 1
 
     def resume(self) -> None:
+        """End one pause: the timer runs again when all have ended."""
         self._pauses -= 1
         if self._counting and self._pauses == 0:
             self._since = self._mark()
 
     def speed(self) -> float | None:
-        """Samples per second of compute time since the last call: the median of the steps, so that one slow
-        step, such as the first, changes nothing. None: no step could be measured."""
+        """Samples per second of compute time: the median of the steps since the last call, so that one slow
+        step, such as the first, changes nothing. Forgets these steps. None: no step could be measured (on
+        CUDA: none is done)."""
         steps, self._steps = self._steps, []
         found = []
         for samples, intervals in steps:
@@ -93,18 +100,21 @@ class ComputeTimer:
                 found.append(samples / known)
         return statistics.median(found) if found else None
 
-    def _backward(self) -> None:
-        """DDP: pause when all gradients are computed, resume when they are reduced. The engine runs callbacks
-        in the order of registration: this is the first one, then DDP waits in its own, then the inner one."""
+    def _on_ddp_backward(self) -> None:
+        """DDP: pause when all gradients are computed, resume when they are reduced. Called when a backward
+        pass begins. The engine runs callbacks in the order of registration: `computed` first, then DDP's, in
+        which it waits, then the one that `computed` has registered."""
 
         def computed() -> None:
             self.pause()
-            _when_backward_is_done(self.resume)
+            _call_after_backward(self.resume)
 
-        _when_backward_is_done(computed)
+        _call_after_backward(computed)
 
-    def _sharded_backward(self) -> None:
-        """fully_shard: pause when the backward pass reaches the first layer, resume when all is done."""
+    def _on_sharded_backward(self) -> None:
+        """fully_shard: pause when the backward pass reaches the first layer, resume when it is done. Called
+        for each layer. `done` is registered inside of a callback, so it runs after fully_shard's own
+        callbacks."""
 
         def done() -> None:
             self._in_backward = False
@@ -113,10 +123,10 @@ class ComputeTimer:
         if not self._in_backward:
             self._in_backward = True
             self.pause()
-            _when_backward_is_done(lambda: _when_backward_is_done(done))
+            _call_after_backward(lambda: _call_after_backward(done))
 
 
-def _at_backward(layer: nn.Module, call: Callable[[], None]) -> None:
+def _call_at_backward(layer: nn.Module, call: Callable[[], None]) -> None:
     """Call `call` each time when a backward pass reaches the output of `layer`, before earlier hooks run
     there, such as those that gather weights."""
 
@@ -128,22 +138,28 @@ def _at_backward(layer: nn.Module, call: Callable[[], None]) -> None:
     layer.register_forward_hook(hook, prepend=True)
 
 
-def _when_backward_is_done(call: Callable[[], None]) -> None:
+def _call_after_backward(call: Callable[[], None]) -> None:
+    """Call `call` once, at the end of the present backward pass."""
     Variable._execution_engine.queue_callback(call)  # as DDP and FSDP do
 
 
 def _sharded_layers(model: nn.Module | None) -> list[nn.Module]:
+    """Modules to which fully_shard was applied."""
     fsdp = sys.modules.get("torch.distributed.fsdp")  # 1.2 s to import, and imported if the model uses it
     if model is None or fsdp is None:
         return []
     return [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)]
 
 
-def _clock() -> tuple[Callable[[], Mark], Callable[[Mark, Mark], float | None]]:
+def _cpu_clock() -> tuple[Callable[[], Mark], Callable[[Mark, Mark], float | None]]:
+    """Function that marks now, and function for the seconds between two marks."""
     return time.perf_counter, lambda begin, end: float(end - begin)
 
 
 def _cuda_clock() -> tuple[Callable[[], Mark], Callable[[Mark, Mark], float | None]]:
+    """As _cpu_clock(), by events on the current stream. Seconds are None while the stream has not reached
+    `end`."""
+
     def mark() -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
         event.record()

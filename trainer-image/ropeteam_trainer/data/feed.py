@@ -36,13 +36,16 @@ class BatchRequest:
 
 
 class Feed:
+    """Data of one rank. Order in each step: a batch of batches(), end_step(), reads of `taken` and `total`,
+    reset_taken()."""
+
     def __init__(self, world: World) -> None:
         self.weight = 1.0
         """Weight of the last batch: see Share.weight."""
         self.taken: list[int] = []
-        """Samples since the last step."""
+        """Ids of this rank's samples since the last step."""
         self.total = 0
-        """Samples of all ranks since the last step."""
+        """Number of samples of all ranks since the last step."""
         self.epoch = 0
         """Data epoch of the last batch that was taken."""
         self._world = world
@@ -54,11 +57,12 @@ class Feed:
         self._to_skip = 0
 
     def skip(self, count: int) -> None:
-        """Skip so many batches: steps that were done without this rank."""
+        """Skip so many of the next batches: steps that were done without this rank. The position advances
+        over them; they are loaded and dropped."""
         self._to_skip += count
 
     def restore(self, saved: dict[str, int] | None) -> None:
-        """Set the position at which the next batches() begins."""
+        """Set the position at which the next batches() begins: a result of state(), or None for no change."""
         self._saved = saved
 
     def state(self) -> dict[str, int] | None:
@@ -76,9 +80,12 @@ class Feed:
             "seed": self._plan.seed,
         }
 
-    def left(self, request: BatchRequest) -> int:
-        """Number of batches left for batches(). ValueError if the data are not those of the checkpoint."""
-        return request.plan.steps_left(_begin(self._saved, request.plan, self._position), request.epochs)
+    def batches_left(self, request: BatchRequest) -> int:
+        """Number of batches that batches() with this request would yield. Raises ValueError if the data are
+        not those of the checkpoint."""
+        return request.plan.steps_left(
+            _start_position(self._saved, request.plan, self._position), request.epochs
+        )
 
     def batches(
         self,
@@ -87,15 +94,16 @@ class Feed:
         ways: int,
         loading_now: Callable[[], AbstractContextManager[None]],
     ) -> Iterator[Any]:
-        """Part `rank` of `ways` of each batch. `loading_now`: context in which a batch is awaited. ValueError
-        if the data are not those of the checkpoint."""
+        """Yield part `rank` of `ways` of each batch, to the end of the requested epochs. A collective when it
+        starts, and with `balance` before some batches. `loading_now`: context in which a batch is awaited.
+        Raises ValueError if the data are not those of the checkpoint, or arguments differ between ranks."""
         self._plan = request.plan
-        self._position = _begin(self._saved, request.plan, self._position)
-        loading.must_agree(self._world, request.plan, request.epochs)
+        self._position = _start_position(self._saved, request.plan, self._position)
+        loading.require_equal_arguments(self._world, request.plan, request.epochs)
         balancer = self._balancer(request) if request.balance and ways > 1 else None
-        speeds = balancer.speeds if balancer else loading.equal
-        planned = loading.shares(request.plan, self._position, request.epochs, rank, ways, speeds)
-        self._loaded = loading.load(
+        speeds = balancer.speeds if balancer else loading.equal_speeds
+        planned = loading.shares_from(request.plan, self._position, request.epochs, rank, ways, speeds)
+        self._loaded = loading.load_batches(
             request.dataset, planned, request.workers, request.collate, request.prefetch
         )
         with closing(self._loaded):
@@ -111,15 +119,17 @@ class Feed:
                     self._to_skip -= 1
                     self._position = after
                     continue
-                self._take(after, share)
+                self._record_batch(after, share)
                 yield batch
 
-    def step_is_done(self) -> None:
-        """End the step. Call it before `taken` and `total` are read, once per step."""
+    def end_step(self) -> None:
+        """Stop the timer of this step, if speeds are measured. Call it once per step, before
+        reset_taken()."""
         if self._clock is not None:
             self._clock.stop(len(self.taken))
 
-    def forget_taken(self) -> None:
+    def reset_taken(self) -> None:
+        """Begin to count the samples of the next step."""
         self.taken, self.total = [], 0
 
     def close(self) -> None:
@@ -128,23 +138,27 @@ class Feed:
             self._loaded.close()
         self._clock = None
 
-    def _take(self, after: Position, share: Share) -> None:
+    def _record_batch(self, after: Position, share: Share) -> None:
+        """Record a batch that the script gets now. `after`: the position after it."""
         self.epoch, self._position = self._position.epoch, after
         self.taken += share.ids
         self.total += share.total
         self.weight = share.weight
 
     def _balancer(self, request: BatchRequest) -> Balancer:
+        """Balancer for one call of batches(). The timer is attached to the model once per job. Raises
+        ValueError for a model that cannot be measured."""
         if self._clock is None:
             clock = ComputeTimer(self._world.device)
             clock.attach(request.model)
             self._clock = clock
-        ahead = loading.most_ahead(request.workers, request.prefetch)
+        ahead = loading.max_batches_ahead(request.workers, request.prefetch)
         return Balancer(self._world, self._clock, request.plan.global_batch, ahead)
 
 
-def _begin(saved: dict[str, int] | None, plan: DataPlan, current: Position) -> Position:
-    """Position at which batches() begins. Raises ValueError if the checkpoint was of other data."""
+def _start_position(saved: dict[str, int] | None, plan: DataPlan, current: Position) -> Position:
+    """Position at which batches() begins: the later one of the restored and the current. `saved`:
+    Feed.state() in the checkpoint. Raises ValueError if the checkpoint was of other data."""
     if saved is None:
         return current
     for what, now in (("samples", plan.samples), ("seed", plan.seed)):

@@ -18,7 +18,8 @@ _PATIENCE_SECONDS = 5.0
 
 
 def prefetched(source: Iterator[T], count: int) -> Generator[T]:
-    """Items of `source`, with at most `count` items ready and one more being made."""
+    """Items of `source`, with at most `count` items ready and one more being made. The thread starts with the
+    first next(). Raises what `source` raises, after the items before."""
     filler = _Filler(source, count)
     filler.start()
     try:
@@ -37,6 +38,8 @@ _END: Any = object()
 
 
 class _Filler(threading.Thread):
+    """Thread that puts items into `ready`: (item, None), and at last (_END, None) or (None, error)."""
+
     def __init__(self, source: Iterator[Any], count: int) -> None:
         super().__init__(daemon=True, name="ropeteam-prefetch")
         self.ready: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(count)
@@ -53,7 +56,8 @@ class _Filler(threading.Thread):
             self.ready.put((None, error))
 
     def end(self) -> None:
-        """Stop the thread. After `_stopped` is set it puts one item at most, and there is room for it."""
+        """Stop the thread, and wait for it up to _PATIENCE_SECONDS. After `_stopped` is set it puts one item
+        at most; the queue is emptied, so that put() never blocks."""
         self._stopped.set()
         while not self.ready.empty():
             self.ready.get_nowait()

@@ -105,7 +105,7 @@ class Delete:
 
     key: CheckpointKey
     outside_run: bool = False
-    """Its folder is in the checkpoint directory itself. Deleted only if its manifest is of the run's job."""
+    """The folder is in the checkpoint directory itself. Deleted only if its manifest is of the run's job."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ _NEW = 0.5
 
 
 @lru_cache(maxsize=16)
-def parts(total: int, speeds: tuple[float, ...]) -> tuple[int, ...]:
+def part_sizes(total: int, speeds: tuple[float, ...]) -> tuple[int, ...]:
     """Number of samples of each rank, of `total`. `speeds`: one per rank, above 0, in any unit.
 
     The sum is exact, and each rank gets a sample where there are enough. Equal speeds give equal parts. With
@@ -49,17 +49,19 @@ class Balance:
     """Speeds that the parts are computed from; None: equal parts."""
 
     def after(self, measured: Sequence[float | None], total: int) -> Balance:
-        """Next state. `measured`: samples per second of each rank, above 0; None: that rank has no
-        measurement, and nothing changes. `total`: samples of a global batch."""
+        """Next state: speeds smoothed with `measured`, and used for parts if a step gains more than MIN_GAIN
+        by it. `measured`: samples per second of each rank, above 0; None: that rank has no measurement, and
+        nothing changes. `total`: samples of a global batch."""
         new = [speed for speed in measured if speed is not None]
         if len(new) < len(measured):
             return self
         smoothed = tuple(old + _NEW * (now - old) for old, now in zip(self.smoothed or new, new, strict=True))
-        before = parts(total, self.in_force or (1.0,) * len(new))
-        gained = _seconds(before, smoothed) > (1 + MIN_GAIN) * _seconds(parts(total, smoothed), smoothed)
+        before = part_sizes(total, self.in_force or (1.0,) * len(new))
+        best = part_sizes(total, smoothed)
+        gained = _step_seconds(before, smoothed) > (1 + MIN_GAIN) * _step_seconds(best, smoothed)
         return Balance(smoothed, smoothed if gained else self.in_force)
 
 
-def _seconds(counts: Sequence[int], speeds: Sequence[float]) -> float:
+def _step_seconds(counts: Sequence[int], speeds: Sequence[float]) -> float:
     """Time of a step with these parts: that of the slowest rank."""
     return max(count / speed for count, speed in zip(counts, speeds, strict=True))

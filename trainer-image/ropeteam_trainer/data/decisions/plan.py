@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ropeteam_trainer.data.decisions.balance import parts
+from ropeteam_trainer.data.decisions.balance import part_sizes
 
 _ROUNDS = 8
 _MASK = (1 << 64) - 1
@@ -59,15 +59,15 @@ class DataPlan:
             raise ValueError(f"global_batch must be at least 1, got {self.global_batch}")
 
     def after(self, at: Position) -> Position:
-        """Position after the batch at `at`."""
+        """Position after the batch at `at`: at the end of a data epoch, the begin of the next."""
         end = at.offset + self.global_batch
         return Position(at.epoch, end) if end < self.samples else Position(at.epoch + 1, 0)
 
     def share(self, at: Position, rank: int, world: int, speeds: tuple[float, ...] | None = None) -> Share:
-        """Part of `rank` of `world` in the batch at `at`, in proportion to `speeds` (one per rank; None:
-        equal parts, which differ by at most one sample). All ranks must give the same speeds."""
+        """Part of `rank` in the batch at `at`, of `world` ranks, in proportion to `speeds` (one per rank;
+        None: equal parts, which differ by at most one sample). All ranks must give the same speeds."""
         total = min(self.global_batch, self.samples - at.offset)
-        sizes = parts(total, speeds or (1.0,) * world)
+        sizes = part_sizes(total, speeds or (1.0,) * world)
         begin = sum(sizes[:rank])
         end = begin + sizes[rank]
         key = _mix(_mix(self.seed & _MASK) ^ at.epoch)
@@ -85,10 +85,10 @@ class DataPlan:
 
 
 def permuted(index: int, size: int, key: int) -> int:
-    """Image of `index` under the permutation of range(size) with this key."""
+    """Image of `index` under the permutation of range(size) with this key (64 bits)."""
     rows = math.isqrt(size - 1) + 1
     columns = math.ceil(size / rows)
-    while True:  # the grid is less than one row too large: walk on until inside, rarely more than once
+    while True:  # cycle walking: the grid is less than one row larger than `size`, so this rarely repeats
         row, column = divmod(index, columns)
         for number in range(0, _ROUNDS, 2):
             row = (row + _mix(key ^ _mix(number << 56 | column))) % rows
