@@ -50,7 +50,7 @@ class Worlds:
         uid = await self._job(request.transport.get_extra_info("sockname")[0])
         gate, given = self._gate(uid, desired.term), request.headers.get(signing.HEADER, "")
         now = time.monotonic()
-        admitted = gate.admits("PUT /desired", given, now)
+        admitted = gate.admit("PUT /desired", given, now)
         status, body = (200, codec.encode(self._report(uid, desired))) if admitted else (401, b"")
         headers = {signing.HEADER: gate.sign(given, status, body, now)}
         return web.Response(status=status, body=body, headers=headers, content_type="application/json")

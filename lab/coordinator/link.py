@@ -16,7 +16,7 @@ from lab.coordinator.reports import JOB_UID, after_orders
 from lab.waiting import NotYet, wait_until_async
 from ropeteam_trainer.contract import codec, grantchunks, signing, wire
 from ropeteam_trainer.contract.desired import Desired, JobReport
-from ropeteam_trainer.contract.messages import AgentReport, Orders, as_answer
+from ropeteam_trainer.contract.messages import AgentReport, Orders, parse_lease_answer
 
 TOKEN = b"\x07" * 32
 PATIENCE = 120.0
@@ -65,10 +65,11 @@ class Link:
         body = self._bodies.popleft()
         self.count += 1
         self.bytes += len(body)
-        if part := grantchunks.read(body):
+        if part := grantchunks.parse_part(body):
             self._files = grantchunks.with_part(self._files, part)
         else:
-            self.orders = grantchunks.with_files(as_answer(body) or codec.decode(Orders, body), self._files)
+            orders = parse_lease_answer(body) or codec.decode(Orders, body)
+            self.orders = grantchunks.with_files(orders, self._files)
         return True
 
     async def wait_for(self, holds: Callable[[Orders], bool]) -> Orders:

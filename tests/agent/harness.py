@@ -138,7 +138,7 @@ class Coordinator:
         writer.write(self.sent)
         if not self.older:
             answer = await reader.readexactly(len(wire.ANSWER) + wire.NONCE_SIZE)
-            key, _ = wire.answered(TOKEN, answer) or (b"", b"")
+            key, _ = wire.parse_answer(TOKEN, answer) or (b"", b"")
         self._sealer, self._writer = wire.Sealer(key, nonce, wire.TO_AGENT), writer
         return wire.Opener(key, nonce, wire.TO_COORDINATOR)
 

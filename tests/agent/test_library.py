@@ -190,7 +190,7 @@ def named(make_pod, tmp_path):
         (tmp_path / "mounted").mkdir()
         if entry is not None:
             (tmp_path / "mounted" / seals.FILE).write_text(entry)
-        (tmp_path / seals.FILE).write_text(seals.to_text((b"folder",)))
+        (tmp_path / seals.FILE).write_text(seals.keys_text((b"folder",)))
         signing = str(tmp_path / "mounted" / seals.FILE)
         return make_pod(checkpoint=CheckpointConfig(str(tmp_path / "checkpoints"), signing=signing))
 
@@ -203,11 +203,11 @@ async def test_a_named_key_signs_manifests_and_the_journal(named, coordinator, t
     (tmp_path / "checkpoints/run-uid-j/step-4/1.0.1").mkdir(parents=True)
     coordinator.order(grant=Grant(CheckpointRef(4, a_plan().world_id), 1, (), None))
     await coordinator.wait_for(lambda r: r.committed)
-    first, _ = seals.read_named(str(tmp_path / "mounted" / seals.FILE))
+    first, _ = seals.read_secret_keys(str(tmp_path / "mounted" / seals.FILE))
     (manifest,) = (tmp_path / "checkpoints").glob("run-*/step-4/*/manifest.json")
     (entry,) = (tmp_path / "checkpoints").glob("run-*/journal/*.commit")
     assert seals.is_valid("manifest.json", manifest.read_bytes(), (first,))
-    assert seals.is_valid("journal", entry.read_bytes(), seals.of_run((first,), "uid-j"))
+    assert seals.is_valid("journal", entry.read_bytes(), seals.run_keys((first,), "uid-j"))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,14 @@ from ropeteam_trainer.contract.config import CoordinatorConfig, RankPlan, Worker
 from ropeteam_trainer.contract.desired import Desired, JobReport
 from ropeteam_trainer.contract.featurelevel import FeatureLevel
 from ropeteam_trainer.contract.local import FromRank, ToRank
-from ropeteam_trainer.contract.messages import AgentReport, Orders, RankPhase, RankReport, answer, as_answer
+from ropeteam_trainer.contract.messages import (
+    AgentReport,
+    Orders,
+    RankPhase,
+    RankReport,
+    lease_answer,
+    parse_lease_answer,
+)
 from ropeteam_trainer.contract.world import Plan, WorldId
 
 MESSAGES: list[type] = [
@@ -184,8 +191,8 @@ def test_a_message_of_one_field_comes_back():
 
 def test_a_short_answer_comes_back_and_nothing_else_is_taken_for_one():
     orders = Orders(2, 1, 0, answers=7, same=True)
-    assert as_answer(answer(orders)) == orders
-    assert as_answer(codec.encode(orders)) is None
+    assert parse_lease_answer(lease_answer(orders)) == orders
+    assert parse_lease_answer(codec.encode(orders)) is None
 
 
 def test_a_reader_gives_what_decode_gives_and_keeps_what_is_repeated():

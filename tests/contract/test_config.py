@@ -43,7 +43,7 @@ def test_a_worker_reads_what_it_was_given(tmp_path: Path) -> None:
 def test_keys_of_the_checkpoint_folder_lie_beside_the_token(tmp_path: Path) -> None:
     """Pods of a job that an earlier release has made find none."""
     file = tmp_path / seals.FILE
-    file.write_text(seals.to_text((b"new", b"old")))
+    file.write_text(seals.keys_text((b"new", b"old")))
     _, identity = config.read_worker(an_environment(tmp_path))
     assert (identity.keys_file, identity.keys) == (str(file), (b"new", b"old"))
 

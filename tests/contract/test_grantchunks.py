@@ -21,9 +21,9 @@ def grant(ranks: int, each: int = 1, ref: CheckpointRef = REF) -> Grant:
 def test_the_largest_checkpoint_that_a_job_may_have_goes_through():
     whole = grant(8192, each=16)
     orders, came = Orders(3, 0, 1, grant=whole), None
-    for body in grantchunks.parts(whole):
+    for body in grantchunks.encoded_parts(whole):
         assert len(body) < wire.MAX_BODY
-        part = grantchunks.read(body)
+        part = grantchunks.parse_part(body)
         assert part is not None
         came = grantchunks.with_part(came, part)
     last = codec.encode(grantchunks.without_files(orders))
@@ -35,7 +35,7 @@ def test_orders_without_a_grant_stay_as_they_are():
     orders = Orders(3, 0, 1)
     assert grantchunks.without_files(orders) is orders
     assert grantchunks.with_files(orders, None) is orders
-    assert grantchunks.read(codec.encode(orders)) is None
+    assert grantchunks.parse_part(codec.encode(orders)) is None
 
 
 def test_files_of_an_older_grant_are_forgotten_and_missing_ones_refused():
@@ -46,5 +46,5 @@ def test_files_of_an_older_grant_are_forgotten_and_missing_ones_refused():
     assert grantchunks.with_part(old, new) == new
     orders = grantchunks.without_files(Orders(3, 0, 1, grant=grant(2)))
     for came in (None, old, new):
-        with pytest.raises(codec.DecodeError, match=r"got . of 2 files of step 4000"):
+        with pytest.raises(codec.DecodeError, match=r"step 4000 came with . of its 2 files"):
             grantchunks.with_files(orders, came)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropeteam_trainer.contract import seals
-from ropeteam_trainer.contract.seals import folder_key, is_valid, of_run, signed
+from ropeteam_trainer.contract.seals import folder_key, is_valid, run_keys, signed
 
 OLD, NEW = folder_key(b"old", "folder"), folder_key(b"new", "folder")
 TEXT = b'{"step":1,"note":"a \\",\\"signature\\":\\" in a text"}'
@@ -53,13 +53,13 @@ def test_nothing_may_be_removed_or_added(more: bytes) -> None:
 
 def test_keys_differ_by_operator_folder_and_run() -> None:
     keys = {folder_key(key, folder) for key in (b"1", b"2") for folder in ("a", "b")}
-    assert len(keys | {*of_run((OLD,), "r"), *of_run((OLD,), "s"), *of_run((NEW,), "r")}) == 7
+    assert len(keys | {*run_keys((OLD,), "r"), *run_keys((OLD,), "s"), *run_keys((NEW,), "r")}) == 7
 
 
 def test_a_pod_reads_what_the_operator_has_written(tmp_path: Path) -> None:
-    (tmp_path / "keys").write_text(seals.to_text((NEW, OLD)))
-    assert seals.read(str(tmp_path / "keys")) == (NEW, OLD)
-    assert seals.read("") == ()
+    (tmp_path / "keys").write_text(seals.keys_text((NEW, OLD)))
+    assert seals.read_keys(str(tmp_path / "keys")) == (NEW, OLD)
+    assert seals.read_keys("") == ()
 
 
 A, B = "a1" * 32, "B2" * 40
@@ -68,7 +68,7 @@ A, B = "a1" * 32, "B2" * 40
 def named(folder: Path, text: str) -> seals.Keys:
     """Keys of a Secret with this entry."""
     (folder / seals.FILE).write_text(text, newline="")
-    return seals.read_named(str(folder / seals.FILE))
+    return seals.read_secret_keys(str(folder / seals.FILE))
 
 
 @pytest.mark.parametrize("text", [f"{A}\n{B}", f"\n {A} \r\n\n{B}\r\n", f"{A.upper()}\n{B.lower()}\n"])
@@ -77,13 +77,13 @@ def test_a_secret_has_one_key_a_line_the_first_signs(tmp_path: Path, text: str) 
     one, other = named(tmp_path, A), named(tmp_path, B)
     assert len(named(tmp_path, text)) == 2
     assert named(tmp_path, text) == one + other
-    assert seals.read_named("") == ()
+    assert seals.read_secret_keys("") == ()
 
 
 def test_a_named_key_is_no_other_key(tmp_path: Path) -> None:
     """Though it has the bytes of one: of the operator's, or of a folder's."""
     folder = '["lab", {}, "mnist"]'
-    known = {bytes.fromhex(A), folder_key(bytes.fromhex(A), folder), *of_run((bytes.fromhex(A),), "r")}
+    known = {bytes.fromhex(A), folder_key(bytes.fromhex(A), folder), *run_keys((bytes.fromhex(A),), "r")}
     assert not known & {*named(tmp_path, A)}
 
 
@@ -112,4 +112,4 @@ def test_a_line_that_is_no_key_is_reported_and_not_shown(tmp_path: Path, text: s
 
 def test_a_secret_without_the_entry_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has no entry checkpoint-keys; .*openssl rand -hex 32"):
-        seals.read_named(str(tmp_path / seals.FILE))
+        seals.read_secret_keys(str(tmp_path / seals.FILE))

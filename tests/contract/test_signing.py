@@ -20,7 +20,7 @@ def acquainted(keys: Keys = KEYS) -> tuple[Client, Server]:
     """Both sides have exchanged messages before."""
     caller, gate = Client(keys), Server(keys, Random(1).randbytes)
     signature = caller.sign(PUT, b"", NONCE)
-    assert not gate.admits(PUT, signature, 0.0), "it names no challenge yet"
+    assert not gate.admit(PUT, signature, 0.0), "it names no challenge yet"
     assert caller.is_genuine(signature, 401, gate.sign(signature, 401, b"no", 0.0), b"no")
     return caller, gate
 
@@ -29,35 +29,35 @@ def test_what_is_signed_is_admitted_once_and_each_answer_brings_the_next_challen
     caller, gate = acquainted()
     for _ in range(3):
         signature = caller.sign(PUT, b"x", NONCE)
-        assert gate.admits(PUT, signature, 0.0)
+        assert gate.admit(PUT, signature, 0.0)
         assert covers(signature, b"x")
         assert not covers(signature, b"y")
-        assert not gate.admits(PUT, signature, 0.0)
+        assert not gate.admit(PUT, signature, 0.0)
         assert caller.is_genuine(signature, 200, gate.sign(signature, 200, b"ok", 0.0), b"ok")
 
 
 def test_who_only_reads_uses_nothing_up() -> None:
     caller, gate = acquainted()
     reads = caller.sign(GET, b"", NONCE)
-    assert gate.admits(GET, reads, 0.0)
-    assert gate.admits(GET, reads, 0.0)
-    assert gate.admits(PUT, caller.sign(PUT, b"", NONCE), 0.0)
-    assert not gate.admits(GET, reads, 0.0)
+    assert gate.admit(GET, reads, 0.0)
+    assert gate.admit(GET, reads, 0.0)
+    assert gate.admit(PUT, caller.sign(PUT, b"", NONCE), 0.0)
+    assert not gate.admit(GET, reads, 0.0)
 
 
 def test_a_challenge_ends() -> None:
     caller, gate = acquainted()
     signature = caller.sign(PUT, b"", NONCE)
-    assert not gate.admits(PUT, signature, CHALLENGE_SECONDS)
+    assert not gate.admit(PUT, signature, CHALLENGE_SECONDS)
     caller, gate = acquainted()
-    assert gate.admits(PUT, caller.sign(PUT, b"", NONCE), CHALLENGE_SECONDS - 1)
+    assert gate.admit(PUT, caller.sign(PUT, b"", NONCE), CHALLENGE_SECONDS - 1)
 
 
 def test_no_challenge_is_needed_until_the_first_request_or_for_a_minute() -> None:
     first = Client(KEYS).sign(PUT, b"", NONCE)
     gate = Server(KEYS, Random(1).randbytes, 5.0)
-    assert [gate.admits(PUT, first, 6.0) for _ in range(2)] == [True, False]
-    assert not Server(KEYS, Random(1).randbytes, 5.0).admits(PUT, first, 5.0 + CHALLENGE_SECONDS)
+    assert [gate.admit(PUT, first, 6.0) for _ in range(2)] == [True, False]
+    assert not Server(KEYS, Random(1).randbytes, 5.0).admit(PUT, first, 5.0 + CHALLENGE_SECONDS)
 
 
 @pytest.mark.parametrize("other", OTHERS)
@@ -65,13 +65,13 @@ def test_another_key_job_or_term_is_neither_admitted_nor_genuine(other: Keys) ->
     caller, gate = acquainted()
     theirs = Client(other)
     theirs._challenge = caller._challenge
-    assert not gate.admits(PUT, theirs.sign(PUT, b"", NONCE), 0.0)
+    assert not gate.admit(PUT, theirs.sign(PUT, b"", NONCE), 0.0)
     signature = caller.sign(PUT, b"", NONCE)
     if other.token != KEYS.token:
         assert not caller.is_genuine(
             signature, 200, Server(other, Random(1).randbytes).sign(signature, 200, b"", 0.0), b""
         )
-    assert gate.admits(PUT, signature, 0.0)
+    assert gate.admit(PUT, signature, 0.0)
 
 
 @given(at=st.integers(0), bit=st.integers(0, 6))
@@ -79,13 +79,13 @@ def test_an_altered_signature_is_not_admitted(at: int, bit: int) -> None:
     caller, gate = acquainted()
     signature = bytearray(caller.sign(PUT, b"", NONCE).encode())
     signature[at % len(signature)] ^= 1 << bit
-    assert not gate.admits(PUT, signature.decode(), 0.0)
+    assert not gate.admit(PUT, signature.decode(), 0.0)
 
 
 def test_a_signature_is_for_one_method_and_path() -> None:
     caller, gate = acquainted()
     for what in ("GET /desired", "PUT /status", "PUT /", GET):
-        assert not gate.admits(what, caller.sign(PUT, b"", NONCE), 0.0)
+        assert not gate.admit(what, caller.sign(PUT, b"", NONCE), 0.0)
 
 
 @given(at=st.integers(0), bit=st.integers(0, 6), which=st.sampled_from(("given", "body", "signature")))
@@ -112,7 +112,7 @@ def test_an_answer_is_to_one_request_and_of_one_status() -> None:
 @given(noise=st.text(max_size=250))
 def test_noise_is_no_signature(noise: str) -> None:
     caller, gate = acquainted()
-    assert not gate.admits(PUT, noise, 0.0)
+    assert not gate.admit(PUT, noise, 0.0)
     assert gate.sign(noise, 401, b"", 0.0) == ""
     assert not caller.is_genuine(caller.sign(PUT, b"", NONCE), 200, noise, b"")
 
@@ -124,4 +124,4 @@ def test_no_secret_is_shown() -> None:
 
 def test_what_is_signed_as_a_request_is_no_answer() -> None:
     keys = Keys(b"t" * 32, "7", 1)
-    assert keys.of_request("w", "x") != keys.of_answer("w", 7, "1", b"x"), "the same text under both"
+    assert keys.request_mac("w", "x") != keys.response_mac("w", 7, "1", b"x"), "the same text under both"

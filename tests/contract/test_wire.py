@@ -23,11 +23,11 @@ from ropeteam_trainer.contract.wire import (
     Sealer,
     WireError,
     accepts_answer,
-    answered,
     expects_empty_frame,
     greeting,
     http_bearer,
     job_token,
+    parse_answer,
     session_key,
 )
 
@@ -118,13 +118,13 @@ def test_a_greeting_expects_an_answer_and_looks_to_older_agents_as_before() -> N
 def test_an_answer_gives_the_key_as_soon_as_it_is_whole(frame: bytes, split: int) -> None:
     stream = ANSWER + NONCE + frame
     expected = (session_key(TOKEN, NONCE), stream[len(ANSWER + NONCE) : split])
-    assert answered(TOKEN, stream[:split]) == (expected if split >= len(ANSWER + NONCE) else None)
+    assert parse_answer(TOKEN, stream[:split]) == (expected if split >= len(ANSWER + NONCE) else None)
 
 
 def test_an_older_agent_begins_with_a_frame_under_the_token() -> None:
     (frame,) = sealed([b"x"], direction=TO_COORDINATOR)
-    assert answered(TOKEN, frame) == (TOKEN, frame)
-    assert answered(TOKEN, frame[:1]) == (TOKEN, frame[:1])
+    assert parse_answer(TOKEN, frame) == (TOKEN, frame)
+    assert parse_answer(TOKEN, frame[:1]) == (TOKEN, frame[:1])
     assert int.from_bytes(ANSWER[:4], "big") > MAX_BODY, "no frame begins like an answer"
 
 

@@ -53,7 +53,7 @@ def test_while_keys_change_a_job_keeps_its_own_and_knows_what_was_signed_with_th
 ) -> None:
     def keys(held: dict[str, str]) -> seals.Keys:
         (tmp_path / "keys").write_text(held[seals.FILE])
-        return seals.read(str(tmp_path / "keys"))
+        return seals.read_keys(str(tmp_path / "keys"))
 
     old, new = entries(BOTH, OLD, folder="f"), entries(BOTH, NEW, folder="f")
     assert bytes.fromhex(old["token"]) == OLD.token("uid")

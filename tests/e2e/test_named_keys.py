@@ -38,7 +38,7 @@ def test_a_renamed_volume_is_trusted_by_who_names_the_same_secret_only(
     cluster.wait_condition(name, "Complete")
     (tmp_path / "key").write_text(key)
     (saved,) = first.glob(f"*/run-*/step-20/*/{MANIFEST}")
-    assert seals.is_valid(MANIFEST, saved.read_bytes(), seals.read_named(str(tmp_path / "key")))
+    assert seals.is_valid(MANIFEST, saved.read_bytes(), seals.read_secret_keys(str(tmp_path / "key")))
 
     first.rename(renamed)
     recreated(cluster, name, tmp_path, 30, checkpoint=signing(renamed, f"{name}-other"))

@@ -37,7 +37,7 @@ def secrets_of(cluster: Cluster, name: str) -> set[str]:
 def keys_in(cluster: Cluster, secret: str, folder: Path) -> seals.Keys:
     held = cluster.call("GET", f"/api/v1/namespaces/default/secrets/{secret}")["data"]
     (folder / "keys").write_bytes(base64.b64decode(held[seals.FILE]))
-    return seals.read(str(folder / "keys"))
+    return seals.read_keys(str(folder / "keys"))
 
 
 def newest_manifest(folder: Path) -> tuple[int, Path]:

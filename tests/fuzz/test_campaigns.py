@@ -63,8 +63,8 @@ def numbers_of_any_kind(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_readers() -> None:
-    codec._reader.cache_clear()
-    codec._read_fields.cache_clear()
+    codec._reader_of.cache_clear()
+    codec._fields_reader.cache_clear()
 
 
 def heads_are_text(patch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from ropeteam.controller.client import coordinator as operators_end
 from ropeteam.controller.reconcile import exchange
 from ropeteam_trainer.agent import link
 from ropeteam_trainer.contract import OLDEST, VERSION, codec, grantchunks, signing, wire
-from ropeteam_trainer.contract.messages import AgentReport, Orders, as_answer
+from ropeteam_trainer.contract.messages import AgentReport, Orders, parse_lease_answer
 from ropeteam_trainer.coordinator import server
 from ropeteam_trainer.coordinator.http import Http
 from ropeteam_trainer.system.http import HttpError, Request
@@ -90,9 +90,9 @@ def _decode(cls: type[Orders], text: bytes) -> Orders:
 
 _link: dict[str, Any] = {
     "codec": SimpleNamespace(encode=_encode, decode=_decode, DecodeError=codec.DecodeError),
-    "as_answer": lambda body: None if _is_previous() else as_answer(body),
+    "parse_lease_answer": lambda body: None if _is_previous() else parse_lease_answer(body),
     "grantchunks": SimpleNamespace(
-        read=lambda body: None if _is_previous() else grantchunks.read(body),
+        parse_part=lambda body: None if _is_previous() else grantchunks.parse_part(body),
         with_part=grantchunks.with_part,
         with_files=grantchunks.with_files,
     ),

@@ -89,7 +89,7 @@ def forged(
 def choose(directory: Path, *restore: CheckpointRef, keys: Keys = OURS, **changes: Any) -> Choice:
     """Checkpoint that rank 0 of a new job, of the same name, resumes from."""
     file = directory / "keys"
-    file.write_text(seals.to_text(keys))
+    file.write_text(seals.keys_text(keys))
     config, texts = CheckpointConfig(str(directory)), tuple(map(ref_text, restore))
     plan = RankPlan(
         "1.0.2", texts, bool(texts), config, Resume.LATEST, None, "job", "new", keys=str(file) if keys else ""
@@ -160,7 +160,7 @@ FORGERIES: dict[str, Callable[[bytes, bytes], bytes]] = {
     "empty": lambda plain, _: plain[:-1] + _SIGNATURE + b'"}',
     "of another manifest": lambda plain, signed: plain[:-1] + signed[signed.rindex(_SIGNATURE) :],
     "of an entry of the journal": lambda plain, _: seals.signed(JOURNAL, plain, OURS),
-    "of the journal's key": lambda plain, _: seals.signed(MANIFEST, plain, seals.of_run(OURS, "former")),
+    "of the journal's key": lambda plain, _: seals.signed(MANIFEST, plain, seals.run_keys(OURS, "former")),
     "before other words": lambda plain, signed: signed[:-1] + b"," + plain[1:],
     "in a field": lambda plain, signed: plain[:-1] + b',"x":' + signed + b"}",
 }
@@ -223,7 +223,7 @@ def named(folder: Path, *keys: str) -> tuple[str, Keys]:
     """A Secret that jobs name: its file, and what is in it."""
     folder.mkdir(exist_ok=True)
     (folder / seals.FILE).write_text("\n".join(keys))
-    return str(folder / seals.FILE), seals.read_named(str(folder / seals.FILE))
+    return str(folder / seals.FILE), seals.read_secret_keys(str(folder / seals.FILE))
 
 
 def test_what_a_named_key_has_signed_is_known_whatever_the_folders_own_keys_are(tmp_path: Path):
@@ -278,7 +278,7 @@ def test_a_secret_that_is_spoilt_while_a_job_runs_ends_none_that_status_vouches_
 
 
 def write_entry(directory: Path, entry: JournalEntry, keys: Keys = ()) -> None:
-    text = entry.to_text(seals.of_run(keys, "former"))
+    text = entry.to_text(seals.run_keys(keys, "former"))
     (directory / f"run-former/journal/{key_of(entry.ref)}.commit").write_text(text)
 
 

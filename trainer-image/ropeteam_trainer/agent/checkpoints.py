@@ -48,7 +48,7 @@ def claim(settings: WorkerConfig, pod_uid: str, plan: Plan, keys: Keys = ()) -> 
     disk = RunFolder(settings)
     disk.create_folders()
     held = disk.carry_out(journal.claim(Claim(plan.world_id, pod_uid)))
-    entries = seals.of_run(keys, settings.job_uid)
+    entries = seals.run_keys(keys, settings.job_uid)
     restore = disk.carry_out(journal.lineage(held, plan.restore, entries))
     return Claimed(held, restore, disk.carry_out(journal.ancestors(restore, entries)))
 
@@ -56,7 +56,7 @@ def claim(settings: WorkerConfig, pod_uid: str, plan: Plan, keys: Keys = ()) -> 
 def write_manifest(settings: WorkerConfig, held: Held, grant: Grant, keys: Keys = ()) -> CheckpointRef:
     """Commit a granted checkpoint: write its manifest, signed with `keys`, and its journal entry. Returns its
     reference, with digest. Idempotent: the same grant gives the same bytes."""
-    entries = seals.of_run(keys, settings.job_uid)
+    entries = seals.run_keys(keys, settings.job_uid)
     return RunFolder(settings, keys).carry_out(journal.commit(held, grant, entries))
 
 

@@ -21,7 +21,7 @@ from ropeteam_trainer.agent.machine.events import Event, LinkLost, LinkUp, Order
 from ropeteam_trainer.agent.processes.waiting import within
 from ropeteam_trainer.contract import LEASES, OLDEST, codec, grantchunks, wire
 from ropeteam_trainer.contract.errors import ProtocolError
-from ropeteam_trainer.contract.messages import LEASE, AgentReport, Orders, as_answer
+from ropeteam_trainer.contract.messages import LEASE, AgentReport, Orders, parse_lease_answer
 from ropeteam_trainer.system.clocks import boot_seconds
 
 _FIRST_DELAY, _LONGEST_DELAY = 0.05, 0.4
@@ -166,10 +166,10 @@ class Link:
         try:
             while data := await reader.read(1 << 16):
                 for body in opener.feed(data):
-                    if part := grantchunks.read(body):
+                    if part := grantchunks.parse_part(body):
                         files = grantchunks.with_part(files, part)
                         continue
-                    orders = as_answer(body) or codec.decode(Orders, body)
+                    orders = parse_lease_answer(body) or codec.decode(Orders, body)
                     orders = grantchunks.with_files(orders, files)
                     self._check_term(orders.term, takes_nonce)
                     self._received_at = asyncio.get_running_loop().time()

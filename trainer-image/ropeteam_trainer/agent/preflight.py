@@ -85,7 +85,7 @@ def with_named_keys(settings: WorkerConfig, identity: PodIdentity) -> tuple[PodI
     """The identity with the user's own keys added, first, if the job names any; and the problem of reading
     them. With a Problem nothing is ever written, so nothing is signed with another key instead."""
     try:
-        named = seals.read_named(settings.checkpoint.signing) if settings.checkpoint else ()
+        named = seals.read_secret_keys(settings.checkpoint.signing) if settings.checkpoint else ()
     except (OSError, ValueError) as error:
         return identity, Problem(FailReason.CHECKPOINT_NOT_WRITABLE, f"checkpoints cannot be signed: {error}")
     return replace(identity, keys=named + identity.keys), None

@@ -90,7 +90,7 @@ class Agreement:
         self._plan, self._world, self._directory, self._heartbeat = plan, world, directory, heartbeat
         self._vouched = plan.lineage_known and any(parse_ref(text).digest for text in plan.restore)
         """Status names a hash, and each manifest names its parent's: the job has saved these checkpoints."""
-        self._keys = self._keys_of_secret() + seals.read(plan.keys)
+        self._keys = self._keys_of_secret() + seals.read_keys(plan.keys)
         self._bad: dict[str, str] = {}
         """Folders of checkpoints with a file that is proved bad, and the fault."""
         self._waited_from: float | None = None
@@ -102,7 +102,7 @@ class Agreement:
         ran and hashes confirm the checkpoints (`_vouched`, set before this). Raises CheckpointUnavailable if
         the keys are needed and cannot be read."""
         try:
-            return seals.read_named(self._plan.checkpoint.signing) if self._plan.checkpoint else ()
+            return seals.read_secret_keys(self._plan.checkpoint.signing) if self._plan.checkpoint else ()
         except (OSError, ValueError) as error:
             if self._vouched:
                 return ()

@@ -165,7 +165,7 @@ class Shape:
         return self.workers + self.servers
 
     def processes_of(self, slot: int) -> int:
-        """Ranks on a slot."""
+        """Number of ranks on a slot: of a worker, or 1 of a parameter server."""
         return self.processes if slot < self.workers else 1
 
     def is_server(self, slot: int) -> bool:
@@ -290,7 +290,9 @@ class PodIdentity:
 
 
 def read_worker(environ: Mapping[str, str]) -> tuple[WorkerConfig, PodIdentity]:
-    """Settings of a worker pod. Raises KeyError or codec.DecodeError."""
+    """Settings of a worker pod, and what its environment and mounted Secret say of this pod. Raises KeyError
+    (a variable is missing), ValueError (also codec.DecodeError) and OSError (token or keys cannot be
+    read)."""
     config = codec.decode(WorkerConfig, environ[CONFIG])
     identity = PodIdentity(
         slot=int(environ[SLOT]),
@@ -300,7 +302,7 @@ def read_worker(environ: Mapping[str, str]) -> tuple[WorkerConfig, PodIdentity]:
         node=environ.get(NODE, ""),
         token=read_token(environ),
         keys_file=(keys := _keys_file(environ)),
-        keys=seals.read(keys),
+        keys=seals.read_keys(keys),
     )
     return config, identity
 
@@ -317,5 +319,7 @@ def _keys_file(environ: Mapping[str, str]) -> str:
 
 
 def read_token(environ: Mapping[str, str]) -> bytes:
+    """Token of the job, from the file that the environment names, or that of a pod. Raises OSError,
+    ValueError."""
     with open(environ.get(TOKEN_FILE, TOKEN_PATH), encoding="ascii") as file:
         return bytes.fromhex(file.read().strip())

@@ -19,7 +19,8 @@ CLOCK_SHARE = 1 / 1000
 
 
 def longest_life(fence_seconds: float) -> float:
-    """Seconds after the last answer to an agent at which none of its ranks lives."""
+    """Seconds after which none of an agent's ranks lives, counted by another machine's clock from the last
+    answer to that agent."""
     return fence_seconds * (1 + CLOCK_SHARE) + TICK_SECONDS + KILL_SECONDS
 
 

@@ -26,38 +26,43 @@ class GrantFiles:
     files: tuple[ShardFile, ...]
 
 
-def parts(grant: Grant) -> Iterator[bytes]:
-    """Bodies of the messages that carry the parts."""
+def encoded_parts(grant: Grant) -> Iterator[bytes]:
+    """Bodies of the messages that carry the files of a grant, in order; for parse_part()."""
     for first in range(0, len(grant.files), FILES):
         yield _MARK + codec.encode(GrantFiles(grant.ref, grant.files[first : first + FILES]))
 
 
 def without_files(orders: Orders) -> Orders:
-    """Orders to send after the parts."""
+    """Orders to send after the parts of their grant: with the number of its files in the place of the files.
+    Orders without a grant are returned as they are."""
     grant = orders.grant
     if grant is None:
         return orders
     return replace(orders, grant=replace(grant, files=(), files_before=len(grant.files)))
 
 
-def read(body: bytes) -> GrantFiles | None:
+def parse_part(body: bytes) -> GrantFiles | None:
     """Part of a grant. None: `body` is another message. Raises DecodeError."""
     return codec.decode(GrantFiles, body[len(_MARK) :]) if body.startswith(_MARK) else None
 
 
 def with_part(known: GrantFiles | None, new: GrantFiles) -> GrantFiles:
-    """All files of the newest grant that have been received."""
+    """All received files of the newest grant: `known`, those before, and `new`. A part of another grant
+    replaces them."""
     if known is None or known.ref != new.ref:
         return new
     return replace(known, files=known.files + new.files)
 
 
 def with_files(orders: Orders, received: GrantFiles | None) -> Orders:
-    """Inverse of `without_files`. Raises DecodeError if parts are missing."""
+    """Inverse of without_files(). `received`: all parts before these orders. Raises DecodeError if files are
+    missing."""
     grant = orders.grant
     if grant is None or not grant.files_before:
         return orders
     files = received.files if received and received.ref == grant.ref else ()
     if len(files) != grant.files_before:
-        raise codec.DecodeError(f"got {len(files)} of {grant.files_before} files of step {grant.ref.step}")
+        raise codec.DecodeError(
+            f"the grant of step {grant.ref.step} came with {len(files)} of its {grant.files_before} files"
+        )
     return replace(orders, grant=replace(grant, files=files, files_before=0))

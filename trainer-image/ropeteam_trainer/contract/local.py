@@ -50,7 +50,8 @@ class Beat:
 
 
 def write_beat(page: memoryview, heartbeat: Beat, sequence: int) -> None:
-    """Write a heartbeat into the page. `sequence` must grow by one with each call."""
+    """Write a heartbeat into both copies of the page. `sequence`: number of the call, from 1: a record whose
+    two numbers differ is torn. One writer at a time. Raises ValueError for an unknown phase."""
     number = sequence % _CHECKED | _CHECKED
     phase = PHASES.index(heartbeat.phase) | heartbeat.reached_end << 7
     record = _LAYOUT.pack(
@@ -62,8 +63,8 @@ def write_beat(page: memoryview, heartbeat: Beat, sequence: int) -> None:
 
 
 def read_beat(page: memoryview) -> Beat | None:
-    """Newest heartbeat. None: nothing is written yet, the record is torn (read again), or it is none: a
-    script may write anywhere in its memory."""
+    """Newest heartbeat. None: nothing is written yet, both copies are torn (read again), or they are no
+    heartbeat: a script may write anywhere in its memory."""
     for copy in _COPIES:
         # The writer goes from begin to end, so a reader that starts at the end meets it, or nothing of it.
         (end,) = _UINT64.unpack_from(page, copy + _LAYOUT.size - _UINT64.size)
@@ -75,8 +76,9 @@ def read_beat(page: memoryview) -> Beat | None:
 
 
 def decode_beat(end: int, record: bytes, begin: int) -> Beat | None:
-    """Heartbeat from three reads of one record, in this order: its last number, all of it, its first
-    number."""
+    """Heartbeat from three reads of one record, made in this order: its last number, all of it, its first
+    number. None: the numbers differ or the checksum is wrong, so it was written meanwhile; or it is no
+    heartbeat."""
     first, step, here, at, phase, samples, last = _LAYOUT.unpack_from(record)
     if not end == last == first == begin != 0:
         return None

@@ -250,13 +250,13 @@ class Orders:
     there were any. The answer to a lease."""
 
 
-def answer(orders: Orders) -> bytes:
-    """Short form of `Orders.same`, for an agent that supports LEASES."""
+def lease_answer(orders: Orders) -> bytes:
+    """Short form of orders with `same`, for an agent that supports LEASES: term, boot and `answers` alone."""
     return _ANSWER.pack(orders.term, orders.boot, orders.answers or 0)
 
 
-def as_answer(body: bytes) -> Orders | None:
-    """Inverse of `answer`. None: `body` is another message."""
+def parse_lease_answer(body: bytes) -> Orders | None:
+    """Inverse of lease_answer(). None: `body` is another message."""
     if len(body) != _ANSWER.size or body.startswith(b"{"):
         return None
     term, boot, answers = _ANSWER.unpack(body)

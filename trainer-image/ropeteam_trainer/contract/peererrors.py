@@ -11,5 +11,6 @@ _PEER_ERROR = re.compile(
 
 
 def blames_a_peer(text: str) -> bool:
-    """Whether an error with this text is a consequence: a peer, or the store, was gone before."""
+    """Whether an error with this text is a consequence: a peer, or the store, had died before. `text`: any
+    part of a traceback or of a rank's last lines."""
     return _PEER_ERROR.search(text) is not None

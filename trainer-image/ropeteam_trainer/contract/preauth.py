@@ -18,36 +18,40 @@ finds the backlog full tries again after a second."""
 
 
 class UnauthenticatedConnections:
-    """Connections that have not authenticated. Key: address and `leave`, which closes the connection and may
-    call `free`."""
+    """Connections that have not authenticated, and the places that they take. A connection takes one place or
+    more: its server gives it another one for each so many bytes that it has sent.
+
+    A connection is identified by its address and its function `close`, which may call free().
+    """
 
     def __init__(self, places: int) -> None:
+        """`places`: limit on all connections together."""
         self.places, self.taken = places, 0
         self._places: dict[str, dict[Callable[[], None], int]] = {}
         """Number of places by address and connection, oldest connection first."""
 
-    def admit(self, address: str, leave: Callable[[], None]) -> None:
-        """Take a place, or one more for a connection that has one. At the limit this closes an older
-        connection, which may be this one."""
+    def admit(self, address: str, close: Callable[[], None]) -> None:
+        """Take a place, or one more for a connection that has one. Over the limit this closes connections by
+        evict_one(), perhaps this one."""
         connections = self._places.setdefault(address, {})
-        connections[leave] = connections.get(leave, 0) + 1
+        connections[close] = connections.get(close, 0) + 1
         self.taken += 1
         while self.taken > self.places:
             self.evict_one()
 
     def evict_one(self) -> bool:
-        """Close one connection to make room. False: there is none."""
+        """Close the oldest connection of the address that has most. False: there is none."""
         if not self._places:
             return False
         address = max(self._places, key=lambda each: sum(self._places[each].values()))
-        leave = next(iter(self._places[address]))
-        self.free(address, leave)
-        leave()
+        close = next(iter(self._places[address]))
+        self.free(address, close)
+        close()
         return True
 
-    def free(self, address: str, leave: Callable[[], None]) -> None:
-        """Free the connection's places: it is closed, or authenticated. Idempotent."""
+    def free(self, address: str, close: Callable[[], None]) -> None:
+        """Free the connection's places, because it is closed or authenticated. Idempotent."""
         connections = self._places.get(address, {})
-        self.taken -= connections.pop(leave, 0)
+        self.taken -= connections.pop(close, 0)
         if not connections:
             self._places.pop(address, None)

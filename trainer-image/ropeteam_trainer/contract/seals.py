@@ -42,23 +42,24 @@ def folder_key(operator_key: bytes, folder: str) -> bytes:
     return hmac.new(operator_key, b"checkpoints:" + folder.encode(), hashlib.sha256).digest()
 
 
-def of_run(keys: Keys, run: str) -> Keys:
+def run_keys(keys: Keys, run: str) -> Keys:
     """Keys for the journal of one run: entries of another run are not valid there."""
     return tuple(hmac.new(key, b"run:" + run.encode(), hashlib.sha256).digest() for key in keys)
 
 
-def to_text(keys: Keys) -> str:
+def keys_text(keys: Keys) -> str:
+    """Content of the file FILE with these keys: inverse of read_keys()."""
     return "\n".join(key.hex() for key in keys)
 
 
-def read(file: str) -> Keys:
-    """Keys in `file`; "": there are none. Raises OSError, ValueError."""
+def read_keys(file: str) -> Keys:
+    """Keys in the file at this path; none for "". Raises OSError, ValueError."""
     return tuple(bytes.fromhex(line) for line in Path(file).read_text("ascii").split()) if file else ()
 
 
-def read_named(file: str) -> Keys:
-    """Keys of a Secret that the job names; "": it names none. Raises OSError, and ValueError whose text names
-    the fault of the Secret, but not its content."""
+def read_secret_keys(file: str) -> Keys:
+    """Keys derived from the mounted entry of the Secret that the job names; none for "": it names none.
+    Raises OSError, and ValueError whose text names the fault of the Secret, but not its content."""
     if not file:
         return ()
     try:
@@ -74,13 +75,14 @@ def read_named(file: str) -> Keys:
 
 
 def signed(use: str, text: bytes, keys: Keys) -> bytes:
-    """`text` with its signature. `text`: a JSON object with fields. `use`: the kind of the text; the
-    signature is valid for this kind only."""
+    """`text` with its signature by the first key; unchanged if there are no keys. `text`: a JSON object with
+    at least one field. `use`: the kind of the text, such as a file's name; the signature is valid for this
+    kind only."""
     return text[:-1] + _FIELD + _mac(keys[0], use, text) + _END if keys else text
 
 
 def is_valid(use: str, text: bytes, keys: Keys) -> bool:
-    """Whether the signature of this text is valid for one of these keys."""
+    """Whether the text has a signature for this kind by one of these keys. False without keys."""
     head, _, tail = text.rpartition(_FIELD)
     given = tail.removesuffix(_END)
     macs = (_mac(key, use, head + b"}") for key in keys)

@@ -46,11 +46,11 @@ class Keys:
     job_uid: str
     term: int
 
-    def of_request(self, target: str, prefix: str) -> str:
+    def request_mac(self, target: str, prefix: str) -> str:
         """MAC of a request. `target`: method and path. `prefix`: the signature's fields before the MAC."""
         return self._mac(b"request", f"{target}\n{self.job_uid}\n{self.term}\n{prefix}".encode())
 
-    def of_answer(self, request: str, status: int, challenge: str, body: bytes) -> str:
+    def response_mac(self, request: str, status: int, challenge: str, body: bytes) -> str:
         """MAC of a response. `request`: signature of the request."""
         return self._mac(b"answer", f"{request}\n{status}\n{challenge}\n".encode() + body)
 
@@ -68,57 +68,60 @@ class Client:
     def sign(self, target: str, body: bytes, nonce: bytes) -> str:
         """Signature of a request. `nonce`: NONCE_SIZE random bytes."""
         prefix = f"{nonce.hex()} {self._challenge} {_digest(body)}"
-        return f"{prefix} {self._keys.of_request(target, prefix)}"
+        return f"{prefix} {self._keys.request_mac(target, prefix)}"
 
     def is_genuine(self, signature: str, status: int, given: str, body: bytes) -> bool:
         """Whether this is the coordinator's response to the request with this signature. `given`: the header
-        of the response. A genuine response sets the next challenge."""
+        of the response. A genuine response, also a refusal, sets the challenge of the next request."""
         if not _ANSWER.fullmatch(given):
             return False
         challenge, mac = given.split(" ")
-        if not hmac.compare_digest(mac, self._keys.of_answer(signature, status, challenge, body)):
+        if not hmac.compare_digest(mac, self._keys.response_mac(signature, status, challenge, body)):
             return False
         self._challenge = challenge
         return True
 
 
 class Server:
-    """Coordinator's end. `randbytes`: returns so many random bytes. `began`: now, if no process of this term
-    has accepted requests before; None: one may have.
+    """Coordinator's end. `now` and `began` are seconds of one clock. `randbytes(n)`: n random bytes. `began`:
+    now, if no process of this term has accepted requests before; None: one may have.
     """
 
     def __init__(self, keys: Keys, randbytes: Callable[[int], bytes], began: float | None = None) -> None:
         self._keys, self._randbytes = keys, randbytes
         self._challenge, self._issued_at = ("", float("-inf")) if began is None else (_NO_CHALLENGE, began)
 
-    def admits(self, target: str, signature: str, now: float) -> bool:
-        """Whether this request is accepted: once, unless it only reads. `covers` then verifies its body."""
+    def admit(self, target: str, signature: str, now: float) -> bool:
+        """Accept a request whose signature is valid, or return False. Unless it only reads (GET) this uses up
+        the challenge. The body is not verified yet: see covers()."""
         if not _REQUEST.fullmatch(signature):
             return False
         prefix, _, mac = signature.rpartition(" ")
         given, current = prefix.split(" ")[1], self._current_challenge(now)
-        if not hmac.compare_digest(mac, self._keys.of_request(target, prefix)) or given != current:
+        if not hmac.compare_digest(mac, self._keys.request_mac(target, prefix)) or given != current:
             return False
         if not target.startswith("GET "):
             self._challenge = ""
         return True
 
     def sign(self, signature: str, status: int, body: bytes, now: float) -> str:
-        """Header of the response to the request with this signature; "" if it was not signed at all."""
+        """Header of the response to the request with this signature; "" if that has not the form of one.
+        Carries the challenge of the next request, also in a refusal. Call it after admit()."""
         if not _REQUEST.fullmatch(signature):
             return ""
         challenge = self._current_challenge(now)
-        return f"{challenge} {self._keys.of_answer(signature, status, challenge, body)}"
+        return f"{challenge} {self._keys.response_mac(signature, status, challenge, body)}"
 
     def _current_challenge(self, now: float) -> str:
-        """The challenge that is accepted now."""
+        """Challenge that is accepted now. Issues a new one if the last is used up or has expired."""
         if not self._challenge or now >= self._issued_at + CHALLENGE_SECONDS:
             self._challenge, self._issued_at = self._randbytes(NONCE_SIZE).hex(), now
         return self._challenge
 
 
 def covers(signature: str, body: bytes) -> bool:
-    """Whether this is the body of the request that was admitted with this signature."""
+    """Whether this is the body that was signed. `signature`: of a request that Server.admit() has
+    accepted."""
     return signature.split(" ")[2] == _digest(body)
 
 

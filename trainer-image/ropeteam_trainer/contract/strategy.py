@@ -120,7 +120,7 @@ class Pipelining:
 
     @property
     def per_rank(self) -> int:
-        """Stages per rank."""
+        """Number of stages on each rank: as set, or the default of the schedule."""
         return self.stages_per_rank or (2 if self.several else 1)
 
 

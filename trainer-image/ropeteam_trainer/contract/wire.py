@@ -57,6 +57,7 @@ def http_bearer(token: bytes) -> str:
 
 
 def job_token(operator_key: bytes, job_uid: str) -> bytes:
+    """Token of a job, derived from the operator's key: every operator with that key computes the same one."""
     return hmac.new(operator_key, b"job:" + job_uid.encode(), hashlib.sha256).digest()
 
 
@@ -75,10 +76,11 @@ def expects_empty_frame(nonce: bytes) -> bool:
     return nonce.startswith(EXPECTS_EMPTY_FRAME)
 
 
-def answered(token: bytes, received: bytes) -> tuple[bytes, bytes] | None:
-    """Key of an agent's connection, from its first bytes, and the bytes that follow them.
+def parse_answer(token: bytes, received: bytes) -> tuple[bytes, bytes] | None:
+    """Key of an agent's connection, from all bytes received so far, and those of them that belong to frames.
+    None: more bytes are needed.
 
-    None: too few of them yet. An agent of an older release begins with a frame; its key is the token.
+    An agent of an older release sends no answer, but begins with a frame: its key is the token.
     """
     if not (received.startswith(ANSWER) or ANSWER.startswith(received)):
         return token, received
@@ -100,32 +102,34 @@ class Sealer:
     def seal(self, body: bytes) -> bytes:
         """Frame with this body. Raises WireError for a body over MAX_BODY."""
         if len(body) > MAX_BODY:
-            raise WireError(f"message of {len(body)} bytes is over the limit of {MAX_BODY}")
-        mac = self._mac.of(self._number, body)
+            raise WireError(f"message of {len(body)} bytes is over the limit of {MAX_BODY}; it was not sent")
+        mac = self._mac.digest(self._number, body)
         self._number += 1
         return struct.pack(">I", len(body)) + mac + body
 
 
 class Opener:
-    """Receiver of frames: takes the bytes from the socket, yields the bodies that are whole and genuine."""
+    """Receiver of frames for one direction of one connection. `nonce`: the coordinator's."""
 
     def __init__(self, key: bytes, nonce: bytes, direction: bytes) -> None:
         self._mac, self._number = _Mac(key, nonce + direction), 0
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Bodies in order. Raises WireError at the first bad frame; the connection is then useless."""
+        """Add bytes from the socket, in any pieces, and yield the bodies of the frames that are complete, in
+        order. Raises WireError at the first bad frame, after the bodies before it: close the connection then.
+        Nothing happens before the iteration."""
         self._buffer += data
         while len(self._buffer) >= 4:
             (size,) = struct.unpack_from(">I", self._buffer)
             if size > MAX_BODY:
-                raise WireError(f"a frame announces too many bytes, the limit is {MAX_BODY}")
+                raise WireError(f"a frame announces {size} bytes, the limit is {MAX_BODY}")
             end = 4 + _MAC_SIZE + size
             if len(self._buffer) < end:
                 return
             mac, body = bytes(self._buffer[4 : 4 + _MAC_SIZE]), bytes(self._buffer[4 + _MAC_SIZE : end])
             del self._buffer[:end]
-            if not hmac.compare_digest(mac, self._mac.of(self._number, body)):
+            if not hmac.compare_digest(mac, self._mac.digest(self._number, body)):
                 raise WireError("wrong MAC: another job's token, or an altered or replayed frame")
             self._number += 1
             yield body
@@ -140,7 +144,8 @@ class _Mac:
         self._inner = hashlib.sha256(block.translate(_INNER) + context)
         self._outer = hashlib.sha256(block.translate(_OUTER))
 
-    def of(self, number: int, body: bytes) -> bytes:
+    def digest(self, number: int, body: bytes) -> bytes:
+        """MAC of the frame with this number, from 0, and this body."""
         inner, outer = self._inner.copy(), self._outer.copy()
         inner.update(_NUMBER.pack(number) + body)
         outer.update(inner.digest())

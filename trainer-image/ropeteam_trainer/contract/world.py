@@ -113,7 +113,8 @@ class Plan:
     """Summary of the whole plan. None: `members` are all members."""
 
     def part(self, slot: int, others: Iterable[int] = ()) -> Plan:
-        """Plan for the agent of `slot`: with its own member, and those of `others`."""
+        """Plan for the agent of `slot`: with its own member, those of `others`, and a summary of the whole.
+        Raises KeyError for a slot that is no member."""
         members = tuple(self._by_slot[each] for each in sorted({slot, *others}))
         first = self.first_rank(slot)
         known = self.whole.incarnations if self.whole else self._incarnations
@@ -122,11 +123,13 @@ class Plan:
 
     @functools.cached_property
     def _incarnations(self) -> tuple[int, ...]:
+        """Incarnations of the members, as in PlanSummary. Valid for a whole plan."""
         runs = itertools.groupby(self.members, key=lambda member: member.incarnation)
         return tuple(number for incarnation, run in runs for number in (len(tuple(run)), incarnation))
 
     @property
     def slots(self) -> int:
+        """Number of members of the whole plan."""
         return self.whole.slots if self.whole else len(self.members)
 
     @functools.cached_property
@@ -155,10 +158,12 @@ class Plan:
         return self._first_ranks[slot]
 
     def ranks(self, slot: int) -> range:
+        """Ranks of `slot`. Raises KeyError, as first_rank() does."""
         first = self.first_rank(slot)
         return range(first, first + self._by_slot[slot].processes)
 
     def member(self, slot: int) -> Member | None:
+        """Member of `slot`. None: it is not in the plan, or not in this part."""
         return self._by_slot.get(slot)
 
     @functools.cached_property
@@ -172,6 +177,7 @@ class Plan:
 
     @functools.cached_property
     def hash(self) -> str:
+        """Identity of the whole plan, the same for each part: 16 hexadecimal digits."""
         return self.whole.hash if self.whole else hashlib.sha256(codec.encode(self)).hexdigest()[:16]
 
 
@@ -194,6 +200,7 @@ class Cause(str, enum.Enum):
 
     @property
     def charged(self) -> bool:
+        """Whether an incident of this cause counts against maxFailures."""
         return self not in _FREE
 
 
@@ -261,6 +268,7 @@ class ProcessExit:
 
     @property
     def clean(self) -> bool:
+        """Whether this rank is done: exit code 0, and no other process still needs it."""
         return self.code == 0 and not self.early
 
     @property

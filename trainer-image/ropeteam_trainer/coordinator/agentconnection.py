@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 from ropeteam_trainer.contract import LEASES, codec, grantchunks, wire
 from ropeteam_trainer.contract.errors import ProtocolError
 from ropeteam_trainer.contract.fence import answer_seconds
-from ropeteam_trainer.contract.messages import LEASE, AgentReport, Grant, Orders, answer
+from ropeteam_trainer.contract.messages import LEASE, AgentReport, Grant, Orders, lease_answer
 from ropeteam_trainer.contract.world import CheckpointRef
 from ropeteam_trainer.coordinator.membership import step as membership
 from ropeteam_trainer.coordinator.membership.orders import Reply
@@ -96,7 +96,7 @@ class AgentConnection(asyncio.BufferedProtocol):
             self._count_unauthenticated_bytes(nbytes)
         if self._opener is None:
             self._received += data
-            if (answer := wire.answered(self._coordinator.token, self._received)) is None:
+            if (answer := wire.parse_answer(self._coordinator.token, self._received)) is None:
                 return
             key, data = answer
             self._opener = wire.Opener(key, self._nonce, wire.TO_COORDINATOR)
@@ -171,7 +171,7 @@ class AgentConnection(asyncio.BufferedProtocol):
         if not membership.may_answer(state, now):
             return
         orders = Orders(state.config.term, state.boot, self._number, answers=self._report_number, same=True)
-        self._write_frame(answer(orders) if self._supports_leases else codec.encode(orders), now)
+        self._write_frame(lease_answer(orders) if self._supports_leases else codec.encode(orders), now)
 
     def send_if_changed(self, reply: Reply | None, now: float) -> None:
         """Send orders, if they differ from the last ones on this connection. None: nothing is sent. The first
@@ -195,7 +195,7 @@ class AgentConnection(asyncio.BufferedProtocol):
         if grant is None or grant.ref == self._granted:
             return
         self._granted, self._granted_bytes = grant.ref, 0
-        for body in grantchunks.parts(grant):
+        for body in grantchunks.encoded_parts(grant):
             self._granted_bytes += len(body)
             self._write_frame(body, now)
 

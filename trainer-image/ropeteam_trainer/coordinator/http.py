@@ -129,7 +129,7 @@ class Http:
         HttpError 401 if it has neither, or a bearer while a signing operator leads. A signed PUT uses up the
         challenge."""
         now = self._coordinator.now()
-        if self._gate.admits(f"{request.method} {request.path}", _signature(request), now):
+        if self._gate.admit(f"{request.method} {request.path}", _signature(request), now):
             self._signed_at = now if request.method == "PUT" else self._signed_at
             return True
         if not self._has_bearer(request):

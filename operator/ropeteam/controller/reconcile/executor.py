@@ -110,7 +110,7 @@ def secret(action: CreateSecret, namespace: str, keys: OperatorKeys) -> dict[str
     whether these are signed does not depend on the pod that writes."""
     data = {"token": keys.of(action.key_id).token(action.job_uid).hex()}
     if action.folder:
-        data[seals.FILE] = seals.to_text(keys.of_folder(action.folder, action.key_id))
+        data[seals.FILE] = seals.keys_text(keys.of_folder(action.folder, action.key_id))
     return {
         "apiVersion": "v1",
         "kind": "Secret",
