@@ -7,7 +7,7 @@ import pytest
 from ropeteam_trainer.contract.config import Launcher
 from ropeteam_trainer.contract.messages import Problem
 from ropeteam_trainer.contract.world import FailReason
-from ropeteam_trainer.launchers import JobSize, Launch, Rendezvous, Run, analyse, processes_of
+from ropeteam_trainer.launchers import JobSize, Launch, Rendezvous, Run, analyse, requested_processes
 
 ONE = JobSize(workers=1, processes=1)
 TWO = JobSize(workers=2, processes=1)
@@ -101,13 +101,13 @@ def test_everything_else_starts_once_per_pod():
         launch = understood(line)
         assert launch.per_pod
         assert " ".join(launch.argv) == line
-        assert launch.joined(PLACE) == launch.argv
+        assert launch.pod_argv(PLACE) == launch.argv
     assert understood("./run.sh").text == "PerPod (run.sh)"
 
 
 def test_a_script_gets_its_local_rank_as_from_its_launcher():
     def third(line: str) -> str:
-        return " ".join(understood(line).arguments(3))
+        return " ".join(understood(line).rank_argv(3))
 
     assert third("deepspeed x.py --lr 1") == "x.py --local_rank=3 --lr 1"
     assert third("deepspeed --no_python ./run") == "./run --local_rank=3"
@@ -236,17 +236,17 @@ def test_launchers_of_a_pod_join_one_world(line, job, expected):
     launch = understood(line, job)
     assert launch.per_pod
     assert launch.run is Run.COMMAND
-    assert " ".join(launch.joined(PLACE)) == expected
+    assert " ".join(launch.pod_argv(PLACE)) == expected
     assert launch.text.startswith("PerPod (")
     assert launch.text.endswith(", flags added)") == (expected != line)
 
 
 def test_launchers_of_a_pod_that_is_a_world_of_its_own_join_no_other():
     alone = understood("composer x.py", JobSize(2, 1, worlds_per_pod=True))
-    assert alone.joined(PLACE) == ("composer", "x.py")
+    assert alone.pod_argv(PLACE) == ("composer", "x.py")
     pair = understood("composer x.py", JobSize(2, 2, worlds_per_pod=True))
     expected = "--nproc 2 --world_size 2 --node_rank 0 --master_addr 10.0.0.2 --master_port 20001"
-    assert pair.joined(Rendezvous(0, "10.0.0.2", 20001)) == ("composer", *expected.split(), "x.py")
+    assert pair.pod_argv(Rendezvous(0, "10.0.0.2", 20001)) == ("composer", *expected.split(), "x.py")
 
 
 @pytest.mark.parametrize(
@@ -309,10 +309,10 @@ def test_flags_of_a_launcher_of_a_pod_agree_with_the_job(line, job, expected):
 )
 def test_a_command_may_set_the_number_of_ranks_per_worker(line, count):
     command = tuple(line.split())
-    assert processes_of(command, Launcher.AUTO, 2) == count
-    assert processes_of(command, Launcher.PER_POD, 2) is None
+    assert requested_processes(command, Launcher.AUTO, 2) == count
+    assert requested_processes(command, Launcher.PER_POD, 2) is None
     if count and "accelerate" in line:
-        assert processes_of(command, Launcher.PER_RANK, 2) is None
+        assert requested_processes(command, Launcher.PER_RANK, 2) is None
 
 
 def test_a_newer_runners_flag_leaves_the_command_as_it_is():

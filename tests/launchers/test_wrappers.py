@@ -10,7 +10,7 @@ import pytest
 
 from ropeteam_trainer.contract.config import Launcher
 from ropeteam_trainer.launchers import JobSize, Launch, Run, analyse
-from ropeteam_trainer.launchers.shell import simple
+from ropeteam_trainer.launchers.shell import parse_simple_line
 
 
 def understood(*argv: str) -> Launch:
@@ -69,7 +69,7 @@ def test_a_script_of_uv_has_an_environment_of_its_own(line):
     ],
 )
 def test_a_simple_line_is_what_a_shell_makes_of_it(line, argv, env, cwd):
-    found = simple(line)
+    found = parse_simple_line(line)
     assert found is not None
     assert ("|".join(found.words), found.env, found.cwd) == (argv, env, cwd)
 
@@ -118,7 +118,7 @@ def test_a_simple_line_is_what_a_shell_makes_of_it(line, argv, env, cwd):
     ],
 )
 def test_a_line_that_takes_a_shell_stays_one(line):
-    assert simple(line) is None
+    assert parse_simple_line(line) is None
     launch = understood("bash", "-c", line)
     assert launch.per_pod
     assert launch.argv == ("bash", "-c", line)

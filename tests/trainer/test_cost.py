@@ -139,11 +139,11 @@ def test_a_batch_is_computed_in_micro_batches(
 def test_every_batch_is_split_so_that_its_schedule_takes_it(schedule: Schedule, ranks: int) -> None:
     for wanted in (None, 1, 5, 16):
         settings = Pipelining(schedule, wanted)
-        most = wanted or 2 * ranks * settings.per_rank
+        most = wanted or 2 * ranks * settings.stage_count_per_rank
         for samples in range(1, 40):
             count = cost.micro_batches(samples, settings, ranks)
             assert count >= (1 if schedule is Schedule.GPIPE else ranks)
-            assert count % (ranks if settings.several else 1) == 0
+            assert count % (ranks if settings.needs_several_stages else 1) == 0
             assert count <= max(most, ranks)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ropeteam.api.rule import trainer
 from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.messages import Problem
-from ropeteam_trainer.launchers import JobSize, Launch, analyse, processes_of
+from ropeteam_trainer.launchers import JobSize, Launch, analyse, requested_processes
 
 if TYPE_CHECKING:
     from ropeteam.api.job import TrainingJobSpec
@@ -36,7 +36,7 @@ def processes(spec: TrainingJobSpec) -> int:
 
 def _of_command(spec: TrainingJobSpec) -> int | None:
     """None: it does not say, or says more than a job may have."""
-    count = processes_of(command_of(spec), config.Launcher(spec.launcher.value), spec.workers)
+    count = requested_processes(command_of(spec), config.Launcher(spec.launcher.value), spec.workers)
     fits = count and count <= MAX_PROCESSES and count * spec.workers + spec.servers <= MAX_RANKS
     return count if fits else None
 

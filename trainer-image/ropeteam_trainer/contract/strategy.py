@@ -114,14 +114,14 @@ class Pipelining:
     """None: one, or two for the schedules that need more."""
 
     @property
-    def several(self) -> bool:
+    def needs_several_stages(self) -> bool:
         """Whether the schedule needs several stages per rank."""
         return self.schedule in (Schedule.INTERLEAVED, Schedule.ZERO_BUBBLE)
 
     @property
-    def per_rank(self) -> int:
+    def stage_count_per_rank(self) -> int:
         """Number of stages on each rank: as set, or the default of the schedule."""
-        return self.stages_per_rank or (2 if self.several else 1)
+        return self.stages_per_rank or (2 if self.needs_several_stages else 1)
 
 
 @dataclass(frozen=True)

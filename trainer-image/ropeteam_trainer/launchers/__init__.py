@@ -12,7 +12,7 @@ commands.
 Guarantee: the same result for the same command everywhere. Limits: no file is read.
 """
 
-from ropeteam_trainer.launchers.analyse import analyse, processes_of
+from ropeteam_trainer.launchers.analyse import analyse, requested_processes
 from ropeteam_trainer.launchers.launch import JobSize, Launch, Rendezvous, Run
 
-__all__ = ["JobSize", "Launch", "Rendezvous", "Run", "analyse", "processes_of"]
+__all__ = ["JobSize", "Launch", "Rendezvous", "Run", "analyse", "requested_processes"]

@@ -17,18 +17,23 @@ from dataclasses import dataclass, replace
 from ropeteam_trainer.contract.config import Launcher as Field
 from ropeteam_trainer.contract.messages import Problem
 from ropeteam_trainer.contract.world import FailReason
-from ropeteam_trainer.launchers.interpreter import python_command
+from ropeteam_trainer.launchers.interpreter import parse_python_command
 from ropeteam_trainer.launchers.launch import JobSize, Launch, Run
 from ropeteam_trainer.launchers.parsing import LaunchError, Parsed, parse
 from ropeteam_trainer.launchers.table import MODULES, OF_OTHER_HOSTS, PROGRAMS, Arguments, KnownLauncher
-from ropeteam_trainer.launchers.wrappers import Inner, name_of, unwrapped
+from ropeteam_trainer.launchers.wrappers import Inner, program_name, unwrapped
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?(\.exe)?|pypy3?")
 
 
 def analyse(command: Arguments, launcher: Field, job: JobSize) -> Launch | Problem:
-    """Launch of `command`, which is not empty, in each pod of `job`; or the Problem that prevents it."""
-    name = name_of(command[0])
+    """Launch of `command`, which is not empty, in each pod of `job`; or the Problem that prevents it.
+    `launcher`: spec.launcher.
+
+    First match wins: PerPod as specified; a known command (python, a launcher); uv with a script; PerRank as
+    specified; anything else once per pod.
+    """
+    name = program_name(command[0])
     if launcher is Field.PER_POD:
         return Launch(Run.COMMAND, command, per_pod=True, program=command[0], text="PerPod (as specified)")
     try:
@@ -37,8 +42,8 @@ def analyse(command: Arguments, launcher: Field, job: JobSize) -> Launch | Probl
     except LaunchError as error:
         return Problem(FailReason.LAUNCHER_REFUSED, str(error))
     if found is not None:
-        python = _resolved(found.python, inner.cwd) if found.python else None
-        program = _resolved(found.program, inner.cwd)
+        python = _resolved_path(found.python, inner.cwd) if found.python else None
+        program = _resolved_path(found.program, inner.cwd)
         return replace(found, env=inner.env, cwd=inner.cwd, python=python, program=program)
     if inner.is_uv_script and launcher is Field.AUTO:
         return Launch(Run.COMMAND, command, program=command[0], text="PerRank (uv run)")
@@ -47,15 +52,16 @@ def analyse(command: Arguments, launcher: Field, job: JobSize) -> Launch | Probl
     return Launch(Run.COMMAND, command, per_pod=True, program=command[0], text=f"PerPod ({name})")
 
 
-def _resolved(program: str, cwd: str) -> str:
-    """Path of a program; one that is not a bare name is resolved against `cwd`."""
+def _resolved_path(program: str, cwd: str) -> str:
+    """Path of a program relative to the container's working directory, if the command changes to `cwd`
+    before. A bare name is returned as it is: PATH finds it."""
     return posixpath.join(cwd, program) if "/" in program else program
 
 
 @functools.lru_cache(maxsize=512)
-def processes_of(command: Arguments, launcher: Field, workers: int) -> int | None:
-    """Number of ranks that the command itself requests on each of `workers` workers. None: none given, or
-    the command is refused for another reason."""
+def requested_processes(command: Arguments, launcher: Field, workers: int) -> int | None:
+    """Number of ranks that the command itself requests on each of `workers` workers. None: it requests none,
+    it is no known launcher's, or it is refused (analyse() gives the reason)."""
     if launcher is Field.PER_POD or not command:
         return None
     try:
@@ -82,23 +88,34 @@ class _KnownCommand:
 
 
 def _known_command(inner: Inner) -> _KnownCommand | None:
+    """Command with a known program. None: unknown, or it reads a here-document that no launcher of ours
+    passes on."""
     is_python = _PYTHON.fullmatch(inner.name)
-    found = _python(inner) if is_python else _lookup(PROGRAMS, inner.words)
+    found = _known_python_command(inner) if is_python else _known_launcher_command(PROGRAMS, inner.words)
     is_read = found is not None and found.run is Run.STDIN
     return None if inner.stdin is not None and not is_read else found
 
 
-def _lookup(names: Mapping[Arguments, KnownLauncher], words: Arguments) -> _KnownCommand | None:
-    names_called = (name_of(words[0]), *words[1:])
+def _known_launcher_command(
+    names: Mapping[Arguments, KnownLauncher], words: Arguments
+) -> _KnownCommand | None:
+    """Command of the launcher in `names` whose name `words` begin with. None: there is none."""
+    names_called = (program_name(words[0]), *words[1:])
     matches = ((name, each) for name, each in names.items() if names_called[: len(name)] == name)
     return next((_KnownCommand(each, words[len(name) :]) for name, each in matches), None)
 
 
-def _python(inner: Inner) -> _KnownCommand:
-    call, python = python_command(inner.words), inner.words[0]
+def _known_python_command(inner: Inner) -> _KnownCommand:
+    """Command of a Python interpreter: a launcher that it runs, or else a script, module, code or text on
+    stdin. Without any of these it is started as it is."""
+    call, python = parse_python_command(inner.words), inner.words[0]
     if not call.rest:
         return _KnownCommand(None, inner.words, python=python)
-    known = None if call.kind == "-c" else _lookup({"-m": MODULES}.get(call.kind, PROGRAMS), call.rest)
+    known = (
+        None
+        if call.kind == "-c"
+        else _known_launcher_command({"-m": MODULES}.get(call.kind, PROGRAMS), call.rest)
+    )
     if known:
         return replace(known, python=python, flags=call.flags)
     if call.rest[0] == "-" and not call.kind:
@@ -112,7 +129,8 @@ _RUNS = {"-m": Run.MODULE, "-c": Run.CODE, "": Run.SCRIPT}
 
 
 def _launch_of_known(inner: Inner, job: JobSize, field: Field) -> Launch | None:
-    """Launch of a known command. None: unknown, or started unchanged. Raises LaunchError."""
+    """Launch of a known command. None: unknown, or to be started unchanged, as `field` (spec.launcher) says.
+    Raises LaunchError for a command that contradicts the job."""
     if inner.name in OF_OTHER_HOSTS and field is Field.AUTO:
         raise LaunchError(
             f"{inner.name} starts processes in other pods, which is not allowed; write the command that it"
@@ -130,10 +148,16 @@ def _launch_of_known(inner: Inner, job: JobSize, field: Field) -> Launch | None:
         return None
     parsed = parse(launcher.name, launcher.options, found.arguments)
     launcher.check_against(parsed, job)
-    return _per_pod(inner, found, parsed, job) if launcher.join else _per_rank(inner, found, parsed)
+    return (
+        _launch_per_pod(inner, found, parsed, job)
+        if launcher.join
+        else _launch_per_rank(inner, found, parsed)
+    )
 
 
-def _per_pod(inner: Inner, found: _KnownCommand, parsed: Parsed, job: JobSize) -> Launch:
+def _launch_per_pod(inner: Inner, found: _KnownCommand, parsed: Parsed, job: JobSize) -> Launch:
+    """Launch of a launcher that runs once per pod, with flags by which all of them form one world. None are
+    added where the world has one rank."""
     argv = (*inner.wrapper, *inner.words)
     assert found.launcher is not None
     assert found.launcher.join is not None
@@ -150,7 +174,8 @@ def _per_pod(inner: Inner, found: _KnownCommand, parsed: Parsed, job: JobSize) -
     )
 
 
-def _per_rank(inner: Inner, found: _KnownCommand, parsed: Parsed) -> Launch:
+def _launch_per_rank(inner: Inner, found: _KnownCommand, parsed: Parsed) -> Launch:
+    """Launch of a launcher that never runs: what it would start, once per rank."""
     launcher, given = found.launcher, parsed.given
     assert launcher is not None
     if "run-path" in given:

@@ -20,10 +20,12 @@ class PythonCommand:
     """Module, code, script or `-`, and the arguments after it."""
 
 
-def python_command(words: tuple[str, ...]) -> PythonCommand:
+def parse_python_command(words: tuple[str, ...]) -> PythonCommand:
+    """Parse a command line. `words[0]` is the interpreter. As for the interpreter, the first argument that is
+    no flag, or the value of -m or -c, ends the flags."""
     flags, rest = list[str](), list(words[1:])
     while rest and rest[0].startswith("-") and rest[0] != "-":
-        before, flag, value = _split(rest.pop(0))
+        before, flag, value = _split_flag(rest.pop(0))
         flags += [before] * bool(before)
         rest = [value] * bool(value) + rest
         if flag in ("-m", "-c"):
@@ -34,8 +36,9 @@ def python_command(words: tuple[str, ...]) -> PythonCommand:
     return PythonCommand(tuple(flags), "", tuple(rest))
 
 
-def _split(word: str) -> tuple[str, str, str]:
-    """Split into switches, a flag with a value, and the value, if it is in the same word: -um, -Xdev."""
+def _split_flag(word: str) -> tuple[str, str, str]:
+    """Split a flag into switches, a flag that takes a value, and the value if it is in the same word: `-um`
+    is (-u, -m, ""), `-Xdev` is ("", -X, dev). A part that is missing is ""."""
     if word == "--check-hash-based-pycs":
         return "", word, ""
     takes = None if word.startswith("--") else _TAKES_VALUE.fullmatch(word)

@@ -77,17 +77,20 @@ class Launch:
     text: str = ""
     """Description for users."""
 
-    def arguments(self, local_rank: int) -> tuple[str, ...]:
-        """`argv` of one rank."""
+    def rank_argv(self, local_rank: int) -> tuple[str, ...]:
+        """`argv` of one rank, with its local rank if the launcher would pass it. For a launch once per
+        rank."""
         if not self.local_rank:
             return self.argv
         return (self.argv[0], f"{self.local_rank}={local_rank}", *self.argv[1:])
 
-    def joined(self, place: Rendezvous) -> tuple[str, ...]:
-        """`argv` of the one process of a pod."""
+    def pod_argv(self, place: Rendezvous) -> tuple[str, ...]:
+        """`argv` of the one process of a pod, with the flags by which it joins the world. For a launch once
+        per pod."""
         words = (word.format(**vars(place)) for word in self.joining)
         return (*self.argv[: self.joining_at], *words, *self.argv[self.joining_at :])
 
     @property
     def forkable(self) -> bool:
+        """Whether the shim runs it in Python, so that a zygote can fork its ranks."""
         return self.run is not Run.COMMAND

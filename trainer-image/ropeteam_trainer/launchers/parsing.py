@@ -38,16 +38,20 @@ class Parsed:
         if value is None:
             return None
         if not value.isdecimal():
-            raise LaunchError(f"--{option} {value} is not a number")
+            raise LaunchError(f"--{option} {value} is not a number; write one, or leave the flag out")
         return int(value)
 
 
 class _Help(argparse.Action):
+    """Action of -h: a refusal."""
+
     def __call__(self, *_: Any, **__: Any) -> NoReturn:
         raise LaunchError(f"{'/'.join(self.option_strings)} shows help and trains nothing; leave it out")
 
 
 class _Parser(argparse.ArgumentParser):
+    """argparse that raises LaunchError where it would exit."""
+
     def error(self, message: str) -> NoReturn:
         raise LaunchError(f"{self.prog}: {message}")
 
@@ -59,7 +63,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(launcher: str, options: Options, args: Sequence[str]) -> Parsed:
-    """Parse a launcher's arguments. Raises LaunchError, with argparse's message, or the unknown flag."""
+    """Parse the arguments after a launcher's name. Raises LaunchError, with argparse's message, or the
+    unknown flag."""
     found, unknown = _parser(launcher, options).parse_known_args(args)
     given = vars(found)
     program, arguments = given.pop(_PROGRAM), given.pop(_ARGUMENTS, [])
@@ -69,7 +74,7 @@ def parse(launcher: str, options: Options, args: Sequence[str]) -> Parsed:
             " or set spec.launcher to PerPod to start the command as it is"
         )
     texts = {name: value if isinstance(value, str) else "" for name, value in given.items()}
-    at = 0 if options.interspersed else len(args) - len(arguments) - 1
+    at = 0 if options.interspersed else len(args) - len(arguments) - 1  # index of the program
     if args[at] == "--" and program != "--":
         at -= 1  # argparse drops one after the script
     return Parsed(texts, (program, *arguments), at)
@@ -77,20 +82,22 @@ def parse(launcher: str, options: Options, args: Sequence[str]) -> Parsed:
 
 @functools.cache
 def _parser(launcher: str, options: Options) -> _Parser:
+    """Parser with these options; options that are not given are in no result. Built once."""
     parser = _Parser(
         prog=launcher, add_help=False, allow_abbrev=options.abbreviations, argument_default=argparse.SUPPRESS
     )
     parser.add_argument("-h", "--help", action=_Help, nargs=0)
     for word in options.values.split():
-        parser.add_argument(*word.split("|"), dest=_name(word))
+        parser.add_argument(*word.split("|"), dest=_long_name(word))
     for word in options.switches.split():
-        parser.add_argument(*word.split("|"), dest=_name(word), action="store_true")
+        parser.add_argument(*word.split("|"), dest=_long_name(word), action="store_true")
     parser.add_argument(_PROGRAM, metavar="script")
     if not options.interspersed:
         parser.add_argument(_ARGUMENTS, nargs=argparse.REMAINDER)
     return parser
 
 
-def _name(flags: str) -> str:
+def _long_name(flags: str) -> str:
+    """Name of an option: its first long flag, with dashes. `flags`: as in Options, `-m|--module`."""
     long = next(flag for flag in flags.split("|") if flag.startswith("--"))
     return long[2:].replace("_", "-")

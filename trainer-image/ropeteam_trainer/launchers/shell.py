@@ -32,31 +32,36 @@ class Simple:
     """Text of a here-document."""
 
 
-def simple(line: str) -> Simple | None:
-    """Parse a line. None: it needs a shell."""
+def parse_simple_line(line: str) -> Simple | None:
+    """Command of a line for a POSIX shell: its words without quotes, and what the commands before it set.
+    None: it needs a shell.
+
+    Before the last command only `cd FOLDER`, `export A=b` and `set` with harmless options are understood.
+    """
     first, stdin = _here_document(line)
     if first is None:
         return None
-    commands = _commands(_JOINED.sub(lambda found: "" if found[0] == "\\\n" else found[0], first))
+    commands = _split_commands(_JOINED.sub(lambda found: "" if found[0] == "\\\n" else found[0], first))
     if not commands:
         return None
     env, cwd = list[tuple[str, str]](), ""
     for raw in commands[:-1]:
         name, *arguments = raw
         if name == "cd" and len(arguments) == 1 and not arguments[0].startswith("-"):
-            cwd = posixpath.join(cwd, _value(arguments[0]))
+            cwd = posixpath.join(cwd, _unquoted_word(arguments[0]))
         elif name == "export" and all(map(_ASSIGNMENT.match, arguments)):
-            env += map(_pair, arguments)
+            env += map(_assignment, arguments)
         elif name != "set" or not all(map(_SET.fullmatch, arguments)):
             return None
     last = commands[-1]
     while last and _ASSIGNMENT.match(last[0]):
-        env.append(_pair(last.pop(0)))
-    return Simple(tuple(map(_value, last)), tuple(env), cwd, stdin) if last else None
+        env.append(_assignment(last.pop(0)))
+    return Simple(tuple(map(_unquoted_word, last)), tuple(env), cwd, stdin) if last else None
 
 
 def _here_document(line: str) -> tuple[str | None, str | None]:
-    """The line before a here-document, and its text, if there is one. No line: commands follow it."""
+    """The line before a here-document, and its text. Without a here-document: the line, None. (None, None):
+    commands follow it."""
     at = line.find("<<")
     here = _HERE.match(line, at) if at >= 0 else None
     if here is None:
@@ -67,9 +72,9 @@ def _here_document(line: str) -> tuple[str | None, str | None]:
     return line[:at], "".join(f"{each}\n" for each in lines[:-1])
 
 
-def line_of(words: tuple[str, ...]) -> tuple[str, bool] | None:
-    """Line of `bash [options] -c LINE`, and whether the shell reads the user's startup files first. None: not
-    such a command."""
+def shell_line(words: tuple[str, ...]) -> tuple[str, bool] | None:
+    """Line of the command `bash [options] -c LINE`, and whether that shell reads the user's startup files
+    first (-l). None: not such a command. `words[0]` is the shell."""
     letters, rest = "", list(words[1:])
     while rest and re.fullmatch(r"-[ceuxlo]+|--login|pipefail", rest[0]):
         word = rest.pop(0)
@@ -77,8 +82,9 @@ def line_of(words: tuple[str, ...]) -> tuple[str, bool] | None:
     return (rest[0], "l" in letters) if "c" in letters and rest else None
 
 
-def _commands(line: str) -> list[list[str]]:
-    """Words of each command, still quoted. Empty: the line is not simple."""
+def _split_commands(line: str) -> list[list[str]]:
+    """Words of each command, still quoted. Empty: the line has none, or something that only a shell can
+    do."""
     commands: list[list[str]] = [[]]
     for kind, text in _tokens(line):
         if kind == "operator":
@@ -91,6 +97,8 @@ def _commands(line: str) -> list[list[str]]:
 
 
 def _tokens(line: str) -> Iterator[tuple[str, str]]:
+    """Kind (a group of _TOKEN) and text of each token. The last kind is "" if the rest of the line is
+    none."""
     at = 0
     while found := _TOKEN.match(line, at):
         yield str(found.lastgroup), found[0]
@@ -99,12 +107,13 @@ def _tokens(line: str) -> Iterator[tuple[str, str]]:
         yield "", line[at:]
 
 
-def _value(word: str) -> str:
+def _unquoted_word(word: str) -> str:
     """Word without its quotes."""
     return re.sub(_PIECE, lambda piece: _unquoted(piece[0]), word)
 
 
 def _unquoted(piece: str) -> str:
+    """Text of one piece of a word: quoted, escaped, or plain."""
     if piece.startswith("'"):
         return piece[1:-1]
     if piece.startswith('"'):
@@ -112,6 +121,7 @@ def _unquoted(piece: str) -> str:
     return piece.removeprefix("\\")
 
 
-def _pair(word: str) -> tuple[str, str]:
+def _assignment(word: str) -> tuple[str, str]:
+    """Name and value of `A=b`."""
     name, _, value = word.partition("=")
-    return name, _value(value)
+    return name, _unquoted_word(value)

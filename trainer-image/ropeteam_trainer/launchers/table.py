@@ -39,14 +39,16 @@ class KnownLauncher:
     """Ranks per worker, for a number of workers, where it is not simply the value of `count`."""
 
     def processes(self, parsed: Parsed, workers: int) -> int | None:
-        """Ranks per worker that the command requests. None: not given. Raises LaunchError."""
+        """Ranks per worker that the command requests. None: not given, or as many as there are devices.
+        Raises LaunchError."""
         if self.counts:
             return self.counts(self, parsed, workers)
         value = parsed.given.get(self.count)
         return None if value in _ALL_DEVICES else parsed.number(self.count)
 
     def check_against(self, parsed: Parsed, job: JobSize) -> None:
-        """Check the command against the job. Raises LaunchError for contradictions."""
+        """Raise LaunchError for a command that contradicts the job. Order: ranks per worker, workers, the
+        launcher's own check, options that are set in each pod."""
         count = self.processes(parsed, job.workers)
         if count is not None and count != job.processes:
             flag = f"--{self.count} {parsed.given[self.count]}"
@@ -62,12 +64,13 @@ class KnownLauncher:
                 raise LaunchError(f"--{option} is set in each pod by Ropeteam; leave it out")
 
     def _check_nodes(self, parsed: Parsed, job: JobSize) -> None:
+        """Check the number of workers, or a range LOW:HIGH of them. -1: not given."""
         nodes = parsed.given.get(self.nodes, "-1")
         low, _, high = nodes.partition(":")
         if not (low.isdecimal() and (high or low).isdecimal()):
             if nodes == "-1":
                 return
-            raise LaunchError(f"--{self.nodes} {nodes} is not a number")
+            raise LaunchError(f"--{self.nodes} {nodes} is not a number; write one, or leave the flag out")
         if self.join and high and low != high:
             raise LaunchError(
                 f"--{self.nodes} {nodes} is a range; write {job.workers}, or leave the flag out"
@@ -80,6 +83,7 @@ class KnownLauncher:
 
 
 _ALL_DEVICES = (None, "gpu", "cpu", "auto", "xpu", "-1")
+"""Values of a count that mean all devices of the pod: as many as the job has."""
 
 
 def _count(number: int, what: str) -> str:
@@ -154,12 +158,14 @@ DEEPSPEED = KnownLauncher(
 # ---- accelerate
 
 
-def _accelerate_counts(launcher: KnownLauncher, parsed: Parsed, workers: int) -> int | None:
+def _accelerate_processes(launcher: KnownLauncher, parsed: Parsed, workers: int) -> int | None:
+    """Ranks per worker: accelerate counts those of all workers."""
     total = parsed.number(launcher.count)
     if total is None or total % workers == 0:
         return None if total is None else total // workers
     raise LaunchError(
-        f"--num-processes {total} counts all ranks, and is not a multiple of the {workers} workers"
+        f"--num-processes {total} counts all ranks, and is not a multiple of the {workers} workers; write a "
+        "multiple, or leave the flag out"
     )
 
 
@@ -200,14 +206,15 @@ ACCELERATE = KnownLauncher(
     own=("machine-rank", "main-process-ip", "main-process-port", "rdzv-backend"),
     join=_accelerate_join_flags,
     check=_check_accelerate,
-    counts=_accelerate_counts,
+    counts=_accelerate_processes,
 )
 
 
 # ---- fabric, composer, tune
 
 
-def _fabric_counts(launcher: KnownLauncher, parsed: Parsed, _: int) -> int | None:
+def _fabric_processes(launcher: KnownLauncher, parsed: Parsed, _: int) -> int | None:
+    """Ranks per worker: fabric takes a number of devices, or a list of their indices."""
     value = parsed.given.get(launcher.count)
     if value and "," in value:
         return len([number for number in value.split(",") if number])
@@ -235,7 +242,7 @@ def _composer_join_flags(_: Parsed, job: JobSize) -> Arguments:
 
 
 def _tune_join_flags(parsed: Parsed, job: JobSize) -> Arguments:
-    if parsed.rest[0].endswith("_single_device"):
+    if parsed.rest[0].endswith("_single_device"):  # a recipe that starts no ranks
         return ()
     return (
         *("--nnodes", str(job.workers), "--nproc-per-node", str(job.processes), "--node-rank", "{node_rank}"),
@@ -250,7 +257,7 @@ FABRIC = KnownLauncher(
     "num-nodes",
     own=("node-rank", "main-address", "main-port"),
     join=_fabric_join_flags,
-    counts=_fabric_counts,
+    counts=_fabric_processes,
 )
 COMPOSER = KnownLauncher(
     "composer",

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from ropeteam_trainer.launchers.options import OPTIONS, Options
 from ropeteam_trainer.launchers.parsing import LaunchError, parse
-from ropeteam_trainer.launchers.shell import line_of, simple
+from ropeteam_trainer.launchers.shell import parse_simple_line, shell_line
 
 _ENVIRONMENT_OF_SHELL = 'exec "$0" "$@"'
 """Shell line that runs the arguments after it, once the shell has read its startup files."""
@@ -41,29 +41,34 @@ class Inner:
 
     @property
     def name(self) -> str:
-        return name_of(self.words[0])
+        return program_name(self.words[0])
 
 
-def name_of(program: str) -> str:
+def program_name(program: str) -> str:
+    """Last part of a program's path."""
     return program.rpartition("/")[2]
 
 
 def unwrapped(command: tuple[str, ...]) -> Inner:
-    """Command without its wrappers. Raises LaunchError for unknown flags of a wrapper."""
+    """Command without its wrappers, as far as they are known; their effects are in the other fields. Raises
+    nothing: a wrapper with unknown flags stays in front."""
     inner = Inner(command)
-    while not inner.is_uv_script and (next_one := _without_first(inner)) is not None and next_one.words:
+    while (
+        not inner.is_uv_script and (next_one := _without_first_wrapper(inner)) is not None and next_one.words
+    ):
         inner = next_one
     return inner
 
 
-def _without_first(inner: Inner) -> Inner | None:
+def _without_first_wrapper(inner: Inner) -> Inner | None:
     """Command without its first wrapper. None: no known wrapper is in front."""
     strip = _STRIP.get(inner.name)
     return strip(inner) if strip else None
 
 
 def _strip_prefix(flags: str) -> Callable[[Inner], Inner | None]:
-    """Stripper of a program that only runs its arguments. `flags`: pattern of the flags that it may have."""
+    """Function that strips a program which only runs its arguments. `flags`: pattern of the flags that it may
+    have; with any other flag it is not stripped (None)."""
 
     def strip(inner: Inner) -> Inner | None:
         rest = list(inner.words[1:])
@@ -75,6 +80,7 @@ def _strip_prefix(flags: str) -> Callable[[Inner], Inner | None]:
 
 
 def _strip_env(inner: Inner) -> Inner | None:
+    """Strip `env A=b`. None: it has flags."""
     rest, env = list(inner.words[1:]), list(inner.env)
     while rest and re.match(r"[A-Za-z_]\w*=", rest[0]):
         name, _, value = rest.pop(0).partition("=")
@@ -83,8 +89,10 @@ def _strip_env(inner: Inner) -> Inner | None:
 
 
 def _strip_shell(inner: Inner) -> Inner | None:
-    found = line_of(inner.words)
-    command = simple(found[0]) if found else None
+    """Strip `bash -c LINE`. None: the line needs a shell, or changes the folder inside of a wrapper. A login
+    shell stays as a wrapper: its startup files set the environment."""
+    found = shell_line(inner.words)
+    command = parse_simple_line(found[0]) if found else None
     if found is None or command is None or (command.cwd and inner.wrapper):
         return None
     files = (inner.words[0], "-lc", _ENVIRONMENT_OF_SHELL) if found[1] else ()
@@ -99,7 +107,8 @@ def _strip_shell(inner: Inner) -> Inner | None:
 
 
 def _strip_runner(options: Options) -> Callable[[Inner], Inner | None]:
-    """Stripper of `NAME run [options] command`."""
+    """Function that makes `NAME run [options]` a wrapper of the command after it. It returns None where the
+    options are unknown, and marks `uv run x.py`, in which uv chooses the environment by the script."""
 
     def strip(inner: Inner) -> Inner | None:
         if inner.words[1:2] != ("run",) or not inner.words[2:]:

@@ -124,7 +124,7 @@ def bubble(strategy: Strategy, ranks: int, micro_batches: int) -> float:
     """Pipeline bubble: the fraction of a step in which a rank waits, if backward passes take twice as long as
     forward passes, half of that for the gradients of weights.
     """
-    waits, work = ranks - 1, micro_batches * strategy.pipelining.per_rank
+    waits, work = ranks - 1, micro_batches * strategy.pipelining.stage_count_per_rank
     if strategy.pipelining.schedule is Schedule.ZERO_BUBBLE:
         work *= 3  # only the first forward passes are waited for; gradients of weights fill the rest
     return waits / (work + waits)
@@ -135,13 +135,13 @@ def micro_batches(samples: int | None, settings: Pipelining, ranks: int) -> int:
 
     It is the number in the settings, or the smallest that needs no larger micro-batches.
     """
-    target = settings.micro_batches or 2 * ranks * settings.per_rank
-    if settings.several:
+    target = settings.micro_batches or 2 * ranks * settings.stage_count_per_rank
+    if settings.needs_several_stages:
         target = max(target // ranks, 1) * ranks
     count = target if samples is None else math.ceil(samples / math.ceil(samples / target))
     if settings.schedule is Schedule.GPIPE:
         return count
-    return math.ceil(count / ranks) * ranks if settings.several else max(count, ranks)
+    return math.ceil(count / ranks) * ranks if settings.needs_several_stages else max(count, ranks)
 
 
 def micro_batch_count(strategy: Strategy, grid: Layout) -> int | None:

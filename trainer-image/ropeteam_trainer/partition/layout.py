@@ -162,7 +162,7 @@ def _parallelism_rules(strategy: Strategy, grid: Layout) -> list[tuple[bool, str
             "sharding: there is nothing to split with shard 1; raise parallelism.shard or leave sharding out",
         ),
         (
-            grid.pipeline > 1 and pipelining.several != (pipelining.per_rank > 1),
+            grid.pipeline > 1 and pipelining.needs_several_stages != (pipelining.stage_count_per_rank > 1),
             "pipelining: Interleaved and ZeroBubble need stagesPerRank above 1, the other schedules need 1",
         ),
         (

@@ -33,7 +33,7 @@ def main(launcher: str, job: JobSize, command: tuple[str, ...]) -> None:
             shim.__file__,
             root,
             launch.run.value,
-            *launch.arguments(0),
+            *launch.rank_argv(0),
         ]
         os.chdir(launch.cwd or ".")
         os.execvpe(argv[0], argv, os.environ | dict(launch.env))

@@ -57,12 +57,13 @@ def split_stages(
             "spec.strategy.parallelism.pipeline: the model must be an nn.Sequential of its layers "
             f"(embedding, blocks, head), this is a {type(model).__name__}; give the loss to wrap(..., loss=f)"
         )
-    stages = ranks * settings.per_rank
+    per_rank = settings.stage_count_per_rank
+    stages = ranks * per_rank
     layers = list(model.named_children())
     if len(layers) < stages:
         raise StrategyError(
             f"spec.strategy.parallelism.pipeline: {len(layers)} layers cannot make {stages} stages; use at "
-            f"most {len(layers) // settings.per_rank} ranks with {settings.per_rank} each"
+            f"most {len(layers) // per_rank} ranks with {per_rank} each"
         )
     ends = [len(layers) * number // stages for number in range(stages + 1)]
     own_stages = range(rank, stages, ranks)
@@ -90,7 +91,7 @@ class Pipeline:
         self._stages, self._settings, self._group, self._device = stages, settings, group, device
         self._loss, self._communicates = loss, communicates
         self._ranks = dist.get_world_size(group)
-        self._last = self._ranks * settings.per_rank - 1
+        self._last = self._ranks * settings.stage_count_per_rank - 1
         self._weight = 1.0
         self._losses: list[torch.Tensor] = []
         """Losses of the last batch's micro-batches, each times its weight, on the last stage's rank."""

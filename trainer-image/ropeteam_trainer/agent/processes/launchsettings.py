@@ -39,8 +39,8 @@ class LaunchSettings:
         """Command line of a rank that is exec'ed. `plan` matters only to a command that runs once per pod."""
         launch = self.launch
         if launch.per_pod:
-            return list(launch.joined(rendezvous(self.config, plan, self.slot)))
-        argv = launch.arguments(local_rank)
+            return list(launch.pod_argv(rendezvous(self.config, plan, self.slot)))
+        argv = launch.rank_argv(local_rank)
         if launch.run is Run.COMMAND:
             return list(argv)
         return [self.python, *launch.flags, self.shims.rank, launch.run.value, *argv]

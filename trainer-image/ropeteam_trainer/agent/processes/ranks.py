@@ -218,7 +218,7 @@ class Ranks:
         if fork:
             request = {
                 "kind": launch.run.value,
-                "argv": launch.arguments(local_rank),
+                "argv": launch.rank_argv(local_rank),
                 "env": environment,
                 "cwd": str(Path.cwd() / launch.cwd),
             }
