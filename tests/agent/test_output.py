@@ -28,6 +28,7 @@ for step in range(10**9):
     open(sys.argv[1], 'w').write(str(step))
     time.sleep(0.01)
 """
+NOT_READ = "this container's output was not read (is the container runtime stopped, or the node's disk full?)"
 
 
 @pytest.fixture
@@ -95,12 +96,12 @@ async def test_unread_output_is_dropped_by_whole_lines_and_counted_when_it_flows
     dropped = 3000 - len(whole)
     assert got[: len(whole)] == whole
     assert got[len(whole) :] == [
-        f"ropeteam: {dropped} lines of rank 0 were dropped: this container's output was not read",
-        "ropeteam: 2 lines of the agent were dropped: this container's output was not read",
+        f"ropeteam: {dropped} lines of rank 0 were dropped: {NOT_READ}",
+        f"ropeteam: 2 lines of the agent were dropped: {NOT_READ}",
     ]
     assert len(whole) * 1000 <= MOST_BYTES + 3000
     many("rank 0", 1, sink)
-    await pipe.writes("this container's output was not read\nrank 0 0 ")
+    await pipe.writes(f"{NOT_READ}\nrank 0 0 ")
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,7 @@ def lowest_rank_only(plans: list[SavePlan], names: set[str]) -> list[SavePlan]:
 
 
 def _write_item(name: str, shard: TensorShard) -> WriteItem:
+    """DCP's request to write one block."""
     chunk = ChunkStorageMetadata(torch.Size(shard.offsets), shard.local.shape)
     about = TensorWriteData(chunk, TensorProperties.create_from_tensor(shard.local), torch.Size(shard.shape))
     return WriteItem(MetadataIndex(name, chunk.offsets), WriteItemType.SHARD, tensor_data=about)
@@ -137,10 +138,13 @@ class _Storage(FileSystemWriter):
         self._is_rank_0 = False
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Note whether this is rank 0, which DCP calls the coordinator."""
         super().set_up_storage_writer(is_coordinator, *args, **kwargs)
         self._is_rank_0 = is_coordinator
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Open the folder before anything is written. On rank 0 it removes files that would make it a
+        checkpoint."""
         self.disk.open_folders()
         if self._is_rank_0:
             for stale in (MANIFEST, METADATA):  # of another job that used this folder before

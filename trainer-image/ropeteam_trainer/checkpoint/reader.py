@@ -81,6 +81,8 @@ def _names_below(root: Folder, path: str) -> list[str]:
 
 
 def _has_manifest(root: Folder, ref: CheckpointRef) -> bool:
+    """Whether the checkpoint's folder has a manifest. False if it may not be entered. Raises other
+    OSErrors."""
     with suppress(*_ABSENT, PermissionError), root.open_below(folder(ref)) as place:
         return place.has(MANIFEST)
     return False
@@ -247,6 +249,8 @@ def _index_or_none(directory: Location, ref: CheckpointRef, files: Iterable[Shar
 
 
 def _sha256_of_file(place: Folder, name: str, on_read: Callable[[int], None]) -> str:
+    """SHA-256 of a file, in hex, read in blocks of _BLOCK bytes. Raises OSError, and what `on_read`
+    raises."""
     digest = hashlib.sha256()
     with place.open(name) as stream:
         while block := stream.read(_BLOCK):
@@ -267,6 +271,7 @@ def opened(directory: Location, ref: CheckpointRef, name: str) -> Iterator[Binar
 
 
 def _read_file(directory: Location, ref: CheckpointRef, name: str, max_bytes: int) -> bytes:
+    """Content of one file of a checkpoint. Raises OSError, also UnexpectedFile for a larger one."""
     with Folder.at(directory) as root, root.open_below(folder(ref)) as place:
         return place.read(name, max_bytes)
 
@@ -334,5 +339,7 @@ def _copy_overlap(stream: BinaryIO, chunk: Chunk, shard: TensorShard) -> None:
 
 
 def _read_block(stream: BinaryIO, chunk: Chunk) -> torch.Tensor:
+    """Load one block from the open file that holds it. Raises OSError, MalformedCheckpoint, and errors of
+    torch."""
     stream.seek(chunk.begin)
     return contents.load_block(chunk.file, stream.read(chunk.length), chunk.sizes, chunk.dtype)

@@ -194,6 +194,8 @@ def _optional_reader(inner: _Reader) -> _Reader:
 
 
 def _list_reader(inner: _Reader) -> _Reader:
+    """Function that reads a list as a tuple, each item by `inner`."""
+
     def read(value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list):
             raise _wrong_type("a list", value)
@@ -209,6 +211,8 @@ def _list_reader(inner: _Reader) -> _Reader:
 
 
 def _dict_reader(inner: _Reader) -> _Reader:
+    """Function that reads an object as a dict, each value by `inner`."""
+
     def read(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise _wrong_type("an object", value)
@@ -280,6 +284,8 @@ def _enum_reader(kind: Any) -> _Reader:
 
 
 def _scalar_reader(kind: Any) -> _Reader:
+    """Function that accepts values of exactly this type: `true` is no int."""
+
     def read(value: Any) -> Any:
         if type(value) is kind:
             return value

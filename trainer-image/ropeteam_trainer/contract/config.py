@@ -162,6 +162,7 @@ class Shape:
 
     @property
     def slots(self) -> int:
+        """Number of slots: of workers and parameter servers."""
         return self.workers + self.servers
 
     def processes_of(self, slot: int) -> int:

@@ -134,6 +134,7 @@ class Plan:
 
     @functools.cached_property
     def world_size(self) -> int:
+        """Number of ranks of the whole plan."""
         return self.whole.ranks if self.whole else sum(member.processes for member in self.members)
 
     @property
@@ -168,10 +169,12 @@ class Plan:
 
     @functools.cached_property
     def _by_slot(self) -> dict[int, Member]:
+        """Members by slot; of two for one slot (a malformed plan) the first."""
         return {member.slot: member for member in reversed(self.members)}
 
     @functools.cached_property
     def _first_ranks(self) -> dict[int, int]:
+        """First rank by slot. Valid for a whole plan."""
         sums = itertools.accumulate((member.processes for member in self.members), initial=0)
         return dict(reversed([*zip((member.slot for member in self.members), sums, strict=False)]))
 

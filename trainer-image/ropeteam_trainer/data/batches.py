@@ -119,6 +119,7 @@ def _indices(share: Share) -> list[int]:
 
 
 def _fetch(dataset: torch.Tensor | Sequence[Any], indices: list[int], collate: Collate) -> Any:
+    """Batch of the samples with these indices, loaded in this thread."""
     if isinstance(dataset, torch.Tensor):
         return dataset[torch.tensor(indices)]
     return collate([dataset[index] for index in indices])

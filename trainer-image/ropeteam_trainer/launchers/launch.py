@@ -36,6 +36,7 @@ class JobSize:
 
     @property
     def ranks(self) -> int:
+        """Number of ranks of the job."""
         return self.workers * self.processes
 
 

@@ -87,8 +87,11 @@ _ALL_DEVICES = (None, "gpu", "cpu", "auto", "xpu", "-1")
 
 
 def _count(number: int, what: str) -> str:
+    """`2 workers`, `1 process`."""
     return f"{number} {what}{'es' if what.endswith('s') else 's'}" if number != 1 else f"1 {what}"
 
+
+# Checks raise LaunchError. Join flags are templates of Rendezvous's fields, filled in by Launch.pod_argv().
 
 # ---- torch
 

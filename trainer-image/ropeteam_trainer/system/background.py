@@ -26,9 +26,11 @@ def start_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
 
 
 def _on_done(task: asyncio.Task[Any]) -> None:
+    """Release the task, and give its exception to the loop's handler."""
     _tasks.discard(task)
     if not task.cancelled() and (error := task.exception()):
-        task.get_loop().call_exception_handler({"message": f"{task.get_coro()!r} failed", "exception": error})
+        name = getattr(task.get_coro(), "__qualname__", task.get_name())
+        task.get_loop().call_exception_handler({"message": f"{name} failed", "exception": error})
 
 
 def install_exception_handler(log: Callable[[str], None], end: Callable[[BaseException], None]) -> None:

@@ -80,8 +80,11 @@ class Lines:
     def _put_dropped_counts(self) -> None:
         """Queue a message for each source of dropped lines, and forget them. The caller holds the lock."""
         for source, count in self._dropped.items():
-            text = f"ropeteam: {count} lines of {source} were dropped: this container's output was not read"
-            self._put(f"{text} (container runtime stopped, or disk of the node full?)\n".encode())
+            text = (
+                f"ropeteam: {count} lines of {source} were dropped: this container's output was not read "
+                "(is the container runtime stopped, or the node's disk full?)\n"
+            )
+            self._put(text.encode())
         self._dropped.clear()
 
     def _write_all(self) -> None:

@@ -224,6 +224,7 @@ def _is_optimizer_part(part: Any) -> bool:
 
 
 def _is_group(group: Any) -> bool:
+    """Whether this is a group in the part of an optimizer: names of parameters, and hyperparameters."""
     return (
         isinstance(group, dict)
         and isinstance(group.get("names"), list)
@@ -234,4 +235,5 @@ def _is_group(group: Any) -> bool:
 
 
 def _is_map(found: Any, of: Callable[[Any], bool] = lambda _: True) -> bool:
+    """Whether this is a dict with keys that are strings, and values for which `of` holds."""
     return isinstance(found, dict) and all(isinstance(key, str) and of(value) for key, value in found.items())

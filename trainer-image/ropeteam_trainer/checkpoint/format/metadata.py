@@ -163,7 +163,8 @@ _DTYPES = {name: value for name, value in vars(torch).items() if isinstance(valu
 
 
 def _stand_ins() -> dict[tuple[str, str], Callable[..., Any]]:
-    """Stand-ins by the name in the pickle. New ones for each pickle: it may set attributes of functions."""
+    """Stand-ins by (module, name) in the pickle: classes without code, and functions that return plain
+    values. New ones for each pickle: it may set attributes of functions."""
 
     class Inert(metaclass=_Fixed):
         """Stand-in for a class of torch's: attributes, and no code."""

@@ -54,4 +54,5 @@ def _checked(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Properties in which a buffer must equal the tensor that is copied into it."""
     return tensor.shape, tensor.dtype, tensor.stride()

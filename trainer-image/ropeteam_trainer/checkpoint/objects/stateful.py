@@ -50,6 +50,8 @@ class _Named:
         return self._named(self.module.state_dict().items())
 
     def parameters(self) -> Iterator[tuple[str, str, nn.Parameter]]:
+        """Parameters: the key, the plain name, the parameter. A shared one has an entry for each of its
+        names."""
         return self._named(self.module.named_parameters(remove_duplicate=False))
 
     def _named(self, pairs: Iterable[tuple[str, T]]) -> Iterator[tuple[str, str, T]]:
