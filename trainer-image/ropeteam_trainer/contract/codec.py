@@ -128,7 +128,7 @@ class Reader(Generic[T]):
             if name in before and before[name] == value and name in attributes
         }
         try:
-            message: T = self._fields_of(plain, unchanged)
+            message: T = self._fields(plain, unchanged)
         except _Wrong as wrong:
             raise DecodeError(f"{self._cls.__name__}{wrong.where}: {wrong}") from None
         self._plain, self._known = plain, vars(message)

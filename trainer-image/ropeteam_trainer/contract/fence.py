@@ -19,8 +19,7 @@ CLOCK_SHARE = 1 / 1000
 
 
 def longest_life(fence_seconds: float) -> float:
-    """Seconds after which none of an agent's ranks lives, counted by another machine's clock from the last
-    answer to that agent."""
+    """Seconds after an agent's last answer after which none of its ranks lives, by any machine's clock."""
     return fence_seconds * (1 + CLOCK_SHARE) + TICK_SECONDS + KILL_SECONDS
 
 
@@ -28,8 +27,8 @@ def longest_lease(lease_seconds: float) -> float:
     """Seconds after which a coordinator with a lease has answered its last report, counted from when its
     newest report that the operator may still acknowledge was received.
 
-    It counts from when it *sent* that report, so again no delay on the way moves the moment. It has read
-    every report before it answers it: ranks of its agents live for `longest_life` from then on at most.
+    The coordinator counts from when it *sent* that report, so again no delay on the way moves the moment.
+    From its last answer on, ranks of its agents live for `longest_life` at most.
     """
     return lease_seconds * (1 + CLOCK_SHARE)
 

@@ -102,7 +102,7 @@ class ShardCache:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be fetching it, or has
                 if _is_at(lock, fetching):
                     try:
-                        if not whole.exists():  # the process that held the lock before has failed
+                        if not whole.exists():  # else the process that held the lock has fetched it
                             self._fetch(source, whole)
                     finally:
                         fetching.unlink()
