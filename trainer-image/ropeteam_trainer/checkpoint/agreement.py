@@ -80,8 +80,8 @@ class Agreement:
     """Choice and verification on all ranks. `heartbeat` is called when any rank has read bytes, and before
     each retry.
 
-    Raises CheckpointUnavailable where the job needs keys that cannot be read, on this rank alone: it exits
-    before its first collective, and the agent ends the world.
+    The constructor raises CheckpointUnavailable, on this rank alone, if keys are needed that cannot be read.
+    The rank exits then, and its world ends with it: no other rank waits for it longer than that.
     """
 
     def __init__(
