@@ -47,7 +47,9 @@ def shard_of(tensor: torch.Tensor, local: torch.Tensor | None = None) -> TensorS
 
     sharded: Any = tensor
     if any(placement.is_partial() for placement in sharded.placements):
-        raise TypeError(f"a tensor of shape {shape} is not reduced yet (Partial): it cannot be saved")
+        raise TypeError(
+            f"a tensor of shape {shape} is not reduced yet (Partial): redistribute() it before a save"
+        )
     if sharded.device_mesh.get_coordinate() is None or (local.numel() == 0 and tensor.numel() > 0):
         return None
     _, offsets = compute_local_shape_and_global_offset(sharded.shape, sharded.device_mesh, sharded.placements)

@@ -54,7 +54,7 @@ class DataPlan:
 
     def __post_init__(self) -> None:
         if self.samples < 1:
-            raise ValueError("the data set is empty")
+            raise ValueError("the data set is empty; batches() needs one sample at least")
         if self.global_batch < 1:
             raise ValueError(f"global_batch must be at least 1, got {self.global_batch}")
 
