@@ -41,8 +41,8 @@ def capture(name: str, optimizer: Optimizer, names: Names) -> tuple[dict[str, to
                 full = state_name(name, param_name, key)
                 if is_sharded(value) and value.shape != parameter.shape:
                     raise TypeError(
-                        f"{full} is sharded, but not shaped like its parameter, so no other layout could load "
-                        "it; use an optimizer whose state is shaped like its parameters"
+                        f"{full} is sharded, but not shaped like its parameter, so no other layout could "
+                        "load it; use an optimizer whose state is shaped like its parameters"
                     )
                 tensors[full] = value
                 part["tensors"].setdefault(param_name, []).append(key)

@@ -243,6 +243,6 @@ def _check_plain(name: str, state: Any) -> None:
         torch.load(buffer, weights_only=True)
     except Exception as error:
         raise TypeError(
-            f"the state of {name!r} is not made of tensors and plain values alone (numbers, text, lists, dicts); "
-            f"return only these from its state_dict(): {error}"
+            f"the state of {name!r} is not made of tensors and plain values alone (numbers, text, lists, "
+            f"dicts); return only these from its state_dict(): {error}"
         ) from None
