@@ -27,7 +27,7 @@ from tests.fuzz.campaign import Attempt, Campaign
 
 from ropeteam_trainer.contract.strategy import ParameterServer
 from ropeteam_trainer.strategies.parameterserver import ledger, requests, wire
-from ropeteam_trainer.strategies.parameterserver.admission import Door
+from ropeteam_trainer.strategies.parameterserver.admission import Admission
 from ropeteam_trainer.strategies.parameterserver.chief import Chief, FullModel
 from ropeteam_trainer.strategies.parameterserver.requests import (
     EndServing,
@@ -49,7 +49,7 @@ SECRET, PLACES, AT_ONCE = "of this job", 8, 16
 
 
 def draw(chance: Random) -> bytes:
-    nonce = chance.randbytes(wire.NONCE)
+    nonce = chance.randbytes(wire.NONCE_BYTES)
     proof = hmac.digest(b"another", b"worker" + nonce, "sha256")
     pull = b"\0\0\0\x0e" + b"\0" * 8 + b'{"do": "pull"}'
     whole = chance.choice((nonce + proof, nonce + proof + pull, pull, nonce * 9, b"GET / HTTP/1.1\r\n\r\n"))
@@ -64,13 +64,13 @@ async def _admission() -> AsyncIterator[Attempt]:
     def admit(connection: socket.socket) -> None:
         inside.put(connection)
         with suppress(OSError):  # it may be closed by now
-            connection.sendall(b"x" * wire.ANSWER)  # a client that waits to be refused gets an answer
+            connection.sendall(b"x" * wire.ANSWER_BYTES)  # a client that waits to be refused gets an answer
 
-    admission = Door(listener, SECRET, PLACES, admit)
+    admission = Admission(listener, SECRET, PLACES, admit)
 
     def attempt(case: bytes) -> str:
         with socket.create_connection(listener.getsockname(), 30) as client, suppress(OSError):
-            client.recv(wire.NONCE)
+            client.recv(wire.NONCE_BYTES)
             client.sendall(case)
             client.shutdown(socket.SHUT_WR)
             while client.recv(1 << 16) and inside.empty():
@@ -129,8 +129,8 @@ def _chief() -> tuple[Server, str]:
     rules = ledger.Rules(1)
     chief = Chief(FullModel(named, model, optimizer, 1), server, _no_other, rules, None)
     server.start()
-    chief.begin(ledger.opened(rules), [packed({"clock": 0})])
-    server.ready()
+    chief.begin_generation(ledger.new_ledger(rules), [packed({"clock": 0})])
+    server.set_ready()
     return server, f"127.0.0.1:{listener.getsockname()[1]}"
 
 
@@ -162,7 +162,7 @@ async def _server() -> AsyncIterator[Attempt]:
         yield attempted
         with wire.connect(address, SECRET) as worker:
             wire.send(worker, requests.encode(PullWeights()))
-            assert wire.receive(worker)[1] == len(GRADIENT)
+            assert wire.receive_header(worker)[1] == len(GRADIENT)
         server.close()
 
 

@@ -21,8 +21,8 @@ from ropeteam_trainer.contract.strategy import ParameterServer
 from ropeteam_trainer.rank.agentlink import HeartbeatWriter, NoAgent
 from ropeteam_trainer.strategies.parameterserver import admission as module
 from ropeteam_trainer.strategies.parameterserver import requests, wire
-from ropeteam_trainer.strategies.parameterserver.admission import Door
-from ropeteam_trainer.strategies.parameterserver.discovery import Discovery, Place
+from ropeteam_trainer.strategies.parameterserver.admission import Admission
+from ropeteam_trainer.strategies.parameterserver.discovery import Discovery, RankAssignment
 from ropeteam_trainer.strategies.parameterserver.requests import PullWeights, Weights
 from ropeteam_trainer.strategies.parameterserver.service import Server
 from ropeteam_trainer.strategies.parameterserver.share import Share
@@ -33,7 +33,7 @@ PLACES = 8
 
 @pytest.fixture(autouse=True)
 def _nobody_has_to_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "GREETING_SECONDS", 300.0)
+    monkeypatch.setattr(module, "HANDSHAKE_SECONDS", 300.0)
 
 
 class Guarded:
@@ -43,7 +43,7 @@ class Guarded:
         listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = listener.getsockname()[1]
         self.inside = queue.Queue[socket.socket]()
-        self.admission = Door(listener, SECRET, PLACES, self.inside.put)
+        self.admission = Admission(listener, SECRET, PLACES, self.inside.put)
         self.admission.open()
 
     def comes(self, secret: str = SECRET) -> socket.socket:
@@ -66,7 +66,7 @@ def unauthenticated(port: int, count: int) -> Iterator[list[socket.socket]]:
             found.append(socket.create_connection(("127.0.0.1", port), 30, ("127.0.0.2", 0)))
             ends.enter_context(found[-1])
             with suppress(ConnectionError):
-                found[-1].recv(wire.NONCE)
+                found[-1].recv(wire.NONCE_BYTES)
         yield found
 
 
@@ -77,10 +77,10 @@ def close(*connections: socket.socket) -> None:
 
 def test_silent_clients_keep_no_worker_out(guarded: Guarded) -> None:
     with unauthenticated(guarded.port, 3 * PLACES):
-        assert guarded.admission.strangers.taken == PLACES
+        assert guarded.admission.unauthenticated.taken == PLACES
         with guarded.comes() as worker, guarded.inside.get() as inside:
             wire.send(worker, b"first")
-            assert wire.receive(inside) == (b"first", 0)
+            assert wire.receive_header(inside) == (b"first", 0)
 
 
 def test_a_thread_that_wakes_by_itself_does_not_keep_the_port_open(guarded: Guarded) -> None:
@@ -93,13 +93,15 @@ def test_a_thread_that_wakes_by_itself_does_not_keep_the_port_open(guarded: Guar
 def test_a_worker_behind_hundreds_of_others_waits_in_the_queue_of_a_server_that_starts() -> None:
     """Else the kernel drops a new connection, and lets it try again a second later, and later each time."""
     plan = RankPlan("1.0.1", (), False, None, Resume.LATEST, None, "j", "u", servers=("127.0.0.1:0",))
-    listener = Discovery(Place(rank=1, workers=1, servers=1), plan, NoAgent(), HeartbeatWriter(None)).listener
+    listener = Discovery(
+        RankAssignment(rank=1, workers=1, servers=1), plan, NoAgent(), HeartbeatWriter(None)
+    ).listener
     assert listener is not None
     place = listener.getsockname()
     with ExitStack() as ends:
         for address in ("127.0.0.2",) * 500 + ("127.0.0.1",):
             ends.enter_context(socket.create_connection(place, 30, (address, 0)))
-        admission = Door(listener, SECRET, PLACES, lambda worker: worker.close())
+        admission = Admission(listener, SECRET, PLACES, lambda worker: worker.close())
         admission.open()
         wire.connect(f"127.0.0.1:{place[1]}", SECRET).close()
     admission.close()
@@ -108,19 +110,19 @@ def test_a_worker_behind_hundreds_of_others_waits_in_the_queue_of_a_server_that_
 def test_who_has_shown_the_secret_takes_no_place(guarded: Guarded) -> None:
     workers = [guarded.comes() for _ in range(3 * PLACES)]
     inside = [guarded.inside.get() for _ in workers]
-    assert guarded.admission.strangers.taken == 0
+    assert guarded.admission.unauthenticated.taken == 0
     close(*workers, *inside)
 
 
 def test_the_time_of_a_whole_greeting_is_limited(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte now and then is not enough to stay."""
-    monkeypatch.setattr(module, "GREETING_SECONDS", 0.2)
+    monkeypatch.setattr(module, "HANDSHAKE_SECONDS", 0.2)
     sent = 0
     with unauthenticated(guarded.port, 1) as (slow,), suppress(ConnectionError):
-        while sent < wire.ANSWER - 1:
+        while sent < wire.ANSWER_BYTES - 1:
             sent += slow.send(b"x")
             time.sleep(0.1)
-    assert sent < wire.ANSWER - 1
+    assert sent < wire.ANSWER_BYTES - 1
 
 
 def test_a_client_without_the_secret_is_logged_now_and_then(
@@ -140,7 +142,7 @@ def test_a_server_that_gets_no_thread_is_a_server_still(capfd: pytest.CaptureFix
     server = Server(share, listener, SECRET, ParameterServer(), PLACES)
     address = f"127.0.0.1:{listener.getsockname()[1]}"
     server.start()
-    server.ready()
+    server.set_ready()
     usual = threading.stack_size(1 << 47)  # more than there are addresses
     try:
         with wire.connect(address, SECRET) as refused:
@@ -150,7 +152,7 @@ def test_a_server_that_gets_no_thread_is_a_server_still(capfd: pytest.CaptureFix
     assert "cannot serve another connection: can't start new thread" in capfd.readouterr().err
     with wire.connect(address, SECRET) as worker:
         wire.send(worker, requests.encode(PullWeights()))
-        assert wire.receive(worker) == (requests.encode(Weights(0)), 12)
+        assert wire.receive_header(worker) == (requests.encode(Weights(0)), 12)
     server.close()
 
 
@@ -167,6 +169,6 @@ def test_unauthenticated_clients_take_no_descriptor_that_the_server_needs(tmp_pa
                 assert child.stdout.readline() == "kept\n"
                 with wire.connect(f"127.0.0.1:{port}", SECRET) as worker:
                     wire.send(worker, requests.encode(PullWeights()))
-                    assert wire.receive(worker) == (requests.encode(Weights(0)), 32)
+                    assert wire.receive_header(worker) == (requests.encode(Weights(0)), 32)
         child.stdin.close()
         assert child.wait() == 0

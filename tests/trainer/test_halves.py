@@ -23,14 +23,14 @@ def numbered(n: int) -> dict[str, torch.Tensor]:
 
 
 def change(halves: DoubleBuffer, n: int) -> None:
-    for tensor in halves.draft().values():
+    for tensor in halves.begin_draft().values():
         tensor.fill_(n)
     halves.commit(str(n).encode())
 
 
 def count(path: Path, begun: Path) -> None:
     """Commit the next number, for ever. After the first one `begun` is there."""
-    halves = DoubleBuffer.found(path)
+    halves = DoubleBuffer.open_existing(path)
     assert halves is not None
     change(halves, int(halves.record) + 1)
     begun.touch()
@@ -50,7 +50,7 @@ def test_a_process_killed_at_any_moment_leaves_a_whole_state(tmp_path: Path) -> 
         time.sleep(random.Random(attempt).random() / 100)
         process.kill()
         process.join()
-        found = DoubleBuffer.found(path)
+        found = DoubleBuffer.open_existing(path)
         assert found is not None
         n = int(found.record)
         assert n > last
@@ -63,10 +63,10 @@ def test_a_process_killed_at_any_moment_leaves_a_whole_state(tmp_path: Path) -> 
 def test_a_draft_is_not_valid_before_it_is_committed(where: str | None, tmp_path: Path) -> None:
     halves = DoubleBuffer(tmp_path / where if where else None)
     halves.rebuild(numbered(1), b"1")
-    draft = halves.draft()
+    draft = halves.begin_draft()
     draft["a"].fill_(5)
     assert float(halves.current["a"][0]) == 1
-    for name, tensor in halves.draft().items():  # begun again: the draft before is gone
+    for name, tensor in halves.begin_draft().items():  # begun again: the draft before is gone
         assert torch.equal(tensor, numbered(1)[name])
     change(halves, 2)
     assert float(halves.current["a"][0]) == 2
@@ -77,7 +77,7 @@ def test_other_tensors_take_the_place_of_the_old_ones(tmp_path: Path) -> None:
     halves = DoubleBuffer(tmp_path / "memory")
     halves.rebuild(numbered(1), b"1")
     halves.rebuild({"a": torch.arange(3), "d": torch.ones(2, dtype=torch.bfloat16)}, b"2")
-    found = DoubleBuffer.found(tmp_path / "memory")
+    found = DoubleBuffer.open_existing(tmp_path / "memory")
     assert found is not None
     assert found.record == b"2"
     assert found.current["a"].tolist() == [0, 1, 2]
@@ -103,8 +103,8 @@ def test_a_record_that_is_too_long_is_refused(tmp_path: Path) -> None:
 
 
 def test_nothing_is_found_where_nothing_was_left(tmp_path: Path) -> None:
-    assert DoubleBuffer.found(None) is None
-    assert DoubleBuffer.found(tmp_path / "memory") is None
+    assert DoubleBuffer.open_existing(None) is None
+    assert DoubleBuffer.open_existing(tmp_path / "memory") is None
 
 
 def test_tensors_of_all_widths_lie_where_they_may() -> None:
@@ -114,9 +114,9 @@ def test_tensors_of_all_widths_lie_where_they_may() -> None:
         "none": torch.empty(0),
         "byte": torch.tensor(7, dtype=torch.uint8),
     }
-    layout = flat.layout(tensors)
+    layout = flat.layout_of(tensors)
     assert [entry.begin for entry in layout.entries] == [0, 8, 24, 24]
-    joined = bytearray(b"".join(layout.pieces(list(tensors.values()))))
+    joined = bytearray(b"".join(layout.buffers(list(tensors.values()))))
     assert len(joined) == layout.size
     for name, view in layout.tensors(joined).items():
         assert torch.equal(view, tensors[name])
@@ -132,16 +132,16 @@ def test_too_little_memory_is_an_error_before_anything_is_lost(tmp_path: Path) -
             halves.rebuild({"a": torch.empty(1 << 20)}, b"2")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    found = DoubleBuffer.found(tmp_path / "memory")
+    found = DoubleBuffer.open_existing(tmp_path / "memory")
     assert found is not None
     assert found.record == b"1"
 
 
 def test_a_small_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
-    doublebuffer.remember(tmp_path / "state", b"one")
-    doublebuffer.remember(tmp_path / "state", b"two")
+    doublebuffer.write_atomically(tmp_path / "state", b"one")
+    doublebuffer.write_atomically(tmp_path / "state", b"two")
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("state", b"two")]
     with pytest.raises(RuntimeError, match=r"cannot be kept in .*nowhere: No such file"):
-        doublebuffer.remember(tmp_path / "nowhere" / "state", b"three")
+        doublebuffer.write_atomically(tmp_path / "nowhere" / "state", b"three")
     with pytest.raises(RuntimeError, match=r"cannot be kept in .*nowhere: No such file"):
         DoubleBuffer(tmp_path / "nowhere" / "memory").rebuild(numbered(1), b"1")

@@ -14,7 +14,7 @@ import torch
 from lab.ranks.processes import SCRIPTS
 
 from ropeteam_trainer.strategies.parameterserver import requests, wire
-from ropeteam_trainer.strategies.parameterserver.client import Line
+from ropeteam_trainer.strategies.parameterserver.client import ServerConnection
 from ropeteam_trainer.strategies.parameterserver.requests import (
     PullWeights,
     ReplaceShare,
@@ -49,13 +49,13 @@ BAD = [
     (b"[1]", b"", "not a JSON object"),
     (b'{"do": "explode"}', b"", "unknown request 'explode'"),
     (b'{"do": "push"}', b"", "missing worker"),
-    (PUSH | {"worker": -1}, bytes(SIZE), "worker -1, but there are 1 workers"),
-    (PUSH | {"worker": 1}, bytes(SIZE), "worker 1, but there are 1 workers"),
-    (PUSH | {"of": 2}, bytes(SIZE), "a step of 2 gradients, but 1 workers"),
+    (PUSH | {"worker": -1}, bytes(SIZE), "no worker has the number -1: there are 1"),
+    (PUSH | {"worker": 1}, bytes(SIZE), "no worker has the number 1: there are 1"),
+    (PUSH | {"of": 2}, bytes(SIZE), "a step of 2 gradients, but there are 1 workers"),
     (PUSH, bytes(SIZE - 4), "28 bytes of gradients for 32 bytes of parameters"),
-    (PUSH | {"values": [{}, {}]}, bytes(SIZE), "2 groups of the optimizer, not 1"),
+    (PUSH | {"values": [{}, {}]}, bytes(SIZE), "has 2 parameter groups, the server's 1"),
     (PUSH | {"values": [{"lr": "fast"}]}, bytes(SIZE), "hyperparameter 'lr' is not a number"),
-    (b'{"do": "take", "generation": "ab"}', b"no pickle", "its content cannot be read"),
+    (b'{"do": "take", "generation": "ab"}', b"no pickle", "state from the chief cannot be read"),
     (b'{"do": "take", "generation": "ab"}', packed([]), "for parameter weight"),
     (b'{"do": "take", "generation": "ab"}', packed({"weight": {"": torch.ones(4)}}), "for parameter weight"),
 ]
@@ -67,12 +67,12 @@ def test_a_server_refuses_what_is_no_request_and_serves_on(
 ) -> None:
     with wire.connect(address, SECRET) as peer:
         wire.send(peer, head if isinstance(head, bytes) else json.dumps(head).encode(), [payload])
-        answer, size = wire.receive(peer)
+        answer, size = wire.receive_header(peer)
         assert reason in json.loads(answer)["error"]
         assert (size, peer.recv(1)) == (0, b"")
     with wire.connect(address, SECRET) as worker:
         wire.send(worker, requests.encode(PullWeights()))
-        assert wire.receive(worker) == (requests.encode(Weights(0)), SIZE)
+        assert wire.receive_header(worker) == (requests.encode(Weights(0)), SIZE)
 
 
 def test_a_payload_takes_no_memory_before_it_arrives(address: str) -> None:
@@ -80,11 +80,11 @@ def test_a_payload_takes_no_memory_before_it_arrives(address: str) -> None:
     with wire.connect(address, SECRET) as peer, wire.connect(address, SECRET) as worker:
         peer.sendall(len(head).to_bytes(4, "big") + (1 << 60).to_bytes(8, "big") + head + bytes(3 << 20))
         wire.send(worker, head)
-        assert wire.receive(worker) == (requests.encode(Weights(0)), SIZE)
+        assert wire.receive_header(worker) == (requests.encode(Weights(0)), SIZE)
 
 
 def test_who_is_refused_does_not_try_again(address: str) -> None:
-    line = Line(0, lambda: (address,), SECRET, nullcontext)
-    with pytest.raises(ServerRefused, match="its content cannot be read"):
+    line = ServerConnection(0, lambda: (address,), SECRET, nullcontext)
+    with pytest.raises(ServerRefused, match="state from the chief cannot be read"):
         line.call(ReplaceShare("ab"), [b"no pickle"])
     line.close()

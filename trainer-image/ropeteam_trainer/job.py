@@ -44,7 +44,7 @@ class Job:
     """One rank's view of its training job. Created by init() (joining.py)."""
 
     def __init__(self, session: Session, role: RankRole, trace: Trace | None = None) -> None:
-        place, served = session.place, session.place.servers > 0
+        place, served = session.assignment, session.assignment.servers > 0
         self.rank, self.world_size, self.device = place.rank, place.workers, session.world.device
         self.step = 0
         """Steps done, also in former worlds."""

@@ -71,28 +71,28 @@ def join(
     timeout_seconds: int,
     checkpoint: CheckpointConfig | None,
     strategy: Strategy | None,
-) -> tuple[World, RankPlan, discovery.Place]:
+) -> tuple[World, RankPlan, discovery.RankAssignment]:
     """The world, the plan (the script's arguments count only without an agent), this rank's place."""
     plan = _read_agent_plan()
     chosen = plan.strategy if plan else strategy
     if chosen is not None and chosen.servers:  # no process group: each rank is a world of its own
-        here = discovery.place(os.environ, chosen.servers)
-        world = World.alone(device if here.server is None else "cpu")
+        here = discovery.assignment_of(os.environ, chosen.servers)
+        world = World.alone(device if here.server_index is None else "cpu")
     else:
         world = World.join(device, timeout_seconds)
-        here = discovery.Place(world.rank, world.size, 0)
+        here = discovery.RankAssignment(world.rank, world.size, 0)
     return world, plan or _plan_without_agent(world, checkpoint, strategy), here
 
 
 def create_job(
-    world: World, plan: RankPlan, environ: Mapping[str, str], here: discovery.Place | None = None
+    world: World, plan: RankPlan, environ: Mapping[str, str], here: discovery.RankAssignment | None = None
 ) -> Job:
     """Job with its channels to the agent that the environment names, and with this rank's role. here: default
     that of a rank without parameter servers."""
-    here = here or discovery.Place(world.rank, world.size, 0)
+    here = here or discovery.RankAssignment(world.rank, world.size, 0)
     link = agentlink.connect(environ, here.rank)
     heart = agentlink.HeartbeatWriter(environ.get(config.RANK_PAGE))
-    saves = plan.checkpoint is not None and here.saves
+    saves = plan.checkpoint is not None and here.saves_checkpoints
     checkpoints = Checkpoints(plan, world, link) if saves else DisabledCheckpoints()
     session = Session(world, plan, here, link, heart, checkpoints, Feed(world))
     path = environ.get(config.TRACE)
@@ -103,15 +103,15 @@ def create_job(
 def _role(session: Session, environ: Mapping[str, str]) -> RankRole:
     """Role of this rank; that of another rank is not imported."""
     strategy = session.plan.strategy
-    if strategy is None or not session.place.servers:
+    if strategy is None or not session.assignment.servers:
         return CollectiveRole(session)
-    if session.place.server is None:
+    if session.assignment.server_index is None:
         from ropeteam_trainer.roles.worker import WorkerRole
 
         return WorkerRole(session, strategy)
     from ropeteam_trainer.roles.server import ServerRole
 
-    return ServerRole(session, strategy, discovery.memory(environ))
+    return ServerRole(session, strategy, discovery.state_folder(environ))
 
 
 def _read_agent_plan() -> RankPlan | None:

@@ -22,7 +22,7 @@ from ropeteam_trainer.strategies.parameterserver.share import Share
 
 
 def main() -> None:
-    admission.GREETING_SECONDS = 300.0
+    admission.HANDSHAKE_SECONDS = 300.0
     folder, descriptors, secret, places = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     model = nn.Linear(3, 2)
     parameters = dict(model.named_parameters())
@@ -33,11 +33,11 @@ def main() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     server = Server(share, listener, secret, ParameterServer(), places)
     server.start()
-    server.ready()
+    server.set_ready()
     print(listener.getsockname()[1], flush=True)
     for line in sys.stdin:
         with server.changed:
-            share.take(share.content(), line)
+            share.replace_content(share.content(), line)
         print("kept", flush=True)
     server.close()
 

@@ -28,7 +28,7 @@ from ropeteam_trainer.rank.agentlink import HeartbeatWriter, NoAgent
 from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.roles.collective import CollectiveRole
 from ropeteam_trainer.roles.role import Loss, Session, TensorPlan
-from ropeteam_trainer.strategies.parameterserver.discovery import Place
+from ropeteam_trainer.strategies.parameterserver.discovery import RankAssignment
 from ropeteam_trainer.strategies.wrap import LoopValues
 
 
@@ -42,7 +42,7 @@ def begin() -> Job:
     join(world.rank, world.size)
     register_module_parameter_registration_hook(_to_meta)
     _StayOnMeta().__enter__()  # type: ignore[no-untyped-call]
-    place, heart = Place(world.rank, world.size, 0), HeartbeatWriter(None)
+    place, heart = RankAssignment(world.rank, world.size, 0), HeartbeatWriter(None)
     session = Session(world, plan, place, NoAgent(), heart, DisabledCheckpoints(), Feed(world))
     return Job(session, DryRunRole(session))
 

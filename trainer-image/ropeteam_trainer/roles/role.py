@@ -17,7 +17,7 @@ from ropeteam_trainer.contract.strategy import StrategyError, TensorSplit
 from ropeteam_trainer.data.feed import Feed
 from ropeteam_trainer.rank.agentlink import AgentLink, HeartbeatWriter, NoAgent
 from ropeteam_trainer.rank.world import World
-from ropeteam_trainer.strategies.parameterserver.discovery import Place
+from ropeteam_trainer.strategies.parameterserver.discovery import RankAssignment
 
 if TYPE_CHECKING:
     from ropeteam_trainer.strategies.wrap import LoopValues, Wrapped
@@ -32,7 +32,7 @@ class Session:
 
     world: World
     plan: RankPlan
-    place: Place
+    place: RankAssignment
     link: AgentLink | NoAgent
     heart: HeartbeatWriter
     checkpoints: Checkpoints | DisabledCheckpoints

@@ -19,17 +19,17 @@ from ropeteam_trainer.roles import role
 from ropeteam_trainer.roles.role import Loss, Session, TensorPlan
 from ropeteam_trainer.strategies import wrap
 from ropeteam_trainer.strategies.model.naming import named_parameters
-from ropeteam_trainer.strategies.parameterserver.client import Line, Worker
+from ropeteam_trainer.strategies.parameterserver.client import ServerConnection, WorkerClient
 from ropeteam_trainer.strategies.parameterserver.discovery import Discovery
-from ropeteam_trainer.strategies.parameterserver.share import put_values, values_of
+from ropeteam_trainer.strategies.parameterserver.share import set_hyperparameters, hyperparameters_of
 
 
 class WorkerRole:
     def __init__(self, session: Session, strategy: Strategy) -> None:
         self._session, self._strategy = session, strategy
-        self.dp_rank, self.dp_size = session.place.rank, session.place.workers
+        self.dp_rank, self.dp_size = session.assignment.rank, session.assignment.workers
         self._wrapped: wrap.Wrapped | None = None
-        self._worker: Worker | None = None
+        self._worker: WorkerClient | None = None
         self._others: dict[str, Any] = {}
 
     def wrap(
@@ -58,15 +58,15 @@ class WorkerRole:
         self._wrapped = wrap.wrap(model, optimizer, local, self._session.world, progress, loss)
         return self._wrapped.model, self._wrapped.optimizer
 
-    def _connect(self) -> Worker:
+    def _connect(self) -> WorkerClient:
         session = self._session
-        discovery = Discovery(session.place, session.plan, session.link, session.heart)
+        discovery = Discovery(session.assignment, session.plan, session.link, session.heart)
         lines = [
-            Line(index, discovery.addresses, discovery.secret, discovery.alive)
-            for index in (0, *range(session.place.servers))
+            ServerConnection(index, discovery.addresses, discovery.secret, discovery.alive)
+            for index in (0, *range(session.assignment.servers))
         ]
-        me = (session.place.rank, astuple(discovery.world_id))
-        return Worker(me, named_parameters([self._model]), self._optimizer, lines)
+        me = (session.assignment.rank, astuple(discovery.world_id))
+        return WorkerClient(me, named_parameters([self._model]), self._optimizer, lines)
 
     def restore(self, _: Any, __: Any, extra: Mapping[str, Any]) -> Restored | None:
         """Resume from the previous process's state or the checkpoint's, which wrap() has received."""
@@ -74,14 +74,14 @@ class WorkerRole:
             return None
         self._others = dict(extra)
         state, clock = self._state, self._worker.clock
-        put_values(self._optimizer, state.get("values"))
+        set_hyperparameters(self._optimizer, state.get("values"))
         for name, obj in extra.items():
             if name in state.get("others", {}):
                 obj.load_state_dict(state["others"][name])
         if "rng" in state:
             rng.put_back(state["rng"])
         elif clock:
-            rng.reseed(clock, self._session.place.rank)
+            rng.reseed(clock, self._session.assignment.rank)
         # The previous process may have died between receiving a skip and its next report.
         if unreported := clock - state.get("clock", clock):
             self._session.feed.skip(unreported)
@@ -97,11 +97,11 @@ class WorkerRole:
     def after_step(self, _: int) -> None:
         """Report the step to the chief, with the state from which a successor of this process resumes."""
         assert self._worker is not None
-        self._worker.tell(
+        self._worker.report_step(
             {
                 "data": self._session.feed.state(),
                 "rng": rng.capture(),
-                "values": values_of(self._optimizer),
+                "values": hyperparameters_of(self._optimizer),
                 "others": {name: obj.state_dict() for name, obj in self._others.items()},
                 "buffers": dict(self._model.named_buffers()),
             }

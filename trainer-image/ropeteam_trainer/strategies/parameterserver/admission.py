@@ -1,4 +1,4 @@
-"""Admission of connections to a parameter server: only peers that prove the job's secret are served.
+"""Admission of connections to a parameter server: only peers that prove that they have the job's secret.
 
 One thread runs all handshakes, so an unauthenticated connection costs a descriptor and 48 bytes. Their number
 is limited (contract/preauth.py), and a handshake takes 2 seconds at most. The last descriptors of the process
@@ -23,41 +23,51 @@ from ropeteam_trainer.contract.preauth import UnauthenticatedConnections
 from ropeteam_trainer.strategies.parameterserver import wire
 from ropeteam_trainer.system.notice import notice
 
-GREETING_SECONDS = 2.0
+HANDSHAKE_SECONDS = 2.0
+"""Limit of a handshake, for a server."""
 OWN_DESCRIPTORS = 16
 """Descriptors reserved for the server's files and libraries."""
 _PAUSE_SECONDS = 0.1
-"""Pause while no descriptor is free and no unauthenticated connection holds one."""
+"""Pause in accepting while no descriptor is free and no unauthenticated connection holds one."""
 _LOG_INTERVAL_SECONDS = 10.0
 """Minimum interval between log lines about refused connections."""
 
 
 class _Handshake:
-    """Connection during its handshake."""
-
-    def __init__(self, connection: socket.socket, address: str, leave: Callable[[_Handshake], None]) -> None:
-        self.connection, self.address = connection, address
-        self.until = time.monotonic() + GREETING_SECONDS
-        self.nonce, self.answer = secrets.token_bytes(wire.NONCE), b""
-        self._leave = leave
-
-    def leave(self) -> None:
-        self._leave(self)
-
-
-class Door:
-    """Admission thread. It calls `let_in` with connections whose peers belong to the job."""
+    """Connection during its handshake. answer: what the peer has sent so far of its answer to the nonce."""
 
     def __init__(
-        self, listener: socket.socket, secret: str, places: int, let_in: Callable[[socket.socket], None]
+        self, connection: socket.socket, address: str, close_handshake: Callable[[_Handshake], None]
     ) -> None:
-        self._listener, self._secret, self._let_in = listener, secret, let_in
-        self.strangers = UnauthenticatedConnections(places)
+        self.connection, self.address = connection, address
+        self.deadline = time.monotonic() + HANDSHAKE_SECONDS
+        self.nonce, self.answer = secrets.token_bytes(wire.NONCE_BYTES), b""
+        self._close_handshake = close_handshake
+
+    def close(self) -> None:
+        """Close the connection and free its place. UnauthenticatedConnections calls this to evict it."""
+        self._close_handshake(self)
+
+
+class Admission:
+    """Thread that accepts connections and authenticates their peers. Call open(), and close() at the end."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        secret: str,
+        max_unauthenticated: int,
+        on_authenticated: Callable[[socket.socket], None],
+    ) -> None:
+        """on_authenticated: called in the admission thread with each connection whose peer has the secret; it
+        owns the connection, and must not block."""
+        self._listener, self._secret, self._on_authenticated = listener, secret, on_authenticated
+        self.unauthenticated = UnauthenticatedConnections(max_unauthenticated)
         self._handshakes: dict[_Handshake, None] = {}
         """Connections in handshake, in the order of their deadlines."""
         self._selector = selectors.DefaultSelector()
         self._is_open, self._next_log_at = True, 0.0
-        self._thread = threading.Thread(target=self._run, daemon=True, name="ropeteam-door")
+        self._thread = threading.Thread(target=self._run, daemon=True, name="ropeteam-admission")
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
 
@@ -65,12 +75,14 @@ class Door:
         self._thread.start()
 
     def close(self) -> None:
+        """Close the listener and all connections in handshake, and end the thread."""
         self._is_open = False
         with suppress(OSError):  # the thread has woken by itself, and closed it
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._thread.join()
 
     def _run(self) -> None:
+        """Body of the thread. Ends the process after an unexpected error."""
         try:
             self._run_handshakes()
         except Exception:  # a bug: a server that cannot be reached is useless
@@ -78,9 +90,10 @@ class Door:
             os._exit(1)
 
     def _run_handshakes(self) -> None:
+        """Accept and read until close(), and close handshakes that are over their deadline."""
         while self._is_open:
             for key, _ in self._selector.select(self._next_timeout()):
-                if key.data is None:
+                if key.data is None:  # the listener
                     self._accept()
                 elif key.data in self._handshakes:  # or it was just closed to free a descriptor
                     self._read_answer(key.data)
@@ -94,18 +107,21 @@ class Door:
     def _next_timeout(self) -> float | None:
         """Seconds until the next handshake deadline. None: no connection is in handshake."""
         first = next(iter(self._handshakes), None)
-        return max(first.until - time.monotonic(), 0) if first else None
+        return max(first.deadline - time.monotonic(), 0) if first else None
 
     def _accept(self) -> None:
+        """Accept one connection and send its nonce. It takes a place among the unauthenticated ones; the
+        oldest of the address that has most is evicted if there are too many, or if its descriptor is a
+        reserved one."""
         try:
             connection, (address, *_) = self._listener.accept()
-            if _is_reserved(connection.fileno()) and self.strangers.evict_one():
+            if _is_reserved(connection.fileno()) and self.unauthenticated.evict_one():
                 with connection:
-                    connection = connection.dup()  # gets the lowest free number
+                    connection = connection.dup()  # gets the number that was freed: the lowest
         except (BlockingIOError, ConnectionError):
             return
         except OSError:  # no descriptor or memory is left
-            if not self.strangers.evict_one():
+            if not self.unauthenticated.evict_one():
                 time.sleep(_PAUSE_SECONDS)
             return
         handshake = _Handshake(connection, address, self._close_handshake)
@@ -117,29 +133,34 @@ class Door:
             connection.close()
             return
         self._handshakes[handshake] = None
-        self.strangers.admit(address, handshake.leave)
+        self.unauthenticated.admit(address, handshake.close)
 
     def _read_answer(self, handshake: _Handshake) -> None:
+        """Read more of the peer's answer. Once complete: send the server's proof and hand the connection
+        over, or close it."""
         connection = handshake.connection
         try:
-            more = connection.recv(wire.ANSWER - len(handshake.answer))
+            more = connection.recv(wire.ANSWER_BYTES - len(handshake.answer))
             handshake.answer += more
-            if more and len(handshake.answer) < wire.ANSWER:
-                return
-            connection.send(wire.counter_proof(self._secret, handshake.nonce, handshake.answer))
-            wire.settle(connection)
+            if more and len(handshake.answer) < wire.ANSWER_BYTES:
+                return  # the rest is still to come; without `more` the peer has closed the connection
+            connection.send(wire.server_proof(self._secret, handshake.nonce, handshake.answer))
+            wire.set_socket_options(connection)
         except wire.WrongSecret as error:
             self._close_handshake(handshake)
             if time.monotonic() >= self._next_log_at:
                 self._next_log_at = time.monotonic() + _LOG_INTERVAL_SECONDS
-                say(f"{error}: {handshake.address}")
+                log(
+                    f"refused a connection from {handshake.address}: {error}. Nothing to do, unless a worker "
+                    "of this job has that address"
+                )
         except BlockingIOError:  # spurious wakeup
             return
         except OSError:
             self._close_handshake(handshake)
         else:
             self._unregister(handshake)
-            self._let_in(connection)
+            self._on_authenticated(connection)
 
     def _close_handshake(self, handshake: _Handshake) -> None:
         self._unregister(handshake)
@@ -147,16 +168,18 @@ class Door:
 
     def _unregister(self, handshake: _Handshake) -> None:
         self._selector.unregister(handshake.connection)
-        self.strangers.free(handshake.address, handshake.leave)
+        self.unauthenticated.free(handshake.address, handshake.close)
         del self._handshakes[handshake]
 
 
-def say(sentence: str) -> None:
+def log(sentence: str) -> None:
+    """Print a line on stderr if that is possible: a log that cannot be written must not end the server."""
     with suppress(OSError):
         notice(sentence)
 
 
 def _is_reserved(descriptor: int) -> bool:
-    """Whether a descriptor is one of the reserved ones. The kernel assigns the lowest free number."""
+    """Whether the descriptor is among the last OWN_DESCRIPTORS of the process: then all others are in use, as
+    the kernel assigns the lowest free number."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return most != resource.RLIM_INFINITY and descriptor >= most - OWN_DESCRIPTORS

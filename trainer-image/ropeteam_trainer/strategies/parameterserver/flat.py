@@ -1,5 +1,5 @@
-"""Tensors in one contiguous buffer, each aligned to a multiple of its element size: the layout in which they
-are sent and kept.
+"""Layout of tensors in one contiguous buffer, in which they are sent and kept: one after the other, each
+aligned to a multiple of its element size.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import torch
 
 @dataclass(frozen=True)
 class Entry:
+    """One tensor in the buffer."""
+
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -22,10 +24,12 @@ class Entry:
 
     @property
     def count(self) -> int:
+        """Elements."""
         return math.prod(self.shape)
 
     @property
     def end(self) -> int:
+        """Offset after the last byte."""
         return self.begin + self.count * self.dtype.itemsize
 
 
@@ -35,48 +39,55 @@ class Layout:
 
     @property
     def size(self) -> int:
+        """Bytes of the buffer."""
         return self.entries[-1].end if self.entries else 0
 
-    def end_of(self, names: int) -> int:
-        """Offset after the first `names` tensors, in bytes."""
-        return self.entries[names - 1].end if names else 0
+    def end_of_first(self, count: int) -> int:
+        """Offset after the first `count` tensors, in bytes."""
+        return self.entries[count - 1].end if count else 0
 
     def tensors(self, memory: Any, offset: int = 0) -> dict[str, torch.Tensor]:
-        """Views of `memory`: a writable buffer of more than `offset` + `size` bytes."""
+        """Tensors by name that share the bytes of `memory` from `offset` on: a writable buffer of at least
+        `offset` + `size` bytes."""
         return {entry.name: _view(memory, offset, entry) for entry in self.entries}
 
-    def pieces(self, tensors: Sequence[torch.Tensor]) -> list[memoryview | bytes]:
-        """Bytes of CPU tensors in this order, with the gaps between them; nothing is copied."""
-        pieces: list[memoryview | bytes] = []
+    def buffers(self, tensors: Sequence[torch.Tensor]) -> list[memoryview | bytes]:
+        """Buffers that joined have this layout: the bytes of the given CPU tensors, one per entry in its
+        order, and the gaps between them. Only tensors that are not contiguous are copied."""
+        buffers: list[memoryview | bytes] = []
         end = 0
         for entry, tensor in zip(self.entries, tensors, strict=True):
             if entry.begin > end:
-                pieces.append(bytes(entry.begin - end))
+                buffers.append(bytes(entry.begin - end))
             if entry.count:
-                pieces.append(bytes_of(tensor))
+                buffers.append(bytes_of(tensor))
             end = entry.end
-        return pieces
+        return buffers
 
     def to_plain(self) -> list[list[Any]]:
+        """The layout as JSON values: [[name, dtype, shape], ...]. Offsets follow from these."""
         return [[e.name, str(e.dtype).removeprefix("torch."), list(e.shape)] for e in self.entries]
 
     @classmethod
     def from_plain(cls, plain: Sequence[Sequence[Any]]) -> Layout:
-        return _layout_of([(name, getattr(torch, dtype), tuple(shape)) for name, dtype, shape in plain])
+        """Inverse of to_plain()."""
+        return _aligned([(name, getattr(torch, dtype), tuple(shape)) for name, dtype, shape in plain])
 
 
-def layout(tensors: Mapping[str, torch.Tensor]) -> Layout:
-    """Layout of tensors in the given order."""
-    return _layout_of([(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()])
+def layout_of(tensors: Mapping[str, torch.Tensor]) -> Layout:
+    """Layout of the tensors in the order of the mapping."""
+    return _aligned([(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()])
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """Bytes of a CPU tensor that is not empty; of a copy where it is not contiguous."""
+    """Bytes of a CPU tensor with at least one element; of a copy if it is not contiguous. Viewed as uint8
+    first, because NumPy has no bfloat16."""
     flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
     return memoryview(flat.numpy())  # type: ignore[arg-type]
 
 
-def _layout_of(named: Sequence[tuple[str, torch.dtype, tuple[int, ...]]]) -> Layout:
+def _aligned(named: Sequence[tuple[str, torch.dtype, tuple[int, ...]]]) -> Layout:
+    """Layout of tensors given as (name, dtype, shape), each at the next multiple of its element size."""
     entries: list[Entry] = []
     end = 0
     for name, dtype, shape in named:
@@ -87,7 +98,7 @@ def _layout_of(named: Sequence[tuple[str, torch.dtype, tuple[int, ...]]]) -> Lay
 
 
 def _view(memory: Any, offset: int, entry: Entry) -> torch.Tensor:
-    if entry.count == 0:
+    if entry.count == 0:  # frombuffer() refuses it
         return torch.empty(entry.shape, dtype=entry.dtype)
     begin = offset + entry.begin
     return torch.frombuffer(memory, dtype=entry.dtype, count=entry.count, offset=begin).view(entry.shape)

@@ -3,18 +3,19 @@
 A worker sends a request before it pushes its n-th gradient; the decision is final, holds for all servers, and
 survives a restart of any process. So servers that have different parts of the model apply the same gradients:
 
-    worker                         chief                        servers
-      | ask(worker, n) --------------> |                            |
-      | <------ Push(n, of) or Skip(to)|                            |
-      | gradient n ---------------------------------------------->  | applied once
-      | <---------------------------------------------------------- | weights
-      | done(worker, n) -------------> |                            |
+    worker                         chief                             servers
+      | RequestStep(n) ----------------> |                                |
+      | <-- PushGrant(n, of), StepClosed(to)                              |
+      | PushGradient(n) ------------------------------------------------> | applied once
+      | <---------------------------------------------------------------- | weights
+      | ReportStep(clock = n + 1) -----> |                                |
 
 Synchronous: step n is decided when all active workers but `backup` of them have sent a request; later ones
-get a Skip to the open step (backup workers). Asynchronous: each gradient counts at once; with a bound a
-worker may be that many gradients ahead of the slowest one, then it waits.
-A consistent cut delays decisions until all allowed pushes are done: then all servers have applied the same
-gradients. One is started every `save_every` steps.
+continue with the open step, and their gradients are dropped (backup workers). Asynchronous: each gradient
+counts at once; with a bound a worker may be that many gradients ahead of the slowest one, then it waits.
+Quiescing delays decisions until all granted pushes are done: then all servers have applied the same
+gradients, and a checkpoint is consistent. It begins every `save_every` steps, or by quiescing().
+Every function returns a changed ledger; none changes its argument.
 Sources: Chen et al., "Revisiting Distributed Synchronous SGD", 2016 (backup workers); Ho et al., "More
 Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NeurIPS 2013 (the bound).
 """
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ropeteam_trainer.contract.codec import stored_as
 from ropeteam_trainer.contract.strategy import ParameterServer, ServerMode
 
 
@@ -31,14 +33,15 @@ class Rules:
     workers: int
     synchronous: bool = True
     backup: int = 0
+    """Synchronous: workers that a step does not wait for."""
     bound: int | None = None
-    """None: no limit on how far a worker may be ahead."""
+    """Asynchronous: gradients that a worker may be ahead of the slowest one. None: no limit."""
     save_every: int | None = None
-    """Steps between two checkpoints."""
+    """Steps between two checkpoints. None: only when quiescing() is called."""
 
 
 @dataclass(frozen=True)
-class Ask:
+class PushRequest:
     """Request of a worker to push its n-th gradient (from 0)."""
 
     worker: int
@@ -46,188 +49,207 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Push:
-    """Permission to push to all servers. A step is the mean of `of` gradients."""
+class PushGrant:
+    """Permission to push gradient `n` to all servers. A step is the mean of `of` gradients."""
 
     n: int
     of: int
 
 
 @dataclass(frozen=True)
-class Skip:
-    """Refusal: this step is closed; continue with step `to`."""
+class StepClosed:
+    """Refusal: the step was decided without this gradient; the worker continues with gradient `to`."""
 
     to: int
 
 
-Answer = Push | Skip
+Decision = PushGrant | StepClosed
 
 
 @dataclass(frozen=True)
-class Allowed:
-    """An allowed push, possibly in flight."""
+class GrantedPush:
+    """Granted push, possibly in flight: its worker has not reported it as done."""
 
     worker: int
-    push: Push
+    push: PushGrant
 
 
 @dataclass(frozen=True)
 class Ledger:
+    """Names in JSON are those of earlier releases: the chief reads this from memory after a restart."""
+
     rules: Rules
     clocks: tuple[int, ...]
     """Gradients that are done, for each worker: applied by all servers, or dropped."""
     step: int = 0
-    """Synchronous: the step that is open."""
-    allowed: tuple[Allowed, ...] = ()
-    waiting: tuple[Ask, ...] = ()
-    """Requests without a decision yet, in order."""
-    left: tuple[int, ...] = ()
+    """Synchronous: the step that is open. Asynchronous: the step of the checkpoint that was resumed."""
+    granted: tuple[GrantedPush, ...] = stored_as("allowed", ())
+    waiting: tuple[PushRequest, ...] = ()
+    """Requests without a decision yet, in order of arrival; one per worker."""
+    finished: tuple[int, ...] = stored_as("left", ())
     """Workers whose script has ended."""
     dropped: int = 0
-    """Gradients that came too late for their step."""
-    ahead: int = 0
-    """Maximum that an allowed push was ahead of the slowest worker."""
-    cut: bool = False
-    saved: int = 0
-    """Progress at the last cut."""
+    """Gradients that came too late for their step, since the start of this server generation."""
+    max_ahead: int = stored_as("ahead", 0)
+    """Asynchronous: maximum number of gradients that a granted push was ahead of the slowest worker."""
+    quiescing: bool = stored_as("cut", False)
+    """No new pushes are granted until resumed()."""
+    saved_progress: int = stored_as("saved", 0)
+    """Progress when the ledger was last quiescent."""
 
     @property
     def active(self) -> tuple[int, ...]:
-        return tuple(worker for worker in range(self.rules.workers) if worker not in self.left)
+        """Workers whose script has not ended, in order."""
+        return tuple(worker for worker in range(self.rules.workers) if worker not in self.finished)
 
     @property
-    def slowest(self) -> int:
+    def slowest_clock(self) -> int:
         """Clock of the slowest active worker; of the slowest of all, once none is active."""
         return min(self.clocks[worker] for worker in self.active or range(self.rules.workers))
 
     @property
     def progress(self) -> int:
-        """Steps done."""
-        return self.step if self.rules.synchronous else self.slowest
+        """Steps of the job that are decided (synchronous) or done by every active worker (asynchronous)."""
+        return self.step if self.rules.synchronous else self.slowest_clock
 
     @property
-    def quiet(self) -> bool:
-        """Whether a cut was requested and no push is in flight: save now."""
-        return self.cut and not self.allowed
+    def is_quiescent(self) -> bool:
+        """Whether decisions are delayed and no push is in flight: save now, then call resumed()."""
+        return self.quiescing and not self.granted
 
     @property
-    def over(self) -> bool:
+    def all_finished(self) -> bool:
         return not self.active
 
 
-def rules(spec: ParameterServer, workers: int, save_every: int | None) -> Rules:
-    """Rules of a manifest. With a staleness of 0 the gradients of a step use equal weights: Synchronous."""
+def rules_of(spec: ParameterServer, workers: int, save_every: int | None) -> Rules:
+    """Rules of a manifest. A bound of 0 means Synchronous: no worker may be ahead of another."""
     bounded = spec.mode is ServerMode.BOUNDED_STALENESS
     synchronous = spec.mode is ServerMode.SYNCHRONOUS or (bounded and spec.staleness == 0)
     bound = spec.staleness if bounded and not synchronous else None
     return Rules(workers, synchronous, spec.backup_workers, bound, save_every)
 
 
-def opened(rules: Rules, clocks: tuple[int, ...] = (), step: int = 0) -> Ledger:
-    """A new ledger, or one resumed from a checkpoint at `step`; if that had another number of workers, all
-    resume at the step."""
-    known = len(clocks) == rules.workers
-    return Ledger(rules, clocks if known else (step,) * rules.workers, step, saved=step)
+def new_ledger(rules: Rules, clocks: tuple[int, ...] = (), step: int = 0) -> Ledger:
+    """Ledger at `step`: 0, or that of a checkpoint with its clocks. If the checkpoint had another number of
+    workers, all clocks are set to the step."""
+    usable = len(clocks) == rules.workers
+    return Ledger(rules, clocks if usable else (step,) * rules.workers, step, saved_progress=step)
 
 
-def ask(ledger: Ledger, request: Ask) -> Ledger:
-    """Add a worker's request. Idempotent: it may be repeated after a lost connection."""
+def with_request(ledger: Ledger, request: PushRequest) -> Ledger:
+    """Add a request; it replaces an earlier one of its worker, which may repeat it after a lost connection.
+    Decide it with with_decisions()."""
     waiting = tuple(each for each in ledger.waiting if each.worker != request.worker)
     return replace(ledger, waiting=(*waiting, request))
 
 
-def done(ledger: Ledger, worker: int, clock: int) -> Ledger:
-    """Record that all servers have applied this worker's gradients below `clock`. Ignored if stale."""
-    allowed = tuple(a for a in ledger.allowed if a.worker != worker or a.push.n >= clock)
-    return _cut_if_due(_with_clock(replace(ledger, allowed=allowed), worker, clock))
+def with_clock(ledger: Ledger, worker: int, clock: int) -> Ledger:
+    """Record that all servers have applied, or dropped, the worker's gradients below `clock`. A lower clock
+    than the recorded one changes nothing. Begins to quiesce if a checkpoint is due."""
+    granted = tuple(a for a in ledger.granted if a.worker != worker or a.push.n >= clock)
+    return _quiescing_if_due(_with_higher_clock(replace(ledger, granted=granted), worker, clock))
 
 
-def leave(ledger: Ledger, worker: int) -> Ledger:
-    """Remove a worker whose script has ended, with its allowed pushes and requests."""
+def without_worker(ledger: Ledger, worker: int) -> Ledger:
+    """Mark a worker's script as ended, and remove its granted pushes and its request."""
     return replace(
         ledger,
-        left=(*_without_worker(ledger.left, worker), worker),
-        allowed=tuple(a for a in ledger.allowed if a.worker != worker),
+        finished=(*_others(ledger.finished, worker), worker),
+        granted=tuple(a for a in ledger.granted if a.worker != worker),
         waiting=tuple(a for a in ledger.waiting if a.worker != worker),
     )
 
 
-def join(ledger: Ledger, worker: int) -> Ledger:
-    """Add a worker, for the first time or again."""
-    return replace(ledger, left=_without_worker(ledger.left, worker))
+def with_worker(ledger: Ledger, worker: int) -> Ledger:
+    """Mark a worker as active: it has started, for the first time or again."""
+    return replace(ledger, finished=_others(ledger.finished, worker))
 
 
-def cut(ledger: Ledger) -> Ledger:
-    """Delay all decisions until `resume()`; `quiet` is true when all allowed pushes are done."""
-    return replace(ledger, cut=True)
+def quiescing(ledger: Ledger) -> Ledger:
+    """Delay new decisions until resumed(); `is_quiescent` is true when all granted pushes are done."""
+    return replace(ledger, quiescing=True)
 
 
-def resume(ledger: Ledger) -> Ledger:
-    return replace(ledger, cut=False, saved=ledger.progress)
+def resumed(ledger: Ledger) -> Ledger:
+    """Decide again: the checkpoint at the present progress is saved."""
+    return replace(ledger, quiescing=False, saved_progress=ledger.progress)
 
 
-def answers(ledger: Ledger) -> tuple[Ledger, tuple[tuple[Ask, Answer], ...]]:
-    """Decide all requests that can be decided now."""
-    decided: list[tuple[Ask, Answer]] = []
+def with_decisions(ledger: Ledger) -> tuple[Ledger, tuple[tuple[PushRequest, Decision], ...]]:
+    """Decide all requests that can be decided now. Returns the ledger without them, and each with its
+    decision. Others keep waiting."""
+    decided: list[tuple[PushRequest, Decision]] = []
     while pair := _next_decisions(ledger):
         ledger, some = pair
         decided += some
     return ledger, tuple(decided)
 
 
-def _next_decisions(ledger: Ledger) -> tuple[Ledger, list[tuple[Ask, Answer]]] | None:
-    """The first decision that is possible, or all of a step at once."""
-    granted = {(a.worker, a.push.n): a.push for a in ledger.allowed}
+def _next_decisions(ledger: Ledger) -> tuple[Ledger, list[tuple[PushRequest, Decision]]] | None:
+    """One decision, or all of one step. None: no request can be decided now.
+
+    A repeated request gets its first decision again, also while quiescing: servers may have applied the
+    gradient already, and the ledger waits for that push.
+    """
+    granted = {(a.worker, a.push.n): a.push for a in ledger.granted}
     for request in ledger.waiting:
         if push := granted.get((request.worker, request.n)):
-            return _without(ledger, [request]), [(request, push)]
-    if ledger.cut:
+            return _without_requests(ledger, [request]), [(request, push)]
+    if ledger.quiescing:
         return None
-    return _synchronous(ledger) if ledger.rules.synchronous else _asynchronous(ledger)
+    return _next_synchronous(ledger) if ledger.rules.synchronous else _next_asynchronous(ledger)
 
 
-def _synchronous(ledger: Ledger) -> tuple[Ledger, list[tuple[Ask, Answer]]] | None:
+def _next_synchronous(ledger: Ledger) -> tuple[Ledger, list[tuple[PushRequest, Decision]]] | None:
+    """Close a late request, or grant the open step to the first requests once enough of them wait. None: too
+    few wait."""
     step = ledger.step
     for request in ledger.waiting:
         if request.n < step:
             ledger = replace(ledger, dropped=ledger.dropped + step - request.n)
-            return _with_clock(_without(ledger, [request]), request.worker, step), [(request, Skip(step))]
+            ledger = _with_higher_clock(_without_requests(ledger, [request]), request.worker, step)
+            return ledger, [(request, StepClosed(step))]
     of = min(ledger.rules.workers - ledger.rules.backup, len(ledger.active))
     first = list(ledger.waiting[:of])
     if not first or len(first) < of:
         return None
-    push = Push(step, of)
-    allowed = ledger.allowed + tuple(Allowed(request.worker, push) for request in first)
-    ledger = replace(_without(ledger, first), allowed=allowed, step=step + 1)
-    return _cut_if_due(ledger), [(request, push) for request in first]
+    push = PushGrant(step, of)
+    granted = ledger.granted + tuple(GrantedPush(request.worker, push) for request in first)
+    ledger = replace(_without_requests(ledger, first), granted=granted, step=step + 1)
+    return _quiescing_if_due(ledger), [(request, push) for request in first]
 
 
-def _asynchronous(ledger: Ledger) -> tuple[Ledger, list[tuple[Ask, Answer]]] | None:
+def _next_asynchronous(ledger: Ledger) -> tuple[Ledger, list[tuple[PushRequest, Decision]]] | None:
+    """Grant the first request within the bound. None: there is none."""
     for request in ledger.waiting:
-        ahead = request.n - ledger.slowest
+        ahead = request.n - ledger.slowest_clock
         if ledger.rules.bound is None or ahead <= ledger.rules.bound:
-            push = Push(request.n, 1)
-            allowed = (*ledger.allowed, Allowed(request.worker, push))
-            ledger = replace(_without(ledger, [request]), allowed=allowed, ahead=max(ledger.ahead, ahead))
+            push = PushGrant(request.n, 1)
+            granted = (*ledger.granted, GrantedPush(request.worker, push))
+            max_ahead = max(ledger.max_ahead, ahead)
+            ledger = replace(_without_requests(ledger, [request]), granted=granted, max_ahead=max_ahead)
             return ledger, [(request, push)]
     return None
 
 
-def _without_worker(workers: tuple[int, ...], worker: int) -> tuple[int, ...]:
+def _others(workers: tuple[int, ...], worker: int) -> tuple[int, ...]:
     return tuple(each for each in workers if each != worker)
 
 
-def _without(ledger: Ledger, decided: list[Ask]) -> Ledger:
+def _without_requests(ledger: Ledger, decided: list[PushRequest]) -> Ledger:
     return replace(ledger, waiting=tuple(request for request in ledger.waiting if request not in decided))
 
 
-def _with_clock(ledger: Ledger, worker: int, clock: int) -> Ledger:
+def _with_higher_clock(ledger: Ledger, worker: int, clock: int) -> Ledger:
+    """Raise the worker's clock to `clock`; never lower it."""
     clocks = list(ledger.clocks)
     clocks[worker] = max(clocks[worker], clock)
     return replace(ledger, clocks=tuple(clocks))
 
 
-def _cut_if_due(ledger: Ledger) -> Ledger:
+def _quiescing_if_due(ledger: Ledger) -> Ledger:
+    """Quiesce if progress has passed a multiple of `save_every` since the last checkpoint."""
     every = ledger.rules.save_every
-    due = every is not None and ledger.progress // every > ledger.saved // every
-    return replace(ledger, cut=True) if due else ledger
+    due = every is not None and ledger.progress // every > ledger.saved_progress // every
+    return replace(ledger, quiescing=True) if due else ledger

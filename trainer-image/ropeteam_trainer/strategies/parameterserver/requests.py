@@ -24,7 +24,7 @@ The answer to any request may be a Failure. Pods of two releases may share a job
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Generic, TypeVar
 
 from ropeteam_trainer.contract import codec
@@ -35,19 +35,19 @@ A = TypeVar("A")
 
 
 class ServerRefused(ProtocolError, RuntimeError):
-    """A server has answered a request with a Failure. Repeating it would not help."""
+    """A server has answered a request with a Failure. Repeating the request would not help."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The request was refused; the server closes the connection."""
+    """Answer to a request that the server refuses; then it closes the connection."""
 
     error: str
 
 
 @dataclass(frozen=True)
 class Done:
-    pass
+    """The request was carried out."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,13 @@ class Registered:
     clock: int
     """Gradients of this worker that are done."""
     generation: str | None = None
+    """Server generation of the chief's share."""
 
 
 @dataclass(frozen=True)
 class PushDecision:
-    """Permission to push gradient `push`. A step is the mean of `of` gradients."""
+    """Permission to push the worker's gradient `push` to all servers. A step is the mean of `of`
+    gradients."""
 
     push: int
     of: int
@@ -67,7 +69,7 @@ class PushDecision:
 
 @dataclass(frozen=True)
 class SkipDecision:
-    """The step is closed: continue with step `skip`."""
+    """The step was decided without this gradient: drop it, and continue with step `skip`."""
 
     skip: int
 
@@ -75,7 +77,7 @@ class SkipDecision:
 @dataclass(frozen=True)
 class Weights:
     version: int
-    """Steps done."""
+    """Steps that the server has done in this server generation."""
 
 
 @dataclass(frozen=True)
@@ -86,18 +88,22 @@ class Generation:
 
 @dataclass(frozen=True)
 class Request(Generic[A]):
-    """Request whose answer is an A. do: its name in JSON. answers: the possible types of its answer."""
+    """Request whose answer is an A."""
 
     do: ClassVar[str]
+    """Name of the request in JSON."""
     answers: ClassVar[tuple[type, ...]] = (Done,)
+    """Possible types of the answer. parse_answer() takes the first one whose fields are all there, else the
+    last."""
 
 
 @dataclass(frozen=True)
 class FromWorker(Request[A]):
-    """world_id: of two processes of one worker, that of the older world is refused."""
+    """Request of a worker to the chief or to a server."""
 
     worker: int
-    world_id: tuple[int, ...] = field(metadata={codec.JSON_NAME: "epoch"})
+    world_id: tuple[int, ...] = codec.stored_as("epoch")
+    """World of the worker's process: of two processes of one worker, the chief refuses the older one's."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +114,7 @@ class Register(FromWorker[Registered]):
 
 @dataclass(frozen=True)
 class ReportStep(FromWorker[Done]):
-    """All servers have applied the gradients below `clock`, or they were skipped."""
+    """Report of a worker: its gradients below `clock` are done, applied by all servers or dropped."""
 
     do = "done"
     clock: int
@@ -116,14 +122,15 @@ class ReportStep(FromWorker[Done]):
 
 @dataclass(frozen=True)
 class Deregister(FromWorker[Done]):
-    """The script has ended."""
+    """Report of a worker that its script has ended."""
 
     do = "leave"
 
 
 @dataclass(frozen=True)
 class RequestStep(FromWorker[PushDecision | SkipDecision]):
-    """Request to push gradient `n`."""
+    """Request for permission to push the worker's gradient `n`. The answer may take as long as other
+    workers."""
 
     do = "ask"
     answers = (SkipDecision, PushDecision)
@@ -136,20 +143,23 @@ class PushGradient(FromWorker[Weights]):
     answers = (Weights,)
     n: int
     of: int
+    """As in PushDecision."""
     values: tuple[dict[str, Any], ...]
     """Hyperparameters of each group of the worker's optimizer: numbers, lists of numbers, or null."""
     version: int
     """Steps done when the weights of this gradient were pulled."""
-    lacking: tuple[int, ...]
+    missing: tuple[int, ...] = codec.stored_as("lacking")
     """Indexes of the server's parameters without a gradient; their bytes are zero."""
 
     def __post_init__(self) -> None:
+        """Raise ValueError, which parse() turns into DecodeError. No "params" among the hyperparameters: that
+        would replace the optimizer's parameters."""
         if self.of < 1:
-            raise ValueError(f"a step of {self.of} gradients")
+            raise ValueError(f"a step of {self.of} gradients, at least 1 is needed")
         for group in self.values:
             for name, value in group.items():
-                each = value if isinstance(value, list | tuple) else (value,)
-                if name == "params" or not all(isinstance(one, int | float | None) for one in each):
+                numbers = value if isinstance(value, list | tuple) else (value,)
+                if name == "params" or not all(isinstance(each, int | float | None) for each in numbers):
                     raise ValueError(f"hyperparameter {name[:80]!r} is not a number")
 
 
@@ -172,7 +182,7 @@ class FetchShare(Request[Done]):
 
 @dataclass(frozen=True)
 class ReplaceShare(Request[Done]):
-    """Begin a new generation with the content in the payload."""
+    """Begin the server generation `generation` with the parameters and optimizer state in the payload."""
 
     do = "take"
     generation: str
@@ -180,14 +190,17 @@ class ReplaceShare(Request[Done]):
 
 @dataclass(frozen=True)
 class SendProgress(Request[Done]):
+    """Steps that the job has done, for the servers' heartbeats."""
+
     do = "progress"
     step: int
     drained: bool
+    """Whether the drain is complete: the step is saved, and the servers wait to be killed."""
 
 
 @dataclass(frozen=True)
 class EndServing(Request[Done]):
-    """All workers have left."""
+    """Stop serving: all workers have left."""
 
     do = "end"
 
@@ -202,24 +215,27 @@ _KINDS: dict[str, type[Request[Any]]] = {
 
 
 def encode(message: Any) -> bytes:
-    """A request, or an answer. Not codec.encode(): a script's hyperparameters may be infinite."""
+    """Header of a request or an answer. Not by codec.encode(), which refuses infinity: hyperparameters may be
+    infinite."""
     kind = {"do": message.do} if isinstance(message, Request) else {}
     values = {codec.json_name(each): getattr(message, each.name) for each in fields(message)}
     return json.dumps({**kind, **values}).encode()
 
 
-def parse(head: bytes) -> Request[Any]:
-    """A request. Raises DecodeError."""
-    plain = _object(head)
+def parse(header: bytes) -> Request[Any]:
+    """Request in a header. Raises DecodeError."""
+    plain = _object(header)
     do = plain.get("do")
     if not isinstance(do, str) or do not in _KINDS:
-        raise DecodeError(f"unknown request {do[:80]!r}" if isinstance(do, str) else "no request")
+        raise DecodeError(
+            f"unknown request {do[:80]!r}" if isinstance(do, str) else "no request: no text in do"
+        )
     return codec.from_plain(_KINDS[do], plain)
 
 
-def parse_answer(request: Request[A], head: bytes) -> A:
-    """The answer to a request. Raises ServerRefused, and DecodeError."""
-    plain = _object(head)
+def parse_answer(request: Request[A], header: bytes) -> A:
+    """Answer to the request, in a header. Raises ServerRefused for a Failure, and DecodeError."""
+    plain = _object(header)
     if "error" in plain:
         raise ServerRefused(codec.from_plain(Failure, plain).error)
     kinds = (kind for kind in request.answers if plain.keys() >= {*map(codec.json_name, fields(kind))})
@@ -227,9 +243,10 @@ def parse_answer(request: Request[A], head: bytes) -> A:
     return answer
 
 
-def _object(head: bytes) -> dict[str, Any]:
+def _object(header: bytes) -> dict[str, Any]:
+    """JSON object in a header. Raises DecodeError."""
     try:
-        plain = json.loads(head)
+        plain = json.loads(header)
     except (ValueError, RecursionError) as error:
         raise DecodeError(f"not JSON: {error}") from None
     if not isinstance(plain, dict):

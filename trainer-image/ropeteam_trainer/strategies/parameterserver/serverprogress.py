@@ -14,7 +14,7 @@ REPORT_SECONDS = 1.0
 
 
 class ServerProgress:
-    """dropped: gradients that came too late for their step, which the chief knows; None on other servers."""
+    """Reports of one server to its agent."""
 
     def __init__(
         self,
@@ -23,11 +23,14 @@ class ServerProgress:
         server: Server,
         dropped: Callable[[], int | None],
     ) -> None:
+        """dropped: returns the number of gradients that came too late for their step, on the chief; None on
+        the other servers."""
         self.heart, self._link, self._server, self._dropped = heart, link, server, dropped
         self._next_report = 0.0
 
-    def reached(self, step: int) -> None:
-        """The job has done `step` steps."""
+    def report_step(self, step: int) -> None:
+        """Write a heartbeat with the job's steps, and send the counters, if REPORT_SECONDS have passed
+        since the last ones. A lower step than before is written, but adds nothing to the steps done here."""
         self.heart.steps_here += max(step - self.heart.step, 0)
         self.heart.step = step
         self.heart.write()
@@ -35,13 +38,12 @@ class ServerProgress:
             self._next_report = time.monotonic() + REPORT_SECONDS
             self._link.send(FromRank(served=self._counters()))
 
-    def drained(self, step: int) -> None:
-        """The job has saved `step`, and waits to be killed."""
+    def report_drained(self, step: int) -> None:
+        """Report that the drain is complete: `step` is saved, and this rank waits to be killed."""
         self._link.send(FromRank(drained=step))
 
     def _counters(self) -> Served:
         with self._server.changed:  # gradients are counted in other threads
-            stale = dict(self._server.staleness)
-        return Served(
-            sum(stale.values()), sum(steps * often for steps, often in stale.items()), self._dropped()
-        )
+            gradients_by_staleness = dict(self._server.staleness)
+        staleness_sum = sum(steps * count for steps, count in gradients_by_staleness.items())
+        return Served(sum(gradients_by_staleness.values()), staleness_sum, self._dropped())

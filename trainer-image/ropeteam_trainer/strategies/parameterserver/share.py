@@ -26,16 +26,17 @@ from ropeteam_trainer.partition.layout import shared_out
 from ropeteam_trainer.strategies.parameterserver import flat
 from ropeteam_trainer.strategies.parameterserver.doublebuffer import DoubleBuffer, Tensors
 
-Values = Sequence[dict[str, Any]]
-"""Hyperparameters of each group of the optimizer, without its parameters."""
+Hyperparameters = Sequence[dict[str, Any]]
+"""One dict for each parameter group of the optimizer: numbers, lists of numbers, or None."""
 Content = Mapping[str, Mapping[str, Any]]
-"""{parameter: {"": its value, key: state of the optimizer}}."""
+"""{name of a parameter: {"": its value, key: its state in the optimizer, ...}}."""
 _SEPARATOR = "\n"
 """Separator between the names of a parameter and of a tensor of its state."""
 
 
-def shares(named: Mapping[str, nn.Parameter], servers: int) -> list[dict[str, nn.Parameter]]:
-    """Parameters of each server. They are not split, so that every optimizer works on them unchanged."""
+def shares_by_server(named: Mapping[str, nn.Parameter], servers: int) -> list[dict[str, nn.Parameter]]:
+    """Parameters of each server, by name; the same on all ranks. Balanced by elements. No parameter is split,
+    so that every optimizer works on them unchanged."""
     owners = shared_out([p.numel() for p in named.values()], servers)
     parts: list[dict[str, nn.Parameter]] = [{} for _ in range(servers)]
     for (name, parameter), owner in zip(named.items(), owners, strict=True):
@@ -43,43 +44,57 @@ def shares(named: Mapping[str, nn.Parameter], servers: int) -> list[dict[str, nn
     return parts
 
 
-def restricted(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> Optimizer:
-    """Copy of the optimizer for some of its parameters, with a state of its own."""
+def restricted_optimizer(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> Optimizer:
+    """Copy of the optimizer for the given ones of its parameters, with the same groups and an empty state.
+    The original is not changed."""
     own = copy.copy(optimizer)
-    kept = set(parameters.values())
+    own_parameters = set(parameters.values())
     own.param_groups = [
-        {**group, "params": [p for p in group["params"] if p in kept]} for group in optimizer.param_groups
+        {**group, "params": [p for p in group["params"] if p in own_parameters]}
+        for group in optimizer.param_groups
     ]
     own.state = defaultdict(dict)
     return own
 
 
-def values_of(optimizer: Optimizer) -> Values:
-    """Hyperparameters that fit into a message: a scheduler changes numbers only."""
+def hyperparameters_of(optimizer: Optimizer) -> Hyperparameters:
+    """Current hyperparameters of each group, those that are numbers. Others are left out: no scheduler
+    changes them, and the server's script has set the same."""
     return [
         {key: _plain(value) for key, value in group.items() if key not in NOT_VALUES and _is_number(value)}
         for group in optimizer.param_groups
     ]
 
 
-def put_values(optimizer: Optimizer, values: Values | None) -> None:
-    """Set hyperparameters, the inverse of values_of(); None changes nothing."""
-    for group, now in zip(optimizer.param_groups, values or (), strict=bool(values)):
-        group |= {key: tuple(value) if isinstance(value, list) else value for key, value in now.items()}
+def set_hyperparameters(optimizer: Optimizer, values: Hyperparameters | None) -> None:
+    """Set the optimizer's hyperparameters, as hyperparameters_of() returned them. None changes nothing.
+    Raises ValueError for another number of groups."""
+    for group, changed in zip(optimizer.param_groups, values or (), strict=bool(values)):
+        group |= {key: tuple(value) if isinstance(value, list) else value for key, value in changed.items()}
 
 
 def content_of(parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> Content:
-    """Content without copies: the caller copies what it keeps."""
+    """Values of the parameters and their optimizer state. Tensors are shared, not copied: valid until the
+    next step."""
     return {name: {"": p.detach(), **optimizer.state.get(p, {})} for name, p in parameters.items()}
 
 
 class Share:
-    """One server's share: `parameters`, and `optimizer` over these only, kept in the file `path`."""
+    """One server's part of the parameters and of the optimizer. Every change is atomic in the file `path`:
+    after a restart the new process continues with the last complete step. Not thread-safe: callers hold a
+    lock.
+    """
 
     def __init__(
         self, parameters: dict[str, nn.Parameter], optimizer: Optimizer, path: Path | None, workers: int
     ) -> None:
-        self.layout, self.workers, self.groups = flat.layout(parameters), workers, len(optimizer.param_groups)
+        """parameters: of this server, moved into the buffer in place. optimizer: over these only. path: file
+        in /dev/shm; if it exists, its state replaces that of the arguments. None: private memory."""
+        self.layout, self.workers, self.groups = (
+            flat.layout_of(parameters),
+            workers,
+            len(optimizer.param_groups),
+        )
         self._parameters, self._optimizer = parameters, optimizer
         self._record: dict[str, Any] = {
             "generation": None,
@@ -87,12 +102,14 @@ class Share:
             "applied": [-1] * workers,
             "values": {},
         }
-        found = DoubleBuffer.found(path)
-        if found is not None:
-            self._record = json.loads(found.record)
+        """Everything that is no tensor, in JSON. applied: last gradient of each worker, -1: none. values:
+        optimizer state that is no tensor, by parameter and key."""
+        existing = DoubleBuffer.open_existing(path)
+        if existing is not None:
+            self._record = json.loads(existing.record)
         tensors = {name: p.detach().cpu() for name, p in parameters.items()}
-        self._buffer = found or DoubleBuffer(path)
-        if found is None:
+        self._buffer = existing or DoubleBuffer(path)
+        if existing is None:
             self._buffer.rebuild(tensors, self._encoded_record())
         self._bind(self._buffer.current)
         for name, values in self._record["values"].items():
@@ -100,37 +117,43 @@ class Share:
 
     @property
     def generation(self) -> str | None:
-        """Generation of this state; None: only the script's initial weights."""
+        """Server generation of this state. None: only the script's initial weights."""
         generation: str | None = self._record["generation"]
         return generation
 
     @property
     def version(self) -> int:
-        """Steps done."""
+        """Steps done in this server generation."""
         version: int = self._record["version"]
         return version
 
     def has_applied(self, worker: int, n: int) -> bool:
+        """Whether the worker's gradient `n`, or a later one, is applied in this server generation."""
         applied: int = self._record["applied"][worker]
         return n <= applied
 
     def weights(self) -> AbstractContextManager[memoryview]:
-        """Bytes of the weights, in the order of `layout`."""
+        """Context with the bytes of the weights, in `layout`; they stay unchanged in it."""
         return self._buffer.reading(len(self._parameters))
 
     def step(
         self,
         gradients: Sequence[torch.Tensor | None],
-        values: Values,
+        values: Hyperparameters,
         applied: Mapping[int, int],
         staleness: int = 0,
     ) -> None:
-        """Make one step of the optimizer. applied: {worker: n} of its gradients."""
-        put_values(self._optimizer, values)
+        """Make one step of the optimizer. gradients: one for each parameter, in order; None: the parameter is
+        not stepped. applied: {worker: n} of the gradients in it. staleness: above 1 divides the learning
+        rate.
+
+        The step is made in the other half of the buffer, and valid with _commit().
+        """
+        set_hyperparameters(self._optimizer, values)
         if staleness > 1:
             for group in self._optimizer.param_groups:
                 group["lr"] = group["lr"] / staleness
-        self._bind(self._buffer.draft())
+        self._bind(self._buffer.begin_draft())
         for parameter, gradient in zip(self._parameters.values(), gradients, strict=True):
             parameter.grad = gradient
         self._optimizer.step()
@@ -141,23 +164,29 @@ class Share:
             self._record["applied"][worker] = n
         self._commit()
 
-    def rest(self) -> None:
-        """Synchronize the other half, while no request waits."""
-        self._buffer.catch_up()
+    def synchronize_halves(self) -> None:
+        """Copy the last step to the other half, if that is not done, so that the next step need not wait for
+        it."""
+        self._buffer.synchronize_halves()
 
     def content(self) -> Content:
+        """Parameters and optimizer state, not copied: valid until the next change."""
         return content_of(self._parameters, self._optimizer)
 
-    def check(self, content: Any) -> None:
-        """Raises DecodeError for what is no content of these parameters."""
+    def check_content(self, content: Any) -> None:
+        """Raise DecodeError unless `content` has a value of the right shape and dtype for each parameter."""
         for name, p in self._parameters.items():
             parts = content.get(name) if isinstance(content, dict) else None
             value = parts.get("") if isinstance(parts, dict) else None
             if not isinstance(value, torch.Tensor) or (value.shape, value.dtype) != (p.shape, p.dtype):
-                raise DecodeError(f"no content, or of another shape or type, for parameter {name}")
+                raise DecodeError(
+                    f"a value of {tuple(p.shape)} {p.dtype} is needed for parameter {name}: workers and "
+                    "servers must run the same script and build the same model"
+                )
 
-    def take(self, content: Content, generation: str) -> None:
-        """Replace the state by this content, of a new generation without applied gradients."""
+    def replace_content(self, content: Content, generation: str) -> None:
+        """Replace the whole state by this content, and begin the server generation: version 0, no gradient
+        applied. Check it by check_content() first."""
         self._optimizer.state.clear()
         for name, p in self._parameters.items():
             p.data = content[name][""].detach().cpu().clone()
@@ -169,8 +198,10 @@ class Share:
         self._rebuild()
 
     def _commit(self) -> None:
+        """Make the step valid. A step that has changed tensors in place is committed; one that has created or
+        replaced tensors needs a new layout."""
         current = self._tensors()
-        draft = self._bound
+        draft = self._bound  # by step(), before the optimizer ran
         in_place = current.keys() == draft.keys() and all(
             tensor.data_ptr() == draft[name].data_ptr() and tensor.shape == draft[name].shape
             for name, tensor in current.items()
@@ -181,17 +212,19 @@ class Share:
             self._rebuild()
 
     def _rebuild(self) -> None:
+        """Write the present tensors and the record to a new buffer, atomically, and use the tensors in it."""
         self._buffer.rebuild(self._tensors(), self._encoded_record())
         self._bind(self._buffer.current)
 
     def _tensors(self) -> Tensors:
-        """All tensors of the share, weights first."""
+        """All tensors of the share by their names in the buffer, weights first."""
         weights = {name: p.detach() for name, p in self._parameters.items()}
         return weights | {
             f"{name}{_SEPARATOR}{key}": value for name, key, value in self._state() if _is_tensor(value)
         }
 
     def _encoded_record(self) -> bytes:
+        """The record as JSON, with the present optimizer state that is no tensor."""
         values: dict[str, dict[str, Any]] = {}
         for name, key, value in self._state():
             if not _is_tensor(value):
@@ -200,12 +233,13 @@ class Share:
         return json.dumps(self._record).encode()
 
     def _state(self) -> Iterator[tuple[str, str, Any]]:
+        """Optimizer state: (parameter, key, value)."""
         for name, p in self._parameters.items():
             for key, value in self._optimizer.state.get(p, {}).items():
                 yield name, key, value
 
     def _bind(self, tensors: Tensors) -> None:
-        """Make these tensors the parameters and the optimizer's state."""
+        """Point the parameters and the optimizer's state to these tensors of the buffer."""
         for full, tensor in tensors.items():
             name, _, key = full.partition(_SEPARATOR)
             p = self._parameters[name]
@@ -221,6 +255,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
+    """Whether a hyperparameter is a number, None, or several numbers (betas)."""
     if isinstance(value, torch.Tensor):
         return value.numel() == 1
     if isinstance(value, tuple | list):

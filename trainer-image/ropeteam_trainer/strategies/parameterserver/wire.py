@@ -16,76 +16,93 @@ from collections.abc import Sequence
 
 from ropeteam_trainer.contract.errors import ProtocolError
 
-MOST_HEAD = 1 << 20
+MAX_HEADER_BYTES = 1 << 20
+"""Limit of a header, whose length comes from a peer."""
 _LENGTHS = struct.Struct(">IQ")
-NONCE, _PROOF = 16, 32
-ANSWER = NONCE + _PROOF
+NONCE_BYTES, _PROOF_BYTES = 16, 32
+ANSWER_BYTES = NONCE_BYTES + _PROOF_BYTES
 """Bytes of a worker's answer to the nonce of a server: its own nonce, and its proof."""
 _FIRST_ALLOCATION = 1 << 20
-_HANDSHAKE_SECONDS = 10.0
-"""Timeout of the handshake; afterwards there is no limit on silence."""
+"""Bytes allocated for a payload before any of it has arrived."""
+_CONNECT_SECONDS = 10.0
+"""Timeout of the connection and of each step of the handshake, for a worker. After it there is none: a server
+may let a worker wait for minutes."""
 
 
 class WrongSecret(ProtocolError, ConnectionError):
-    """The peer belongs to another job."""
+    """The peer has not proved that it knows the job's secret: it belongs to another job, or to another server
+    generation of this one."""
 
 
 def connect(address: str, secret: str) -> socket.socket:
-    """Connect to `host:port` and authenticate both ways. Raises OSError."""
+    """Connect a worker to the server at `host:port`, and authenticate both ways: the server's nonce, then
+    this side's nonce and proof, then the server's proof. Raises WrongSecret, and OSError."""
     host, _, port = address.rpartition(":")
-    connection = socket.create_connection((host, int(port)), timeout=_HANDSHAKE_SECONDS)
+    connection = socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS)
     try:
-        nonce = secrets.token_bytes(NONCE)
-        server_nonce = take(connection, NONCE)
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        server_nonce = receive_exactly(connection, NONCE_BYTES)
         connection.sendall(nonce + _proof(secret, b"worker", server_nonce))
-        if not hmac.compare_digest(take(connection, _PROOF), _proof(secret, b"server", nonce)):
-            raise WrongSecret(f"{address} is not a parameter server of this job")
+        if not hmac.compare_digest(
+            receive_exactly(connection, _PROOF_BYTES), _proof(secret, b"server", nonce)
+        ):
+            raise WrongSecret(
+                f"the parameter server at {address} does not have this job's secret: another job's server "
+                "has taken this address, or it belongs to another start of this job's servers"
+            )
     except BaseException:
         connection.close()
         raise
-    settle(connection)
+    set_socket_options(connection)
     return connection
 
 
-def counter_proof(secret: str, nonce: bytes, answer: bytes) -> bytes:
-    """A server's proof for a worker's answer to its nonce. Raises ConnectionError."""
-    if len(answer) < ANSWER:
-        raise ConnectionError("it closed the connection before it had answered")
-    if not hmac.compare_digest(answer[NONCE:], _proof(secret, b"worker", nonce)):
-        raise WrongSecret("refused a connection that does not have this job's secret")
-    return _proof(secret, b"server", answer[:NONCE])
+def server_proof(secret: str, nonce: bytes, answer: bytes) -> bytes:
+    """A server's proof, in return for a worker's answer to `nonce` (ANSWER_BYTES long). Raises WrongSecret,
+    and ConnectionError for a shorter answer."""
+    if len(answer) < ANSWER_BYTES:
+        raise ConnectionError("the worker closed the connection during the handshake")
+    if not hmac.compare_digest(answer[NONCE_BYTES:], _proof(secret, b"worker", nonce)):
+        raise WrongSecret("its peer does not have this job's secret")
+    return _proof(secret, b"server", answer[:NONCE_BYTES])
 
 
-def send(connection: socket.socket, head: bytes, payload: Sequence[memoryview | bytes] = ()) -> None:
-    """Send a message; the buffers of `payload` one after the other, without copies."""
-    size = sum(len(piece) for piece in payload)
-    connection.sendall(_LENGTHS.pack(len(head), size) + head, socket.MSG_MORE if size else 0)
+def send(connection: socket.socket, header: bytes, payload: Sequence[memoryview | bytes] = ()) -> None:
+    """Send a message; the buffers of `payload` one after the other, without copies. Raises OSError.
+
+    MSG_MORE lets the kernel fill packets across buffers; without it TCP_NODELAY would send each by itself.
+    """
+    size = sum(len(buffer) for buffer in payload)
+    connection.sendall(_LENGTHS.pack(len(header), size) + header, socket.MSG_MORE if size else 0)
     left = size
-    for piece in payload:
-        left -= len(piece)
-        connection.sendall(piece, socket.MSG_MORE if left else 0)
+    for buffer in payload:
+        left -= len(buffer)
+        connection.sendall(buffer, socket.MSG_MORE if left else 0)
 
 
-def receive(connection: socket.socket) -> tuple[bytes, int]:
-    """The next header, and the size of the payload, which the caller reads. Raises OSError at the end."""
-    length, size = _LENGTHS.unpack(take(connection, _LENGTHS.size))
-    if length > MOST_HEAD:
-        raise ConnectionError(f"a head of {length} bytes is over the limit of {MOST_HEAD}")
-    return bytes(take(connection, length)), size
+def receive_header(connection: socket.socket) -> tuple[bytes, int]:
+    """Receive the next header. Returns it, and the size of the payload, which the caller must receive next.
+    Raises OSError, also where the peer has closed the connection."""
+    length, size = _LENGTHS.unpack(receive_exactly(connection, _LENGTHS.size))
+    if length > MAX_HEADER_BYTES:
+        raise ConnectionError(
+            f"the peer sent a header of {length} bytes, over the limit of {MAX_HEADER_BYTES}"
+        )
+    return bytes(receive_exactly(connection, length)), size
 
 
-def take(connection: socket.socket, size: int) -> bytearray:
-    """Receive exactly `size` bytes. Memory is allocated as they arrive: a size may be wrong. Raises
-    OSError."""
+def receive_exactly(connection: socket.socket, size: int) -> bytearray:
+    """Receive exactly `size` bytes. Memory is allocated as they arrive, at most twice of that, since a peer
+    may send a wrong size. Raises OSError."""
     buffer = bytearray()
     while (begin := len(buffer)) < size:
         buffer.extend(bytes(min(size - begin, max(begin, _FIRST_ALLOCATION))))
-        fill(connection, memoryview(buffer)[begin:])
+        receive_into(connection, memoryview(buffer)[begin:])
     return buffer
 
 
-def fill(connection: socket.socket, buffer: memoryview) -> None:
-    """Receive exactly as many bytes as `buffer` holds. Raises OSError."""
+def receive_into(connection: socket.socket, buffer: memoryview) -> None:
+    """Receive exactly len(buffer) bytes into the buffer. Raises OSError."""
     begin, size = 0, len(buffer)
     while begin < size:
         count = connection.recv_into(buffer[begin:])
@@ -94,8 +111,9 @@ def fill(connection: socket.socket, buffer: memoryview) -> None:
         begin += count
 
 
-def settle(connection: socket.socket) -> None:
-    """Set socket options for the time after the handshake."""
+def set_socket_options(connection: socket.socket) -> None:
+    """Set the options for the time after the handshake: no timeout, no delay of small messages, and detection
+    of a peer whose machine is gone within ten seconds."""
     connection.settimeout(None)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # A machine that vanished sends nothing: without these a read would block for ever.
@@ -106,4 +124,5 @@ def settle(connection: socket.socket) -> None:
 
 
 def _proof(secret: str, who: bytes, nonce: bytes | bytearray) -> bytes:
+    """who: b"worker" or b"server", so that no side can return the proof of the other."""
     return hmac.digest(secret.encode(), who + nonce, "sha256")
