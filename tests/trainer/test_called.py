@@ -54,11 +54,11 @@ def test_an_output_with_attributes_keeps_them_under_a_loss_scale(tmp_path: Path)
     ("strategy", "how", "message"),
     [
         ({"batch": {"micro_samples": 2}}, "no target", "need a model that returns its mean loss"),
-        ({}, "loss, and keywords alone", "with a loss function call model(x, y)"),
+        ({}, "loss, and keywords alone", "call the model with the target y as the last positional argument"),
         (
             {"parallelism": {"pipeline": 2}},
             "loss, and a keyword",
-            "with a pipeline call model(x, y): two positional arguments and no keywords, not 2 and scale",
+            "two positional arguments and no keywords; it was called with 2 and the keywords scale",
         ),
     ],
 )

@@ -16,9 +16,10 @@ from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.strategy import Pipelining, Schedule, Strategy, SyncType
 from ropeteam_trainer.partition import cost
 from ropeteam_trainer.partition.answer import ModelPart, Tensor
-from ropeteam_trainer.partition.layout import layout
+from ropeteam_trainer.partition.layout import layout, micro_batches_per_step, scheduled_micro_batches
 from ropeteam_trainer.planning.measure import join
 from ropeteam_trainer.strategies import pipeline
+from ropeteam_trainer.strategies.largebatch import learning_rate_factor
 
 UNITS = {"F": 1, "B": 2, "I": 1, "W": 1}
 """Time of a forward pass, a backward pass, and its two halves."""
@@ -131,7 +132,7 @@ def test_a_batch_is_computed_in_micro_batches(
     fields: dict[str, Any], world: int, micro_batches: int | None
 ) -> None:
     chosen = strategy(**fields)
-    assert cost.micro_batch_count(chosen, layout(chosen, world)) == micro_batches
+    assert micro_batches_per_step(chosen, layout(chosen, world)) == micro_batches
 
 
 @pytest.mark.parametrize("schedule", Schedule)
@@ -141,7 +142,7 @@ def test_every_batch_is_split_so_that_its_schedule_takes_it(schedule: Schedule, 
         settings = Pipelining(schedule, wanted)
         most = wanted or 2 * ranks * settings.stage_count_per_rank
         for samples in range(1, 40):
-            count = cost.micro_batches(samples, settings, ranks)
+            count = scheduled_micro_batches(samples, settings, ranks)
             assert count >= (1 if schedule is Schedule.GPIPE else ranks)
             assert count % (ranks if settings.needs_several_stages else 1) == 0
             assert count <= max(most, ranks)
@@ -201,13 +202,13 @@ def test_neighbours_average_often_and_all_of_them_rarely() -> None:
 
 
 def test_one_rank_sends_nothing() -> None:
-    assert cost.traffic(part((10,)), Strategy(), layout(Strategy(), 1), 1) == cost.NOTHING
+    assert cost.traffic(part((10,)), Strategy(), layout(Strategy(), 1), 1) == cost.NO_TRAFFIC
 
 
 @pytest.mark.parametrize(("scaling", "factor"), [("None", 1), ("Linear", 16), ("SquareRoot", 4)])
 def test_the_rate_follows_the_batch(scaling: str, factor: float) -> None:
     chosen = strategy(learning_rate={"scaling": scaling, "base_batch": 32}).learning_rate
-    assert cost.rate_factor(chosen, 512) == factor
+    assert learning_rate_factor(chosen, 512) == factor
 
 
 def test_servers_take_the_optimizer_and_send_what_they_are_sent() -> None:

@@ -22,7 +22,7 @@ from ropeteam_trainer.contract.strategy import CompressionType, Strategy, SyncTy
 from ropeteam_trainer.partition import cost
 from ropeteam_trainer.partition.answer import Model
 from ropeteam_trainer.partition.cost import Memory, Traffic
-from ropeteam_trainer.partition.layout import Layout, layout
+from ropeteam_trainer.partition.layout import Layout, layout, micro_batches_per_step
 from ropeteam_trainer.planning.measure import measure
 
 BATCH, COUNTED = 32, 3
@@ -84,7 +84,7 @@ def test_ranks_hold_and_send_what_was_planned(world: int, tmp_path: Path) -> Non
         assert {rank: held[rank] for rank in expected} == expected, name
         assert max(each.total for each in held) == max(each.total for each in expected.values()), name
         for part in model.parts:
-            predicted = cost.traffic(part, strategy, grid, cost.micro_batch_count(strategy, grid) or 1)
+            predicted = cost.traffic(part, strategy, grid, micro_batches_per_step(strategy, grid) or 1)
             agree(predicted, counted_in(real[name][part.rank]["calls"], COUNTED, strategy), (name, part.rank))
 
 

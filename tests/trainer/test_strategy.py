@@ -74,7 +74,7 @@ def served(**fields: Any) -> dict[str, Any]:
         (
             4,
             {"sync": {"type": "Ring"}, "parallelism": {"shard": 2}},
-            "sync: Ring synchronizes whole copies; use AllReduce with parallelism.shard 2, or leave",
+            "sync: Ring synchronizes whole copies of the model; use AllReduce with parallelism.shard 2",
         ),
         (
             4,
@@ -99,18 +99,18 @@ def served(**fields: Any) -> dict[str, Any]:
         (
             4,
             {"sharding": "OptimizerState", "parallelism": {"shard": 2}},
-            "sharding: OptimizerState works with shard alone",
+            "sharding: OptimizerState works with parallelism.shard alone",
         ),
         (4, {"sharding": "Parameters", "parallelism": {"replicate": 4}}, "nothing to split with shard 1"),
         (
             2,
             {"parallelism": {"pipeline": 2}, "pipelining": {"schedule": "Interleaved", "stages_per_rank": 1}},
-            "Interleaved and ZeroBubble need stagesPerRank above 1",
+            "Interleaved and ZeroBubble need 2 or more",
         ),
         (
             2,
             {"parallelism": {"pipeline": 2}, "pipelining": {"stages_per_rank": 2}},
-            "Interleaved and ZeroBubble need stagesPerRank above 1",
+            "Interleaved and ZeroBubble need 2 or more",
         ),
         (2, served(mode="Asynchronous", backup_workers=1), "backupWorkers works with mode Synchronous"),
         (2, served(backup_workers=2), "backupWorkers 2 leaves none of 2 workers; lower it"),
@@ -119,7 +119,7 @@ def served(**fields: Any) -> dict[str, Any]:
         (
             4,
             {**served(), "sharding": "Parameters"},
-            "ParameterServer synchronizes whole copies; use AllReduce with sharding Parameters, or leave",
+            "ParameterServer synchronizes whole copies of the model; use AllReduce with sharding Parameters",
         ),
         (2, {"learning_rate": {"scaling": "Linear"}}, "scaling needs baseBatch"),
         (

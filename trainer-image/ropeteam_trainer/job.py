@@ -33,7 +33,7 @@ from ropeteam_trainer.data.decisions.plan import DataPlan
 from ropeteam_trainer.data.feed import BatchRequest
 from ropeteam_trainer.rank import agentlink
 from ropeteam_trainer.rank.trace import Trace
-from ropeteam_trainer.roles.end import End
+from ropeteam_trainer.roles.end import ScriptEnd
 from ropeteam_trainer.roles.role import RankRole, Session
 from ropeteam_trainer.system.notice import notice
 
@@ -57,7 +57,7 @@ class Job:
         self._total_steps: int | None = None
         """Computed by batches(), or given to report()."""
         saved_at_end = DisabledCheckpoints() if served else self._checkpoints  # servers save in their loop
-        self._end = End(self._world, self._heart, saved_at_end, role.save_now)
+        self._end = ScriptEnd(self._world, self._heart, saved_at_end, role.save_now)
 
     @property
     def batch_weight(self) -> float:
@@ -109,7 +109,7 @@ class Job:
         users.
         """
         self._role.enter_loop("job.report()")
-        self.step = self._role.next_step(self.step)
+        self.step = self._role.steps_done_after(self.step)
         self._feed.end_step()
         self._report_step(samples)
         loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
@@ -191,7 +191,7 @@ class Job:
         prefetch, balance = spec.prefetch or prefetch, spec.balance or balance
         loading.max_batches_ahead(workers, prefetch)
         plan = DataPlan(len(dataset), spec.global_samples or global_batch, seed)
-        model = self._role.balanced_model() if balance else None
+        model = self._role.measured_model() if balance else None
         requested = BatchRequest(dataset, plan, epochs, workers, prefetch, balance, model, collate)
         self._total_steps = self.step + self._feed.batches_left(requested)
         return self._feed.batches(requested, self.dp_rank, self.dp_size, self._loading)
@@ -231,8 +231,8 @@ class Job:
         self._feed.close()
         if not self._end.failed:
             self._role.leave()
-        self._end.script_is_over()
-        self._role.release()
+        self._end.save_and_report_last_step()
+        self._role.release_model()
         self._checkpoints.close()
         self._link.close()
         if self._end.failed:

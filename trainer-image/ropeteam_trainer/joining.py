@@ -25,7 +25,7 @@ from ropeteam_trainer.rank.exchange import CONTRACT
 from ropeteam_trainer.rank.trace import Trace
 from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.roles.collective import CollectiveRole
-from ropeteam_trainer.roles.end import before_destroying
+from ropeteam_trainer.roles.end import call_before_group_is_destroyed
 from ropeteam_trainer.roles.role import RankRole, Session
 from ropeteam_trainer.strategies.parameterserver import discovery
 
@@ -59,9 +59,9 @@ def init(
         checkpoint = CheckpointConfig(str(checkpoint_dir), checkpoint_every_steps) if checkpoint_dir else None
         world, plan, here = join(device, timeout_seconds, checkpoint, strategy)
         _job = create_job(world, plan, os.environ, here)
-        sys.excepthook = partial(_job._end.note_failure, sys.excepthook)
+        sys.excepthook = partial(_job._end.record_failure, sys.excepthook)
         if _job._link.connected:
-            before_destroying(_job._end.group_goes)
+            call_before_group_is_destroyed(_job._end.save_before_group_is_destroyed)
         atexit.register(_job._at_exit)
     return _job
 

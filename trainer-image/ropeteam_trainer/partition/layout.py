@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ropeteam_trainer.contract.strategy import (
     Local,
     Offload,
+    Pipelining,
     Precision,
     Scaling,
     Schedule,
@@ -26,7 +27,7 @@ from ropeteam_trainer.contract.strategy import (
 
 @dataclass(frozen=True)
 class GridCoordinate:
-    """Coordinates of one rank."""
+    """Coordinate of one rank in the grid."""
 
     pipeline: int
     replicate: int
@@ -45,25 +46,29 @@ class Layout:
 
     @property
     def world(self) -> int:
+        """Number of ranks."""
         return self.pipeline * self.replicate * self.shard * self.tensor
 
     @property
     def dp_size(self) -> int:
-        """Data-parallel world size: the number of parts of a global batch."""
+        """Data-parallel world size: number of parts of a global batch."""
         return self.replicate * self.shard
 
     def coordinate(self, rank: int) -> GridCoordinate:
+        """Coordinate of a rank; the tensor dimension changes fastest."""
         rest, tensor = divmod(rank, self.tensor)
         rest, shard = divmod(rest, self.shard)
         pipeline, replicate = divmod(rest, self.replicate)
         return GridCoordinate(pipeline, replicate, shard, tensor)
 
     def dp_rank(self, rank: int) -> int:
-        """Data-parallel rank: the rank's part of a global batch; ranks that split one model share a part."""
+        """Data-parallel rank: number of the part of a global batch that `rank` computes. Ranks that split one
+        model have the same."""
         coordinate = self.coordinate(rank)
         return coordinate.replicate * self.shard + coordinate.shard
 
     def __str__(self) -> str:
+        """Dimensions above 1, for messages: `replicate 2 x tensor 4`."""
         named = {"pipeline": self.pipeline, "replicate": self.replicate, "shard": self.shard}
         return (
             " x ".join(f"{name} {n}" for name, n in (named | {"tensor": self.tensor}).items() if n > 1) or "1"
@@ -71,13 +76,20 @@ class Layout:
 
 
 def layout(strategy: Strategy, world: int) -> Layout:
-    """Grid for `world` ranks, without those of parameter servers. Raises StrategyError."""
+    """Grid for `world` ranks; parameter servers do not count. Raises StrategyError, with one sentence for
+    each field that is wrong.
+
+    Tensor and pipeline are taken as requested; of replicate and shard, the one that is not given takes the
+    ranks that are left. If neither is given, all are for shard if the strategy has sharding, else for
+    replicate.
+    """
     requested = strategy.parallelism
     fixed = requested.tensor * requested.pipeline
     if world % fixed:
         raise StrategyError(
             f"spec.strategy.parallelism: tensor {requested.tensor} x pipeline {requested.pipeline} does not "
-            f"divide {world} ranks; {_suggestion(fixed, world)}"
+            f"divide {world} ranks; use {_next_multiple(world, fixed)} ranks, or tensor and pipeline whose "
+            f"product divides {world}"
         )
     left = world // fixed
     replicate, shard = requested.replicate, requested.shard
@@ -92,15 +104,17 @@ def layout(strategy: Strategy, world: int) -> Layout:
     grid = Layout(requested.pipeline, replicate, shard, requested.tensor)
     if grid.world != world:
         raise StrategyError(
-            f"spec.strategy.parallelism: {grid} makes {grid.world} ranks, but this world has {world}; "
-            f"{_suggestion(fixed * (requested.replicate or 1) * (requested.shard or 1), world)}"
+            f"spec.strategy.parallelism: {grid} makes {grid.world} ranks, but this world has {world}; use "
+            f"{_next_multiple(world, fixed * (requested.replicate or 1) * (requested.shard or 1))} ranks, or "
+            f"numbers whose product is {world}"
         )
     _check(strategy, grid)
     return grid
 
 
-def shared_out(sizes: Sequence[int], ranks: int) -> list[int]:
-    """Owner of each item: greedily, the largest first, each to the rank with the least load."""
+def balanced_owners(sizes: Sequence[int], ranks: int) -> list[int]:
+    """Owner of each item, as a rank in 0..ranks-1: the largest first, each to the rank with the least load so
+    far. The same on all ranks."""
     load = [0] * ranks
     owners = [0] * len(sizes)
     for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
@@ -109,30 +123,57 @@ def shared_out(sizes: Sequence[int], ranks: int) -> list[int]:
     return owners
 
 
-def _suggestion(product: int, world: int) -> str:
-    return f"use {_multiple(world, product)} ranks, or numbers whose product is {world}"
+def scheduled_micro_batches(samples: int | None, settings: Pipelining, ranks: int) -> int:
+    """Number of micro-batches into which a pipeline of `ranks` splits a batch of `samples`. None: of any
+    size.
+
+    First the target: that of the settings, or twice the stages, which keeps the bubble below a third; a
+    multiple of the ranks for schedules with several stages per rank. Then as few as possible with
+    micro-batches no larger than those of the target. Then rounded up to what the schedule accepts: at least
+    one per rank, except for GPipe.
+    """
+    target = settings.micro_batches or 2 * ranks * settings.per_rank
+    if settings.several:
+        target = max(target // ranks, 1) * ranks
+    count = target if samples is None else math.ceil(samples / math.ceil(samples / target))
+    if settings.schedule is Schedule.GPIPE:
+        return count
+    return math.ceil(count / ranks) * ranks if settings.several else max(count, ranks)
 
 
-def _multiple(number: int, of: int) -> int:
+def micro_batches_per_step(strategy: Strategy, grid: Layout) -> int | None:
+    """Number of micro-batches into which a rank's part of the global batch is split; 1: not split. None: it
+    depends on the script's batch."""
+    batch = strategy.batch
+    samples = None if batch.global_samples is None else math.ceil(batch.global_samples / grid.dp_size)
+    if grid.pipeline > 1:
+        return scheduled_micro_batches(samples, strategy.pipelining, grid.pipeline)
+    if batch.micro_samples is None:
+        return 1
+    return None if samples is None else math.ceil(samples / batch.micro_samples)
+
+
+def _next_multiple(number: int, of: int) -> int:
     """The smallest multiple of `of` that is at least `number`."""
     return math.ceil(number / of) * of
 
 
-def _divisor(of: int, near: int) -> int:
-    """The divisor of `of` nearest to `near`, except 1 and `of` itself where there are others."""
+def _nearest_divisor(of: int, near: int) -> int:
+    """The divisor of `of` nearest to `near`; 1 and `of` itself only if there is no other."""
     found = [d for d in range(1, of + 1) if of % d == 0]
     return min(found[1:-1] or found[-1:], key=lambda d: abs(d - near))
 
 
 def _check(strategy: Strategy, grid: Layout) -> None:
-    """Raise StrategyError for incompatible settings, with one sentence for each, the field first."""
+    """Raise StrategyError for incompatible settings, with a message for each. The rules are (is broken,
+    message)."""
     rules = (
         *_parallelism_rules(strategy, grid),
         *_local_rules(strategy.sync.local, grid),
         *_server_rules(strategy, grid),
         *_batch_rules(strategy, grid),
     )
-    errors = [f"spec.strategy.{message}" for wrong, message in rules if wrong]
+    errors = [f"spec.strategy.{message}" for is_broken, message in rules if is_broken]
     if errors:
         raise StrategyError(*errors)
 
@@ -145,17 +186,18 @@ def _parallelism_rules(strategy: Strategy, grid: Layout) -> list[tuple[bool, str
     return [
         (
             not averages and (splits_model or shards),
-            f"sync: {strategy.sync.type.value} synchronizes whole copies; use AllReduce with "
+            f"sync: {strategy.sync.type.value} synchronizes whole copies of the model; use AllReduce with "
             f"{_splitting(strategy, grid)}, or leave that out",
         ),
         (
             strategy.gradient_compression is not None and (splits_model or shards or not averages),
-            "gradientCompression: works on the all-reduce of whole copies; use it with sync AllReduce and "
-            "replicate alone",
+            "gradientCompression: works on the all-reduce of whole copies of the model; use it with sync "
+            "AllReduce and parallelism.replicate alone, or leave it out",
         ),
         (
             zero_1 and (splits_model or grid.replicate > 1),
-            "sharding: OptimizerState works with shard alone; use Gradients or Parameters in a hybrid",
+            "sharding: OptimizerState works with parallelism.shard alone; with replicate, tensor or "
+            "pipeline above 1 use Gradients or Parameters",
         ),
         (
             strategy.sharding is not None and grid.shard == 1 and grid.world > 1,
@@ -163,7 +205,8 @@ def _parallelism_rules(strategy: Strategy, grid: Layout) -> list[tuple[bool, str
         ),
         (
             grid.pipeline > 1 and pipelining.needs_several_stages != (pipelining.stage_count_per_rank > 1),
-            "pipelining: Interleaved and ZeroBubble need stagesPerRank above 1, the other schedules need 1",
+            f"pipelining: {pipelining.schedule.value} does not work with stagesPerRank "
+            f"{pipelining.stage_count_per_rank}; Interleaved and ZeroBubble need 2 or more, the other schedules 1",
         ),
         (
             grid.pipeline > 1 and shards and pipelining.schedule is Schedule.ZERO_BUBBLE,
@@ -172,13 +215,14 @@ def _parallelism_rules(strategy: Strategy, grid: Layout) -> list[tuple[bool, str
         ),
         (
             strategy.offload is not Offload.NONE and (not shards or zero_1),
-            "offload: works with sharding Gradients or Parameters over two ranks or more",
+            "offload: works with sharding Gradients or Parameters over two ranks or more; set these, or "
+            "leave offload out",
         ),
     ]
 
 
 def _splitting(strategy: Strategy, grid: Layout) -> str:
-    """Settings that split the model among ranks, by their names in the manifest."""
+    """Settings that split the model among ranks, by their fields in the manifest, for a message."""
     requested, sharding = strategy.parallelism, strategy.sharding
     settings = [f"sharding {sharding.value}"] if sharding and grid.shard > 1 else []
     named = {"shard": requested.shard or 1, "tensor": requested.tensor, "pipeline": requested.pipeline}
@@ -196,12 +240,12 @@ def _local_rules(local: Local, grid: Layout) -> list[tuple[bool, str]]:
         (
             all_every is not None and all_every % local.every_steps > 0,
             f"sync.local: allEverySteps must be a multiple of everySteps; use "
-            f"{_multiple(all_every or 1, local.every_steps)}",
+            f"{_next_multiple(all_every or 1, local.every_steps)}",
         ),
         (
             groups is not None and grid.world % groups > 0,
             f"sync.local: groupsOf {groups} does not divide {grid.world} ranks; use "
-            f"{_divisor(grid.world, groups or 1)}",
+            f"{_nearest_divisor(grid.world, groups or 1)}",
         ),
     ]
 
@@ -240,7 +284,8 @@ def _batch_rules(strategy: Strategy, grid: Layout) -> list[tuple[bool, str]]:
     return [
         (
             scales and rate.base_batch is None,
-            "learningRate: scaling needs baseBatch, the global batch that the learning rate was chosen for",
+            "learningRate: scaling needs baseBatch, the global batch that the script's learning rate was "
+            "chosen for",
         ),
         (
             scales and batch.global_samples is None,

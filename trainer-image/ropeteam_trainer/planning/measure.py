@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from ropeteam_trainer.contract.strategy import Parallelism, Sharding, Strategy, Sync
 from ropeteam_trainer.partition.answer import Model, ModelPart, Tensor
-from ropeteam_trainer.partition.layout import Layout, layout, shared_out
+from ropeteam_trainer.partition.layout import Layout, balanced_owners, layout
 from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.strategies import tensor
 from ropeteam_trainer.strategies.model.units import units_of
@@ -67,7 +67,7 @@ def _ranks_that_differ(optimizer: Optimizer, strategy: Strategy, grid: Layout) -
     size = grid.world
     if strategy.sharding is Sharding.OPTIMIZER_STATE and size > 1:
         sizes = [p.numel() for group in optimizer.param_groups for p in group["params"]]
-        owners = shared_out(sizes, size)
+        owners = balanced_owners(sizes, size)
         load = [[s for s, owner in zip(sizes, owners, strict=True) if owner == rank] for rank in range(size)]
         return [max(range(size), key=lambda rank: (sum(load[rank]), len(load[rank])))]
     return [stage * (grid.world // grid.pipeline) for stage in range(grid.pipeline)]

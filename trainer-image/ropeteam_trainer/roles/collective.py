@@ -19,15 +19,17 @@ if TYPE_CHECKING:
 
 
 class CollectiveRole:
+    """RankRole of a rank without parameter servers. Before wrap() it is data-parallel with all ranks."""
+
     def __init__(self, session: Session) -> None:
         self._session, self._strategy = session, session.plan.strategy
         self._checkpoints = session.checkpoints
         self.dp_rank, self.dp_size = session.world.rank, session.world.size
         self._wrapped: Wrapped | None = None
         self._model: Module | None = None
-        """Model that was given to restore()."""
+        """Module that was given to restore()."""
         self._save_due = False
-        """A checkpoint is due, and waits until all ranks have the same weights."""
+        """Whether a checkpoint is due, but waits until all ranks have the same weights (local SGD)."""
 
     def wrap(
         self,
@@ -39,7 +41,7 @@ class CollectiveRole:
     ) -> tuple[Module, Optimizer]:
         from ropeteam_trainer.strategies.wrap import wrap  # takes seconds that other scripts do not need
 
-        role.must_be_new(self._wrapped is not None)
+        role.check_not_wrapped(self._wrapped is not None)
         world, strategy = self._session.world, self._strategy or Strategy()
         self._wrapped = wrap(model, optimizer, strategy, world, progress, loss, tensor_plan)
         grid = self._wrapped.layout
@@ -47,10 +49,11 @@ class CollectiveRole:
         return self._wrapped.model, self._wrapped.optimizer
 
     def restore(self, model: Any, optimizer: Any, extra: Mapping[str, Any]) -> Restored | None:
+        """As RankRole.restore(). After wrap() the strategy's own objects are saved too."""
         self._model = model if isinstance(model, Module) else None
         objects = {"model": model, "optimizer": optimizer, **extra}
-        optional: Mapping[str, Any] = {}
-        own: Mapping[str, Any] = {}
+        optional: Mapping[str, Any] = {}  # a checkpoint may be without these
+        own: Mapping[str, Any] = {}  # different on each rank
         if self._wrapped is not None:
             optional, own = self._wrapped.extra, self._wrapped.own
             if model is self._wrapped.model:
@@ -61,9 +64,9 @@ class CollectiveRole:
 
     def enter_loop(self, _: str) -> None:
         if self._strategy is not None and self._wrapped is None:
-            raise role.not_wrapped()
+            raise role.not_wrapped_error()
 
-    def next_step(self, step: int) -> int:
+    def steps_done_after(self, step: int) -> int:
         return step + 1
 
     def after_step(self, step: int) -> None:
@@ -78,22 +81,23 @@ class CollectiveRole:
             self._save(step, report)
 
     def _save(self, step: int, report: bool) -> None:
+        """Save a checkpoint; all ranks have the same weights."""
         self._save_due = False
         with self._session.heart.during("checkpoint"):
             self._checkpoints.save(step, self._session.feed.state(), report=report)
 
     def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
-        return role.clipped(self._wrapped, max_norm)
+        return role.clip_wrapped(self._wrapped, max_norm)
 
-    def balanced_model(self) -> Module | None:
+    def measured_model(self) -> Module | None:
         if self._wrapped is None:
             return self._model
         if self._wrapped.layout.tensor * self._wrapped.layout.pipeline > 1:
-            raise role.not_balanced()
+            raise role.not_balanced_error()
         return self._wrapped.parts[0]
 
     def leave(self) -> None:
         pass
 
-    def release(self) -> None:
+    def release_model(self) -> None:
         self._model = self._wrapped = None

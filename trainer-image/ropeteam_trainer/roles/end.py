@@ -1,4 +1,4 @@
-"""The end of a script: save the steps since the last checkpoint, before the process group is destroyed.
+"""End of a script: save the steps since the last checkpoint, before the process group is destroyed.
 
     the script destroys the default group -> wait for pending writes; then write the last step, not reported
                                              to the agent yet
@@ -23,10 +23,12 @@ from ropeteam_trainer.rank.agentlink import HeartbeatWriter
 from ropeteam_trainer.rank.world import World
 
 END_SECONDS = 60.0
-"""How long a rank that has ended waits for the others, to save with them."""
+"""Limit for which a rank that has ended waits for the others, to save with them."""
 
 
-class End:
+class ScriptEnd:
+    """Saves the last step at most once, either before the script destroys the process group or at exit."""
+
     def __init__(
         self,
         world: World,
@@ -34,36 +36,41 @@ class End:
         checkpoints: Checkpoints | DisabledCheckpoints,
         save: Callable[[int, bool], None],
     ) -> None:
-        """save(step, report): called by all ranks together; report: whether the agent is notified now."""
+        """save: RankRole.save_now, called by all ranks together."""
         self._world, self._heart, self._checkpoints, self._save = world, heart, checkpoints, save
         self._attempted_step = 0
-        """Step after which ranks have last met in a barrier, or timed out in it."""
+        """Step that was last tried: the barrier is not repeated for it, even if it timed out."""
         self.failed = False
-        self._finished = False
+        """Whether an uncaught exception has ended the script."""
+        self._exiting = False
 
-    def note_failure(self, report: Callable[..., Any], *error: Any) -> None:
-        """Record an uncaught exception that is about to end the script. For sys.excepthook."""
+    def record_failure(self, report: Callable[..., Any], *error: Any) -> None:
+        """Record that an uncaught exception ends the script, then call report(*error). For sys.excepthook;
+        report: the previous hook."""
         self.failed = True
         report(*error)
 
-    def group_goes(self) -> None:
-        """Save before the script destroys the default process group."""
-        if self._finished or self.failed or _is_failing():
+    def save_before_group_is_destroyed(self) -> None:
+        """Wait for pending writes and save the last step, not reported to the agent yet. Nothing after a
+        failure: the other ranks would not come."""
+        if self._exiting or self.failed or _is_failing():
             return
         with self._heart.during("checkpoint"):
             self._checkpoints.wait()
             self._save_once(report=False)
             self._checkpoints.leave_group()
 
-    def script_is_over(self) -> None:
-        """Save and report the last step. Called once, by the exit handler."""
-        self._finished = True
+    def save_and_report_last_step(self) -> None:
+        """Save the last step, if that is not done, and report it. Nothing if the script has not ended
+        regularly. Called once, by the exit handler."""
+        self._exiting = True
         if self._heart.script_has_ended and not self.failed:
             self._save_once(report=True)
             self._checkpoints.report()
 
     def _save_once(self, *, report: bool) -> None:
-        """Save if a step is not saved yet, and all ranks arrive here after the same step."""
+        """Save the last step if it is not saved yet, and all ranks arrive here after the same step within
+        END_SECONDS. One attempt for each step."""
         step = self._heart.step
         if self._checkpoints.is_unsaved(step) and step != self._attempted_step:
             self._attempted_step = step
@@ -71,8 +78,9 @@ class End:
                 self._save(step, report)
 
 
-def before_destroying(act: Callable[[], None]) -> None:
-    """Call `act()` from now on before any module destroys the default process group."""
+def call_before_group_is_destroyed(act: Callable[[], None]) -> None:
+    """Patch torch.distributed.destroy_process_group(), also where it was imported by name, to call `act()`
+    before it destroys the default process group."""
     original = dist.destroy_process_group
 
     @functools.wraps(original)

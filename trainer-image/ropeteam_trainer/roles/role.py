@@ -23,16 +23,17 @@ if TYPE_CHECKING:
     from ropeteam_trainer.strategies.wrap import LoopValues, Wrapped
 
 Loss = Callable[..., torch.Tensor]
+"""(output, target) -> mean loss, one number."""
 TensorPlan = Callable[[TensorSplit], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Session:
-    """Everything that init() has made for this rank."""
+    """Everything that init() has created for this rank, before its role."""
 
     world: World
     plan: RankPlan
-    place: RankAssignment
+    assignment: RankAssignment
     link: AgentLink | NoAgent
     heart: HeartbeatWriter
     checkpoints: Checkpoints | DisabledCheckpoints
@@ -40,10 +41,13 @@ class Session:
 
 
 class RankRole(Protocol):
-    """Job calls these in the training thread, in the order of the script's own calls."""
+    """Role of a rank. Job calls these methods in the training thread, in the order of the script's own calls;
+    at exit leave(), then release_model()."""
 
     dp_rank: int
+    """Data-parallel rank. Final after wrap()."""
     dp_size: int
+    """Data-parallel world size; parameter servers do not count. Final after wrap()."""
 
     def wrap(
         self,
@@ -52,55 +56,73 @@ class RankRole(Protocol):
         progress: LoopValues,
         loss: Loss | None,
         tensor_plan: TensorPlan | None,
-    ) -> tuple[Module, Optimizer]: ...
+    ) -> tuple[Module, Optimizer]:
+        """Apply spec.strategy, as Job.wrap() describes. Returns the module that the loop calls, and the
+        optimizer, which is changed in place. Raises StrategyError, also for a second call."""
 
     def restore(self, model: Any, optimizer: Any, extra: Mapping[str, Any]) -> Restored | None:
-        """Resume, and save these objects from now on. None: a fresh start."""
+        """Load the newest checkpoint into the objects, in place, and save them from now on. Returns its step
+        and data position. None: a fresh start."""
 
     def enter_loop(self, call: str) -> None:
         """Prepare for a step or a batch: the script has called `call`. Raises StrategyError if it should have
-        called wrap() before. A parameter server serves here, and does not return."""
+        called wrap() before. A parameter server serves here: it does not return, but raises SystemExit(0)."""
 
-    def next_step(self, step: int) -> int:
-        """Number of steps done, where `step` were done before the current one."""
+    def steps_done_after(self, step: int) -> int:
+        """Steps done, now that the current one is finished; `step` were done before it. More than one more if
+        steps were skipped."""
 
     def after_step(self, step: int) -> None:
-        """Save or send what is due after a step that has been reported."""
+        """Save a checkpoint if one is due, or send the parameter servers what they need. `step` was
+        reported."""
 
     def save_now(self, step: int, report: bool = True) -> None:
-        """Save this step whether it is due or not. report: whether the agent is notified now."""
+        """Save this step, due or not, unless it is saved. Called by all ranks together. report: whether the
+        agent is notified now."""
 
-    def clip_grad_norm(self, max_norm: float) -> torch.Tensor: ...
+    def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
+        """Scale gradients in place so that their norm is at most `max_norm`. Returns the norm that they had.
+        Raises StrategyError without wrap()."""
 
-    def balanced_model(self) -> Module | None:
-        """Model with which batches(balance=True) measures speed. Raises StrategyError if that cannot be."""
+    def measured_model(self) -> Module | None:
+        """Model whose speed batches(balance=True) measures. None: restore() was given no module. Raises
+        StrategyError if the strategy allows no balancing."""
 
     def leave(self) -> None:
-        """Leave the job, at the regular end of the script."""
+        """Deregister from the parameter servers, if there are any. At the end of a script that has not
+        failed."""
 
-    def release(self) -> None:
-        """Release the model, which keeps the process group alive."""
+    def release_model(self) -> None:
+        """Drop the references to the model, which would keep the process group from being destroyed."""
 
 
-def must_be_new(is_wrapped: bool) -> None:
+def check_not_wrapped(is_wrapped: bool) -> None:
+    """Raise StrategyError for a second call of wrap()."""
     if is_wrapped:
-        raise StrategyError("wrap() was called twice; one model can be wrapped")
+        raise StrategyError(
+            "job.wrap() was called twice, and wraps one model only; put several models into one nn.Module"
+        )
 
 
-def clipped(wrapped: Wrapped | None, max_norm: float) -> torch.Tensor:
+def clip_wrapped(wrapped: Wrapped | None, max_norm: float) -> torch.Tensor:
+    """As RankRole.clip_grad_norm()."""
     if wrapped is None:
-        raise StrategyError("clip_grad_norm() needs a model from wrap()")
+        raise StrategyError(
+            "job.clip_grad_norm() needs a model from job.wrap(): call model, optimizer = job.wrap(model, "
+            "optimizer) before the loop, or use torch's clip_grad_norm_()"
+        )
     return wrapped.clip_grad_norm(max_norm)
 
 
-def not_wrapped() -> StrategyError:
+def not_wrapped_error() -> StrategyError:
     return StrategyError(
         "spec.strategy is given, but the script does not apply it: call "
         "model, optimizer = job.wrap(model, optimizer) before restore() and the loop"
     )
 
 
-def not_balanced() -> StrategyError:
+def not_balanced_error() -> StrategyError:
     return StrategyError(
-        "batches(balance=True) works with replicate and shard, not with tensor, pipeline or parameter servers"
+        "job.batches(balance=True) works with parallelism.replicate and shard only: leave balance out, or "
+        "tensor, pipeline and sync ParameterServer out of spec.strategy"
     )

@@ -1,4 +1,8 @@
-"""Role of a parameter server: instead of training, it handles requests until all workers have left."""
+"""Role of a parameter server: instead of training, it handles requests until all workers have left.
+
+The script runs as on a worker, up to its first batch, forward pass or report: there the server serves, and
+then ends the script with SystemExit(0), whatever the rest of it.
+"""
 
 from __future__ import annotations
 
@@ -30,21 +34,24 @@ from ropeteam_trainer.system.notice import notice
 
 A = TypeVar("A")
 
-SPARE_PLACES = 16
-"""Unauthenticated connections allowed beyond two for each rank."""
+SPARE_CONNECTIONS = 16
+"""Unauthenticated connections allowed beyond those that the job needs at once."""
 
 
 class ServerRole:
-    """folder: memory that outlives this process."""
+    """RankRole of a parameter server."""
 
     def __init__(self, session: Session, strategy: Strategy, folder: Path | None) -> None:
+        """folder: in memory that outlives this process; None: the server's state is lost with it."""
         assert session.assignment.server_index is not None
         self._session, self._strategy, self._folder = session, strategy, folder
-        self._place, self._index = session.assignment, session.assignment.server_index
+        self._assignment, self._index = session.assignment, session.assignment.server_index
         self.dp_rank, self.dp_size = session.assignment.rank, session.assignment.workers
         self._is_wrapped = False
-        self._lines: dict[int, ServerConnection] = {}
+        self._connections: dict[int, ServerConnection] = {}
+        """The chief's connections to the other servers."""
         self._extra: dict[str, Any] = {}
+        """Objects given to restore() beside model and optimizer."""
 
     # ---- calls of the script
 
@@ -56,37 +63,39 @@ class ServerRole:
         __: Loss | None,
         ___: TensorPlan | None,
     ) -> tuple[Module, Optimizer]:
-        """Check and return both; the first use of the model starts to serve."""
-        role.must_be_new(self._is_wrapped)
-        wrap.check(self._strategy, optimizer, None)
+        """Check the settings, open the listener, and return model and optimizer unchanged. The model's first
+        forward pass serves, so a script without batches() or report() before it works too."""
+        role.check_not_wrapped(self._is_wrapped)
+        wrap.check_settings(self._strategy, optimizer, None)
         session = self._session
         self._discovery = Discovery(session.assignment, session.plan, session.link, session.heart)
         self._model, self._optimizer, self._named = model, optimizer, named_parameters([model])
-        model.register_forward_pre_hook(lambda *_: self._serve())
+        model.register_forward_pre_hook(lambda *_: self._serve_until_workers_left())
         self._is_wrapped = True
         return model, optimizer
 
     def restore(self, _: Any, __: Any, extra: Mapping[str, Any]) -> None:
-        """Keep schedulers and such for checkpoints. The chief restores before it serves."""
+        """Keep the further objects for checkpoints. Returns None, a fresh start: the chief restores when it
+        serves."""
         self._extra = dict(extra)
 
     def enter_loop(self, _: str) -> None:
         if not self._is_wrapped:
-            raise role.not_wrapped()
-        self._serve()
+            raise role.not_wrapped_error()
+        self._serve_until_workers_left()
 
     def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
-        return role.clipped(None, max_norm)
+        return role.clip_wrapped(None, max_norm)
 
     def leave(self) -> None:
         pass
 
-    def release(self) -> None:
+    def release_model(self) -> None:
         pass
 
     # No step begins on a server.
 
-    def next_step(self, step: int) -> int:
+    def steps_done_after(self, step: int) -> int:
         return step
 
     def after_step(self, step: int) -> None:
@@ -95,20 +104,29 @@ class ServerRole:
     def save_now(self, step: int, report: bool = True) -> None:
         pass
 
-    def balanced_model(self) -> None:
+    def measured_model(self) -> None:
         pass
 
     # ---- serving
 
-    def _serve(self) -> NoReturn:
+    def _serve_until_workers_left(self) -> NoReturn:
+        """Serve this rank's share until all workers have left, then end the script: raises SystemExit(0).
+        After a drain it does not return either: the agent kills the process.
+
+        Order: the share (from memory, if an earlier process left it there), the server, its handlers; only
+        then connections are accepted. The chief runs its loop; the others write heartbeats until it ends
+        them.
+        """
         link, heart, discovery = self._session.link, self._session.heart, self._discovery
         spec = self._strategy.sync.parameter_server
-        own = shares_by_server(self._named, self._place.servers)[self._index]
+        own = shares_by_server(self._named, self._assignment.servers)[self._index]
         optimizer = restricted_optimizer(self._optimizer, own)
-        ratio = LearningRate(trust_ratio=self._strategy.learning_rate.trust_ratio)
-        largebatch.apply(optimizer, ratio, None, lambda: 0)
-        share = Share(own, optimizer, self._path(f"server-{self._index}"), self._place.workers)
-        max_unauthenticated = 2 * (self._place.workers + self._place.servers) + SPARE_PLACES
+        # Workers apply the rate and the warm-up; servers have the mean gradients, so they apply LARS or LAMB.
+        ratio_only = LearningRate(trust_ratio=self._strategy.learning_rate.trust_ratio)
+        largebatch.adapt_optimizer(optimizer, ratio_only, global_batch=None, steps_done=lambda: 0)
+        share = Share(own, optimizer, self._path(f"server-{self._index}"), self._assignment.workers)
+        # All ranks connect at once; a worker connects to the chief twice.
+        max_unauthenticated = 2 * (self._assignment.workers + self._assignment.servers) + SPARE_CONNECTIONS
         assert discovery.listener is not None
         self._server = server = Server(share, discovery.listener, discovery.secret, spec, max_unauthenticated)
         server.add_handler(SendProgress, self._receive_progress)
@@ -130,38 +148,50 @@ class ServerRole:
         raise SystemExit(0)
 
     def _print_counts(self, server: Server) -> None:
-        stale = server.staleness
+        """Print the server's counters at the end, those of the ledger on the chief too."""
+        staleness = server.staleness
         figures: dict[str, Any] = {"server": self._index, "steps": server.share.version}
-        if stale:
-            mean = sum(stale.elements()) / stale.total()
-            figures |= {"most_stale": max(stale), "mean_staleness": round(mean, 3)}
+        if staleness:
+            mean = sum(staleness.elements()) / staleness.total()
+            figures |= {"most_stale": max(staleness), "mean_staleness": round(mean, 3)}
         if self._index == 0:
             ledger = self._chief.ledger
             figures |= {"clocks": ledger.clocks, "dropped": ledger.dropped, "most_ahead": ledger.max_ahead}
-        notice(f"all workers have left: {json.dumps(figures)}")
+        notice(f"this parameter server has ended, as all workers have left: {json.dumps(figures)}")
 
     def _chief_loop(self) -> ChiefLoop:
-        session, alive = self._session, self._discovery.alive
-        spec, workers = self._strategy.sync.parameter_server, self._place.workers
+        """Loop of this server as the chief. Adds the chief's handlers to the server."""
+        session, serve_phase = self._session, self._discovery.serve_phase
+        spec, workers = self._strategy.sync.parameter_server, self._assignment.workers
         job_rules = ledgers.rules_of(spec, workers, session.checkpoints.every_steps)
-        full_model = FullModel(self._named, self._model, self._optimizer, self._place.servers)
+        full_model = FullModel(self._named, self._model, self._optimizer, self._assignment.servers)
         self._chief = Chief(full_model, self._server, self._call, job_rules, self._path("ledger"))
-        return ChiefLoop(self._chief, self._extra, session.checkpoints, session.link, self._progress, alive)
+        return ChiefLoop(
+            self._chief, self._extra, session.checkpoints, session.link, self._progress, serve_phase
+        )
 
     def _dropped(self) -> int | None:
+        """Gradients that came too late for their step. None: not the chief, which alone knows."""
         return self._chief.ledger.dropped if self._index == 0 else None
 
     def _receive_progress(self, progress: SendProgress, _: bytearray) -> tuple[Done, bytes]:
+        """Handle the chief's report of the job's progress: write it to this server's heartbeat, and report a
+        complete drain to the agent. In the thread of the chief's connection."""
         self._progress.report_step(progress.step)
         if progress.drained:
             self._progress.report_drained(progress.step)
         return Done(), b""
 
     def _call(self, index: int, request: Request[A], payload: bytes = b"") -> tuple[A, bytes]:
-        if index not in self._lines:
+        """Send a request to the server `index`, over a connection that is opened by the first one. As
+        chief.Call."""
+        if index not in self._connections:
             discovery = self._discovery
-            self._lines[index] = ServerConnection(index, discovery.addresses, discovery.secret, discovery.alive)
-        return self._lines[index].call(request, [payload] if payload else [])
+            self._connections[index] = ServerConnection(
+                index, discovery.addresses, discovery.secret, discovery.serve_phase
+            )
+        return self._connections[index].call(request, [payload] if payload else [])
 
     def _path(self, name: str) -> Path | None:
+        """File of a part of the server's state. None: private memory."""
         return self._folder / name if self._folder else None

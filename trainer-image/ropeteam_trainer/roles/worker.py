@@ -21,16 +21,19 @@ from ropeteam_trainer.strategies import wrap
 from ropeteam_trainer.strategies.model.naming import named_parameters
 from ropeteam_trainer.strategies.parameterserver.client import ServerConnection, WorkerClient
 from ropeteam_trainer.strategies.parameterserver.discovery import Discovery
-from ropeteam_trainer.strategies.parameterserver.share import set_hyperparameters, hyperparameters_of
+from ropeteam_trainer.strategies.parameterserver.share import hyperparameters_of, set_hyperparameters
 
 
 class WorkerRole:
+    """RankRole of a worker with parameter servers. wrap() is required: before it there is no connection."""
+
     def __init__(self, session: Session, strategy: Strategy) -> None:
         self._session, self._strategy = session, strategy
         self.dp_rank, self.dp_size = session.assignment.rank, session.assignment.workers
         self._wrapped: wrap.Wrapped | None = None
         self._worker: WorkerClient | None = None
-        self._others: dict[str, Any] = {}
+        self._extra: dict[str, Any] = {}
+        """Objects given to restore() beside model and optimizer."""
 
     def wrap(
         self,
@@ -40,12 +43,14 @@ class WorkerRole:
         loss: Loss | None,
         _: TensorPlan | None,
     ) -> tuple[Module, Optimizer]:
-        """Join the job; return once all servers have sent their weights."""
-        role.must_be_new(self._wrapped is not None)
+        """Connect to all servers and pull their weights into the model; blocks until the servers are ready.
+        The optimizer's step() becomes a push and a pull. Returns as RankRole.wrap()."""
+        role.check_not_wrapped(self._wrapped is not None)
         self._model, self._optimizer = model, optimizer
         local = replace(self._strategy, sync=Sync(), parallelism=Parallelism())
-        wrap.check(local, optimizer, loss)
-        # The server that keeps a matrix knows its norm; the worker applies the rate and the warm-up.
+        wrap.check_settings(local, optimizer, loss)
+        # The server has each whole matrix and its mean gradient, so it applies LARS or LAMB; the worker
+        # applies the rate and the warm-up, as hyperparameters that it sends with each push.
         local = replace(local, learning_rate=replace(self._strategy.learning_rate, trust_ratio=None))
         self._worker = self._connect()
         self._state = self._worker.join()
@@ -59,20 +64,23 @@ class WorkerRole:
         return self._wrapped.model, self._wrapped.optimizer
 
     def _connect(self) -> WorkerClient:
+        """Client with a connection to the chief for requests, and one to each server; none is opened yet."""
         session = self._session
         discovery = Discovery(session.assignment, session.plan, session.link, session.heart)
-        lines = [
-            ServerConnection(index, discovery.addresses, discovery.secret, discovery.alive)
+        connections = [
+            ServerConnection(index, discovery.addresses, discovery.secret, discovery.serve_phase)
             for index in (0, *range(session.assignment.servers))
         ]
         me = (session.assignment.rank, astuple(discovery.world_id))
-        return WorkerClient(me, named_parameters([self._model]), self._optimizer, lines)
+        return WorkerClient(me, named_parameters([self._model]), self._optimizer, connections)
 
     def restore(self, _: Any, __: Any, extra: Mapping[str, Any]) -> Restored | None:
-        """Resume from the previous process's state or the checkpoint's, which wrap() has received."""
+        """Load the worker's own state, which wrap() has received: that of its previous process, or of the
+        checkpoint. The model needs nothing, and the optimizer only its hyperparameters. None: wrap() was not
+        called."""
         if self._worker is None:
             return None
-        self._others = dict(extra)
+        self._extra = dict(extra)
         state, clock = self._state, self._worker.clock
         set_hyperparameters(self._optimizer, state.get("values"))
         for name, obj in extra.items():
@@ -82,59 +90,63 @@ class WorkerRole:
             rng.put_back(state["rng"])
         elif clock:
             rng.reseed(clock, self._session.assignment.rank)
-        # The previous process may have died between receiving a skip and its next report.
+        # The previous process may have died after the chief had closed its step, before its next report.
         if unreported := clock - state.get("clock", clock):
             self._session.feed.skip(unreported)
         return Restored(clock, state.get("data"))
 
     def enter_loop(self, _: str) -> None:
         if self._wrapped is None:
-            raise role.not_wrapped()
+            raise role.not_wrapped_error()
 
-    def next_step(self, step: int) -> int:
+    def steps_done_after(self, step: int) -> int:
         return self._worker.clock if self._worker is not None else step
 
     def after_step(self, _: int) -> None:
-        """Report the step to the chief, with the state from which a successor of this process resumes."""
+        """Report the step to the chief, with the state from which a later process of this worker resumes."""
         assert self._worker is not None
         self._worker.report_step(
             {
                 "data": self._session.feed.state(),
                 "rng": rng.capture(),
                 "values": hyperparameters_of(self._optimizer),
-                "others": {name: obj.state_dict() for name, obj in self._others.items()},
+                "others": {name: obj.state_dict() for name, obj in self._extra.items()},
                 "buffers": dict(self._model.named_buffers()),
             }
         )
 
     def save_now(self, step: int, report: bool = True) -> None:
-        """Nothing: the chief saves."""
+        """Do nothing: the chief saves."""
 
     def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
-        return role.clipped(self._wrapped, max_norm)
+        return role.clip_wrapped(self._wrapped, max_norm)
 
-    def balanced_model(self) -> NoReturn:
-        raise role.not_balanced()
+    def measured_model(self) -> NoReturn:
+        raise role.not_balanced_error()
 
     def leave(self) -> None:
         if self._worker is not None:
             self._worker.leave()
             self._session.link.send(FromRank(left=True))
 
-    def release(self) -> None:
+    def release_model(self) -> None:
         self._wrapped = None
 
     def _step(self, closure: Callable[[], Any] | None) -> Any:
+        """The optimizer's step(): push the gradients and pull the weights, or drop them if the step is
+        closed; then the data of steps that are skipped too. Returns the closure's loss; None without a
+        closure."""
         assert self._worker is not None
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if count := self._worker.step():
+        if count := self._worker.push_or_skip():
             self._session.feed.skip(count)
         return loss
 
     @torch.no_grad()
     def _load_buffers(self) -> None:
+        """Load the model's buffers from the state that the chief sent: servers keep parameters only."""
         for name, buffer in self._model.named_buffers():
             buffer.copy_(self._state["buffers"][name])

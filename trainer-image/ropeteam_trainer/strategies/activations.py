@@ -19,7 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from ropeteam_trainer.contract.strategy import ActivationCheckpointing
 from ropeteam_trainer.strategies.model.units import units_of
 
-_PRODUCTS = frozenset(
+_MATRIX_PRODUCTS = frozenset(
     {
         torch.ops.aten.mm.default,
         torch.ops.aten.addmm.default,
@@ -32,9 +32,9 @@ _PRODUCTS = frozenset(
 )
 
 
-def apply(model: nn.Module, kind: ActivationCheckpointing) -> None:
-    """Checkpoint each unit of the model in place, or, where it has no list of layers, as a pipeline stage has
-    none, each of its children; parameters keep their names.
+def checkpoint_activations(model: nn.Module, kind: ActivationCheckpointing) -> None:
+    """Checkpoint each unit of the model in place: its forward() is replaced, so parameters keep their names.
+    A model without a list of layers has no units; then each of its children is one. kind: not NONE.
     """
     options: dict[str, Any] = {"use_reentrant": False}
     if kind is ActivationCheckpointing.SELECTIVE:
@@ -44,4 +44,5 @@ def apply(model: nn.Module, kind: ActivationCheckpointing) -> None:
 
 
 def _policy(_: Any, op: Any, *__: Any, **___: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if op in _PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
+    """Policy of Selective for one operator: keep the results of matrix products."""
+    return CheckpointPolicy.MUST_SAVE if op in _MATRIX_PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE

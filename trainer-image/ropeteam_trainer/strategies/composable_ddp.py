@@ -15,8 +15,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from ropeteam_trainer.strategies.model.units import units_of
 
 
-def apply(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Replicate in place. mesh: (replicate,)."""
+def replicate_model(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Average gradients over the replicas, in place: each unit in one all-reduce, then the rest of the model
+    in one. mesh: its replicate dimension only."""
     for unit in units_of(model):
         replicate(unit, mesh=mesh)
     replicate(model, mesh=mesh)

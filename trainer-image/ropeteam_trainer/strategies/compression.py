@@ -23,28 +23,30 @@ from ropeteam_trainer.strategies.ddp import Hook
 
 ReducedBucket = torch.futures.Future[torch.Tensor]
 Residuals = dict[int, torch.Tensor]
-"""One flat tensor per bucket of gradients."""
+"""One flat tensor for each bucket of gradients, by the bucket's index."""
 
 
-def hook_of(compression: Compression) -> Hook:
-    """The DDP communication hook. A hook with state_dict() and load_state_dict() has a state per rank."""
+def comm_hook(compression: Compression) -> Hook:
+    """DDP communication hook of this compression; it returns the mean of a bucket. A hook with state_dict()
+    has a state that differs between ranks, to be saved on each."""
     match compression.type:
         case CompressionType.FLOAT16:
-            return _cast_to(torch.float16)
+            return _cast_hook(torch.float16)
         case CompressionType.BFLOAT16:
-            return _cast_to(torch.bfloat16)
+            return _cast_hook(torch.bfloat16)
         case CompressionType.TOP_K:
             return TopK(compression.top_k.keep_per_mille)
         case CompressionType.POWER_SGD:
             return PowerSGD(compression.power_sgd.rank)
 
 
-def _cast_to(dtype: torch.dtype) -> Hook:
-    """Hook that casts to `dtype`. torch's own for bfloat16 refuses CPUs, though gloo reduces it well."""
+def _cast_hook(dtype: torch.dtype) -> Hook:
+    """Hook that averages in `dtype`. Not torch's own, whose bfloat16 hook refuses CPUs, though gloo can
+    reduce it."""
 
     def hook(_: Any, bucket: Any) -> ReducedBucket:
         gradient = bucket.buffer()
-        half = gradient.to(dtype).div_(dist.get_world_size())
+        half = gradient.to(dtype).div_(dist.get_world_size())  # before the sum, which could overflow
         work = dist.all_reduce(half, async_op=True)
         assert work is not None
         result: ReducedBucket = work.get_future().then(lambda done: gradient.copy_(done.value()[0]))
@@ -54,7 +56,8 @@ def _cast_to(dtype: torch.dtype) -> Hook:
 
 
 class PowerSGD:
-    """torch's PowerSGD. It compresses from the third step on, warm-started with the last step's matrices."""
+    """Hook of torch's PowerSGD. It compresses from the third step on, and begins each with the last one's
+    matrices."""
 
     def __init__(self, rank: int) -> None:
         self._state = powerSGD_hook.PowerSGDState(
@@ -63,12 +66,13 @@ class PowerSGD:
 
     def __call__(self, _: Any, bucket: Any) -> ReducedBucket:
         for memory in (self._state.error_dict, self._state.p_memory_dict, self._state.q_memory_dict):
-            _move_to_bucket(memory, bucket)
+            _move_to_device(memory, bucket)
         done: ReducedBucket = powerSGD_hook.powerSGD_hook(self._state, bucket)
-        done.wait()  # gloo's threads would start the later sums of several buckets in any order
+        done.wait()  # else the sums of several buckets would start in an order that differs between ranks
         return done
 
     def state_dict(self) -> dict[str, Any]:
+        """This rank's error feedback, and the matrices of the last step; not copied."""
         state = self._state
         return {
             "rank": state.matrix_approximation_rank,
@@ -79,18 +83,21 @@ class PowerSGD:
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Load a state on the CPU; tensors are moved when their bucket comes. With another rank (of the
+        matrices) only the error feedback is used."""
         state = self._state
         state.iter, state.error_dict = saved["steps"], saved["left out"]
-        if saved["rank"] == state.matrix_approximation_rank:  # else other matrices are drawn
+        if saved["rank"] == state.matrix_approximation_rank:  # else torch draws new ones of this rank
             state.p_memory_dict, state.q_memory_dict = saved["p"], saved["q"]
 
 
 class TopK:
-    """Hook that sends the largest values of each bucket, and adds the others to the next gradient."""
+    """Hook that sends the largest values of each bucket, and adds all others to the next gradient."""
 
     def __init__(self, keep_per_mille: int) -> None:
         self._keep_per_mille = keep_per_mille
         self._error: Residuals = {}
+        """Values that were not sent."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"left out": self._error}
@@ -100,7 +107,7 @@ class TopK:
 
     def __call__(self, _: Any, bucket: Any) -> ReducedBucket:
         gradient = bucket.buffer()
-        _move_to_bucket(self._error, bucket)
+        _move_to_device(self._error, bucket)
         error = self._error.get(bucket.index())
         if error is not None:
             gradient.add_(error)
@@ -108,14 +115,15 @@ class TopK:
         indices = gradient.abs().topk(keep).indices
         values = gradient[indices]
         self._error[bucket.index()] = gradient.index_fill(0, indices, 0)
-        self._sum(gradient, indices, values)
+        self._sum_into(gradient, indices, values)
         done: ReducedBucket = torch.futures.Future()
         done.set_result(gradient.div_(dist.get_world_size()))
         return done
 
     @staticmethod
-    def _sum(into: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> None:
-        """Sum the selected values over all ranks, in the same order on each: results are bitwise equal."""
+    def _sum_into(into: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> None:
+        """Sum the selected values of all ranks into `into`, in place; in the same order on each rank, so that
+        results are bitwise equal."""
         ranks = dist.get_world_size()
         all_indices = [torch.empty_like(indices) for _ in range(ranks)]
         all_values = [torch.empty_like(values) for _ in range(ranks)]
@@ -126,7 +134,7 @@ class TopK:
             into.index_add_(0, rank_indices, rank_values)
 
 
-def _move_to_bucket(memory: Residuals, bucket: Any) -> None:
-    """Move a bucket's tensor to the bucket's device: checkpoints are read on the CPU."""
+def _move_to_device(memory: Residuals, bucket: Any) -> None:
+    """Move this bucket's tensor in `memory` to the bucket's device: checkpoints are loaded on the CPU."""
     if bucket.index() in memory:
         memory[bucket.index()] = memory[bucket.index()].to(bucket.buffer().device)

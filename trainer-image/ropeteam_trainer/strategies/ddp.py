@@ -16,23 +16,24 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 Hook = Callable[[Any, Any], "torch.futures.Future[torch.Tensor]"]
+"""DDP communication hook: (state, bucket of gradients) -> future of the averaged bucket."""
 
 
 class DataParallel(DistributedDataParallel):
     """DDP with reproducible sums.
 
-    DDP rebuilds its gradient buckets after the first backward pass, and at three or more ranks another
-    order of sums gives other last bits. A resumed job would be one pass behind; so the first batch is run
-    twice, with gradients, buffers and random generators restored: from the first step on, every process
-    adds in the same order.
+    DDP rebuilds its gradient buckets after the first backward pass, and with three or more ranks another
+    order of sums gives other last bits. A resumed job would use the first buckets in another step than a job
+    that was not interrupted. So the first batch is run twice, and the first run has no effect: from the first
+    step on, every process adds in the same order.
     """
 
     def __init__(self, module: nn.Module, hook: Hook | None = None) -> None:
-        """hook: DDP communication hook that replaces the all-reduce of a gradient bucket."""
+        """hook: replaces the all-reduce of a gradient bucket."""
         super().__init__(module)
         self._buckets_rebuilt = False
         if hook is not None:
-            self.register_comm_hook(None, self._after_rebuild(hook))
+            self.register_comm_hook(None, self._except_in_rebuild(hook))
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         if not self._buckets_rebuilt and torch.is_grad_enabled():
@@ -40,6 +41,8 @@ class DataParallel(DistributedDataParallel):
         return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
 
     def _rebuild_buckets(self, *inputs: Any, **named: Any) -> None:
+        """Run one forward and backward pass without effect: gradients, buffers and random generators are
+        restored. The loss is the sum of all outputs, so that every parameter that is used gets a gradient."""
         buffers = [buffer.clone() for buffer in self.buffers()]
         grads = [parameter.grad for parameter in self.parameters()]
         for parameter in self.parameters():
@@ -57,8 +60,8 @@ class DataParallel(DistributedDataParallel):
             parameter.grad = grad
         self._buckets_rebuilt = True
 
-    def _after_rebuild(self, hook: Hook) -> Hook:
-        """Hook that skips the discarded pass: a hook may keep errors of former gradients, not of that one."""
+    def _except_in_rebuild(self, hook: Hook) -> Hook:
+        """`hook`, except in _rebuild_buckets(), whose gradients must not enter its error feedback."""
 
         def rebuilt_hook(state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
             if self._buckets_rebuilt:
@@ -72,6 +75,7 @@ class DataParallel(DistributedDataParallel):
 
 
 def _differentiable(output: Any) -> Iterator[torch.Tensor]:
+    """Tensors with a gradient in a model's output, which may be nested."""
     if isinstance(output, torch.Tensor):
         if output.requires_grad:
             yield output

@@ -1,4 +1,8 @@
-"""Facade that the loop calls instead of the model: adds a loss, micro-batches, a pipeline, a loss scale."""
+"""Facade that the loop calls instead of the model: it adds a loss, micro-batches, a pipeline, a loss scale.
+
+A batch is computed whole, or split (micro-batches, a pipeline); then the backward pass runs inside model(),
+see model/eager.py. Without gradients, as in an evaluation, only a pipeline splits.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +19,13 @@ from ropeteam_trainer.strategies.pipeline import Pipeline
 from ropeteam_trainer.strategies.precision import LossScale
 
 Loss = Callable[..., torch.Tensor]
+"""(output, target) -> mean loss, one number."""
 
 
 class ModelFacade(nn.Module):
     """Module that calls the parts of the model. With a loss function, model(x, y) is loss(output of x, y).
 
-    The state_dict() has the names of the plain model, in a pipeline those of this rank's stages.
+    Keys of state_dict() are those of the plain model, in a pipeline those of this rank's stages.
     """
 
     def __init__(
@@ -31,11 +36,14 @@ class ModelFacade(nn.Module):
         weight: Callable[[], float],
         scale: LossScale | None,
     ) -> None:
+        """parts: the model, or this rank's stages of a pipeline. micro: samples of a micro-batch; None: whole
+        batches. weight: returns the factor by which the loop multiplies the loss."""
         super().__init__()
         self.parts = nn.ModuleList(parts)
         self._loss, self._micro, self._weight, self._scale = loss, micro, weight, scale
         self._pipeline: Pipeline | None = None
-        self.does_anything = loss is not None or micro is not None or scale is not None
+        self.is_needed = loss is not None or micro is not None or scale is not None
+        """Whether this does more than to call the model."""
         self.register_state_dict_post_hook(_with_plain_names)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_with_full_names)  # type: ignore[no-untyped-call]
 
@@ -49,46 +57,62 @@ class ModelFacade(nn.Module):
             raise
 
     def use_pipeline(self, pipeline: Pipeline) -> None:
-        """Run all later batches through a pipeline."""
-        self._pipeline, self.does_anything = pipeline, True
+        """Run all later batches through this pipeline of the parts."""
+        self._pipeline, self.is_needed = pipeline, True
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Output of the model, or its loss if there is a loss function or the batch is split. A split batch
+        with gradients enabled has run its backward pass on return."""
         if self._pipeline is None and (self._micro is None or not torch.is_grad_enabled()):
-            return self._compute(*inputs, **named)
+            return self._compute_whole_batch(*inputs, **named)
         if not torch.is_grad_enabled():
-            return self._run(inputs, named)
+            return self._run_split_batch(inputs, named)
         parameters = list(self.parts.parameters())
-        return eager.loss_of(lambda: self._run(inputs, named), parameters, self._weight())
+        return eager.loss_with_deferred_gradients(
+            lambda: self._run_split_batch(inputs, named), parameters, self._weight()
+        )
 
-    def finished_loss(self, output: Any, target: Any) -> torch.Tensor:
-        """Loss, scaled if needed, for the last stage of a pipeline."""
+    def pipeline_loss(self, output: Any, target: Any) -> torch.Tensor:
+        """Loss of one micro-batch in the last stage of a pipeline, with a scaled gradient if there is a loss
+        scale."""
         assert self._loss is not None
         loss = self._loss(output, target)
         return self._scale.scaled(loss) if self._scale else loss
 
-    def _run(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> torch.Tensor:
+    def _run_split_batch(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> torch.Tensor:
+        """Mean loss of the batch, run through the pipeline or in micro-batches. Raises TypeError for other
+        arguments than a pipeline takes."""
         if self._pipeline is not None:
             if named or len(inputs) != 2:
                 raise TypeError(
-                    "with a pipeline call model(x, y): two positional arguments and no keywords, not "
-                    f"{len(inputs)} and {', '.join(named) or 'none'}"
+                    "with spec.strategy.parallelism.pipeline call model(x, y), with two positional "
+                    f"arguments and no keywords; it was called with {len(inputs)} and the keywords "
+                    f"{', '.join(named) or '(none)'}"
                 )
             return self._pipeline.run(inputs[0], inputs[1], self._weight())
         assert self._micro is not None
         batch = microbatch.ModelArguments(inputs, named)
-        return microbatch.accumulate(self.parts[0], self._compute, batch, self._micro, self._weight())
+        return microbatch.accumulate_gradients(
+            self.parts[0], self._compute_whole_batch, batch, self._micro, self._weight()
+        )
 
-    def _compute(self, *inputs: Any, **named: Any) -> Any:
+    def _compute_whole_batch(self, *inputs: Any, **named: Any) -> Any:
+        """Output or loss of one pass without a pipeline, with scaled gradients if there is a loss scale. With
+        a loss function the last argument is its target. Raises TypeError if that is missing."""
         if self._loss is None:
             output = self.parts[0](*inputs, **named)
         elif not inputs:
-            raise TypeError("with a loss function call model(x, y): it compares the output of x with y")
+            raise TypeError(
+                "job.wrap(..., loss=f) makes model(x, y) return f(output of x, y): call the model with the "
+                "target y as the last positional argument"
+            )
         else:
             output = self._loss(self.parts[0](*inputs[:-1], **named), inputs[-1])
         return output if self._scale is None else _scaled(output, self._scale)
 
 
 def _scaled(output: Any, scale: LossScale) -> Any:
+    """Copy of a nested output whose tensors have scaled gradients."""
     if isinstance(output, torch.Tensor):
         return scale.scaled(output) if output.requires_grad else output
     if isinstance(output, dict):
@@ -102,18 +126,21 @@ def _scaled(output: Any, scale: LossScale) -> Any:
 
 
 def _with_plain_names(facade: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
-    for full, plain in [*_names(facade, prefix)]:
+    """Rename the keys of `state` in place, after state_dict()."""
+    for full, plain in [*_renamed_keys(facade, prefix)]:
         state[plain] = state.pop(full)
 
 
 def _with_full_names(facade: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    for full, plain in [*_names(facade, prefix)]:
+    """Rename the keys of `state` in place, before load_state_dict(). Keys that are missing there stay
+    missing."""
+    for full, plain in [*_renamed_keys(facade, prefix)]:
         if plain in state:
             state[full] = state.pop(plain)
 
 
-def _names(facade: ModelFacade, prefix: str) -> Iterator[tuple[str, str]]:
-    """Names of each value in the state of the parts: with the prefixes of wrappers, and without."""
+def _renamed_keys(facade: ModelFacade, prefix: str) -> Iterator[tuple[str, str]]:
+    """(key in the facade's state_dict(), key in that of the plain model) of each value."""
     for number, part in enumerate(facade.parts):
         for name in part.state_dict():
             yield f"{prefix}parts.{number}.{name}", f"{prefix}{plain_name(part, name)}"

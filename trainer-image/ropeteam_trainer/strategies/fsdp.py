@@ -26,28 +26,29 @@ from ropeteam_trainer.contract.strategy import Offload, Precision, Sharding, Str
 from ropeteam_trainer.strategies.model.units import units_of
 
 
-def apply(model: nn.Module, mesh: DeviceMesh, strategy: Strategy) -> None:
-    """Shard in place: each unit by itself, then the rest. mesh: (shard,) or (replicate, shard)."""
+def shard_model(model: nn.Module, mesh: DeviceMesh, strategy: Strategy) -> None:
+    """Shard in place: each unit by itself, then the rest of the model. Parameters become DTensors, so the
+    optimizer must be bound to them afterwards. mesh: its dimensions (shard,) or (replicate, shard)."""
     options: dict[str, Any] = {
         "mesh": mesh,
         "reshard_after_forward": strategy.sharding is not Sharding.GRADIENTS,
-        "mp_policy": _precision(strategy.precision),
-        "offload_policy": _offload(strategy.offload, mesh),
+        "mp_policy": _precision_policy(strategy.precision),
+        "offload_policy": _offload_policy(strategy.offload, mesh),
     }
     for unit in units_of(model):
         fully_shard(unit, **options)
     fully_shard(model, **options)
 
 
-def _offload(offload: Offload, mesh: DeviceMesh) -> OffloadPolicy:
-    """Offload policy. On a CPU all is in host memory already, and no accelerator needs pinned memory."""
+def _offload_policy(offload: Offload, mesh: DeviceMesh) -> OffloadPolicy:
+    """FSDP's offload policy. On a CPU none: all is in host memory already."""
     if offload is Offload.NONE or mesh.device_type == "cpu":
         return OffloadPolicy()
     return CPUOffloadPolicy()
 
 
-def _precision(precision: Precision) -> MixedPrecisionPolicy:
-    """Precision policy: compute and gather in 16 bits, reduce gradients in float32."""
+def _precision_policy(precision: Precision) -> MixedPrecisionPolicy:
+    """FSDP's precision policy: compute and gather in 16 bits, reduce gradients in float32."""
     if precision is Precision.FLOAT32:
         return MixedPrecisionPolicy()
     short = torch.bfloat16 if precision is Precision.BFLOAT16 else torch.float16

@@ -19,40 +19,56 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from ropeteam_trainer.contract.strategy import LearningRate, TrustRatio
-from ropeteam_trainer.partition.cost import rate_factor
-from ropeteam_trainer.strategies.model.stepping import Step, around_step
+from ropeteam_trainer.contract.strategy import LearningRate, Scaling, TrustRatio
+from ropeteam_trainer.strategies.model.stepping import Step, wrap_step
 
 LARS_COEFFICIENT = 0.001
+"""Trust coefficient of the LARS paper."""
 
 
-def warmup(rate: LearningRate, steps_done: int) -> float:
-    """Fraction of the full rate for the step after `steps_done` steps."""
+def learning_rate_factor(rate: LearningRate, global_batch: int | None) -> float:
+    """Factor of the script's learning rate for a global batch. partition/layout.py has refused a scaling
+    without the two batch sizes."""
+    if rate.scaling is Scaling.NONE:
+        return 1.0
+    assert rate.base_batch is not None
+    assert global_batch is not None
+    ratio = global_batch / rate.base_batch
+    return ratio if rate.scaling is Scaling.LINEAR else float(ratio**0.5)
+
+
+def warmup_factor(rate: LearningRate, steps_done: int) -> float:
+    """Fraction of the full rate for the step after `steps_done` steps: linear, 1 after `warmup_steps`."""
     return min(1.0, (steps_done + 1) / (rate.warmup_steps + 1))
 
 
-def apply(
+def adapt_optimizer(
     optimizer: Optimizer, rate: LearningRate, global_batch: int | None, steps_done: Callable[[], int]
 ) -> None:
-    """Scale the rates in place. Create schedulers afterwards: they take the scaled rate as the base."""
+    """Scale the optimizer's learning rates in place, and wrap its step for LARS or LAMB and the warm-up.
+
+    Create schedulers afterwards: they take the scaled rate as the base. global_batch: samples per step; None
+    if nothing is scaled. steps_done: returns the job's steps, for the warm-up.
+    """
     for group in optimizer.param_groups:
-        group["lr"] *= rate_factor(rate, global_batch)
+        group["lr"] *= learning_rate_factor(rate, global_batch)
     if rate.trust_ratio is TrustRatio.LARS:
-        around_step(optimizer, lambda step: _lars(optimizer, step))
+        wrap_step(optimizer, lambda step: _lars(optimizer, step))
     if rate.trust_ratio is TrustRatio.LAMB:
-        around_step(optimizer, lambda step: _lamb(optimizer, step))
+        wrap_step(optimizer, lambda step: _lamb(optimizer, step))
     if rate.warmup_steps:
-        around_step(optimizer, lambda step: _warm_up(optimizer, step, warmup(rate, steps_done())))
+        wrap_step(optimizer, lambda step: _warm_up(optimizer, step, warmup_factor(rate, steps_done())))
 
 
-def _warm_up(optimizer: Optimizer, step: Step, part: float) -> Any:
-    with _scaled_by(optimizer, "lr", part):
+def _warm_up(optimizer: Optimizer, step: Step, factor: float) -> Any:
+    """Step with the learning rates times `factor`."""
+    with _scaled_by(optimizer, "lr", factor):
         return step()
 
 
 @contextmanager
 def _scaled_by(optimizer: Optimizer, name: str, factor: float) -> Iterator[None]:
-    """Multiply a hyperparameter of all groups by `factor`, for one step."""
+    """Context in which the hyperparameter `name` of all groups is multiplied by `factor`."""
     before = [group[name] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group[name] = group[name] * factor
@@ -65,7 +81,8 @@ def _scaled_by(optimizer: Optimizer, name: str, factor: float) -> Iterator[None]
 
 @torch.no_grad()
 def _lars(optimizer: Optimizer, step: Step) -> Any:
-    """Scale each matrix's gradient, with its weight decay, to the norm of the matrix."""
+    """Step with each matrix's gradient, weight decay included, scaled to the norm of the matrix. Gradients
+    are changed in place. Vectors get the plain step, with their weight decay added here too."""
     for group in optimizer.param_groups:
         for p in group["params"]:
             if p.grad is None:
@@ -74,30 +91,32 @@ def _lars(optimizer: Optimizer, step: Step) -> Any:
             norm, update = p.norm(), p.grad.norm() + decay * p.norm()
             p.grad.add_(p, alpha=decay)
             if p.ndim > 1:
-                p.grad.mul_(_ratio(norm, update) * LARS_COEFFICIENT)
-    with _scaled_by(optimizer, "weight_decay", 0):
+                p.grad.mul_(_trust_ratio(norm, update) * LARS_COEFFICIENT)
+    with _scaled_by(optimizer, "weight_decay", 0):  # it is in the gradients already
         return step()
 
 
 @torch.no_grad()
 def _lamb(optimizer: Optimizer, step: Step) -> Any:
-    """Scale each matrix's step, weight decay included, to the norm of the matrix."""
+    """Step, then scale each matrix's update, weight decay included, to the norm of the matrix. A learning
+    rate of 0 gives NaN for the update's norm, which counts as zero."""
     before = [(p, p.clone(), group["lr"]) for group, p in _matrices(optimizer)]
     result = step()
     for p, old, lr in before:
         update = p - old
-        p.copy_(old + update * _ratio(old.norm(), update.norm() / lr))
+        p.copy_(old + update * _trust_ratio(old.norm(), update.norm() / lr))
     return result
 
 
 def _matrices(optimizer: Optimizer) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
+    """Each parameter of two or more dimensions that has a gradient, with its group."""
     for group in optimizer.param_groups:
         for p in group["params"]:
             if p.grad is not None and p.ndim > 1:
                 yield group, p
 
 
-def _ratio(weight: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
-    """Trust ratio; 1 where either norm is zero."""
+def _trust_ratio(weight: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
+    """Norm of the weight divided by that of its update; 1 if either is zero."""
     nonzero = (weight > 0) & (update > 0)
     return torch.where(nonzero, weight / update, torch.ones_like(weight))

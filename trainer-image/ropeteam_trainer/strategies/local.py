@@ -24,17 +24,20 @@ from torch.distributed.algorithms.model_averaging.hierarchical_model_averager im
 from torch.optim import SGD, Optimizer
 
 from ropeteam_trainer.contract.strategy import Local
-from ropeteam_trainer.strategies.model.stepping import Step, around_step
+from ropeteam_trainer.strategies.model.stepping import Step, wrap_step
 
 
-class LocalSteps:
-    """Periodic averaging after optimizer steps. The ranks have the same weights at the start."""
+class PeriodicAveraging:
+    """Averages the weights over ranks after some of the optimizer's steps."""
 
     def __init__(self, parameters: list[nn.Parameter], optimizer: Optimizer, local: Local) -> None:
+        """Wraps the optimizer's step. The ranks have the same weights now."""
         self._parameters, self._local, self._steps = parameters, local, 0
-        self._average = self._averager()
-        self._outer = _Outer(parameters, local) if local.outer_learning_rate_per_mille is not None else None
-        around_step(optimizer, self._step)
+        self._average = self._averaging_function()
+        self._outer = (
+            _OuterOptimizer(parameters, local) if local.outer_learning_rate_per_mille is not None else None
+        )
+        wrap_step(optimizer, self._step)
 
     @property
     def in_sync(self) -> bool:
@@ -43,23 +46,27 @@ class LocalSteps:
 
     @torch.no_grad()
     def synchronize(self) -> None:
-        """Average now, and restart the count."""
+        """Average now if the weights differ, and count steps from here again. Without a step of the outer
+        optimizer. All ranks call it together."""
         if not self.in_sync:
             for p in self._parameters:
                 dist.all_reduce(p)
                 p.div_(dist.get_world_size())
             self._steps = 0
-            self._average = self._averager()
+            self._average = self._averaging_function()
 
     def state_dict(self) -> dict[str, Any]:
         """State of the outer optimizer. Valid only while all ranks have the same weights."""
         return {"outer": self._outer.state_dict() if self._outer else None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load the state, unless it is of a job without an outer optimizer, or this job has none."""
         if self._outer and state["outer"]:
             self._outer.load_state_dict(state["outer"])
 
     def _step(self, step: Step) -> Any:
+        """Step locally, average if that is due, and step the outer optimizer if all ranks have the same
+        weights then. Returns the result of the local step."""
         result = step()
         self._steps += 1
         self._average(self._parameters)
@@ -67,8 +74,10 @@ class LocalSteps:
             self._outer.step()
         return result
 
-    def _averager(self) -> Any:
-        """torch's averager; torch's count their calls from 0 and average when `count % period == 0`."""
+    def _averaging_function(self) -> Any:
+        """Function of torch's averager, to be called with the parameters after each step. torch counts calls
+        from 0 and averages if the count is a multiple of the period: begin with 1, to average after
+        `every_steps`."""
         local = self._local
         if local.groups_of is None:
             averager: Any = PeriodicModelAverager(period=local.every_steps, warmup_steps=0)
@@ -82,8 +91,8 @@ class LocalSteps:
         return averager.average_parameters
 
 
-class OwnState:
-    """State that is not averaged: this rank's optimizer state, and the model's buffers."""
+class LocalState:
+    """State that is not averaged, to be saved by each rank: its optimizer state, and the model's buffers."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self._model, self._optimizer = model, optimizer
@@ -96,14 +105,15 @@ class OwnState:
 
     @torch.no_grad()
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Load after the optimizer itself: its groups are the same on all ranks."""
+        """Load this rank's state, after the optimizer itself is loaded: its hyperparameters are the same on
+        all ranks."""
         self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": saved["optimizer"]})
         for name, buffer in self._model.named_buffers():
             buffer.copy_(saved["buffers"][name])
 
 
-class _Outer:
-    """DiLoCo's outer optimizer."""
+class _OuterOptimizer:
+    """DiLoCo's outer optimizer: SGD over the weights of the last synchronization."""
 
     def __init__(self, parameters: list[nn.Parameter], local: Local) -> None:
         self._parameters = parameters
@@ -118,7 +128,9 @@ class _Outer:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Step from the last common weights. Called right after the weights were averaged."""
+        """Step the common weights, with their difference from the mean as the gradient, and set the
+        parameters to them. Called when the parameters are the mean of all ranks; every rank computes the
+        same."""
         for common, mean in zip(self._common, self._parameters, strict=True):
             common.grad = common - mean
         self._sgd.step()

@@ -26,14 +26,14 @@ from torch.distributed import pipelining
 from torch.distributed.pipelining import PipelineStage
 
 from ropeteam_trainer.contract.strategy import Pipelining, Schedule, StrategyError
-from ropeteam_trainer.partition.cost import micro_batches
+from ropeteam_trainer.partition.layout import scheduled_micro_batches
 from ropeteam_trainer.strategies.model.microbatch import (
     ModelArguments,
-    bounds,
     check_loss,
-    most,
-    samples,
-    split,
+    max_over_ranks,
+    micro_batch_bounds,
+    sample_count,
+    split_batch,
 )
 
 _SCHEDULES: dict[Schedule, Any] = {
@@ -43,27 +43,30 @@ _SCHEDULES: dict[Schedule, Any] = {
     Schedule.ZERO_BUBBLE: pipelining.ScheduleInterleavedZeroBubble,
 }
 Loss = Callable[..., torch.Tensor]
+"""(output, target) -> mean loss, one number."""
 
 
-def split_stages(
+def stages_of_rank(
     model: nn.Module, settings: Pipelining, ranks: int, rank: int
 ) -> list[tuple[int, nn.Sequential]]:
-    """This rank's stages and their numbers. Stages have equal numbers of layers where they divide evenly.
+    """Stages of the rank, with their numbers in the pipeline. ranks: of the pipeline; rank: among these.
 
-    Raises StrategyError for a model that is not an nn.Sequential, or has too few layers.
+    Stages have equal numbers of layers, or differ by one. With several per rank, rank r has the stages r, r +
+    ranks, ... Raises StrategyError for a model that is not an nn.Sequential, or has too few layers.
     """
     if not isinstance(model, nn.Sequential):
         raise StrategyError(
-            "spec.strategy.parallelism.pipeline: the model must be an nn.Sequential of its layers "
-            f"(embedding, blocks, head), this is a {type(model).__name__}; give the loss to wrap(..., loss=f)"
+            "spec.strategy.parallelism.pipeline: job.wrap() needs a model that is an nn.Sequential of its "
+            f"layers (embedding, blocks, head), not a {type(model).__name__}; what is no layer, such as the "
+            "loss, goes to job.wrap(..., loss=f)"
         )
     per_rank = settings.stage_count_per_rank
     stages = ranks * per_rank
     layers = list(model.named_children())
     if len(layers) < stages:
         raise StrategyError(
-            f"spec.strategy.parallelism.pipeline: {len(layers)} layers cannot make {stages} stages; use at "
-            f"most {len(layers) // per_rank} ranks with {per_rank} each"
+            f"spec.strategy.parallelism.pipeline: a model of {len(layers)} layers cannot make {stages} "
+            f"stages; use at most {len(layers) // per_rank} ranks, with {per_rank} per rank"
         )
     ends = [len(layers) * number // stages for number in range(stages + 1)]
     own_stages = range(rank, stages, ranks)
@@ -71,11 +74,11 @@ def split_stages(
 
 
 class Pipeline:
-    """All stages of this rank, run by a schedule. Shapes may change from batch to batch.
+    """All stages of this rank, run by a schedule of torch. Shapes may change from batch to batch.
 
-    Stages exchange micro-batches of one size: one with a sample less than others is padded by repeating one,
-    and the loss ignores the padding. Replicas of the pipeline communicate at each micro-batch, so all split
-    by the largest of their parts.
+    Stages exchange micro-batches of one size: one with a sample less than others is padded by repeating its
+    last sample, and the loss ignores the padding. Replicas of the pipeline communicate at each micro-batch,
+    so all split into as many, by the replica with the most samples.
     """
 
     def __init__(
@@ -87,37 +90,50 @@ class Pipeline:
         loss: Loss,
         communicates: Callable[[], bool],
     ) -> None:
-        """communicates: whether replicas of the pipeline communicate in this pass."""
+        """group: ranks of this pipeline. communicates: whether its replicas communicate in this pass."""
         self._stages, self._settings, self._group, self._device = stages, settings, group, device
         self._loss, self._communicates = loss, communicates
         self._ranks = dist.get_world_size(group)
         self._last = self._ranks * settings.stage_count_per_rank - 1
         self._weight = 1.0
+        """Factor of gradients in the current batch."""
         self._losses: list[torch.Tensor] = []
-        """Losses of the last batch's micro-batches, each times its weight, on the last stage's rank."""
+        """Losses of the current batch's micro-batches, each times its fraction of the samples. Last stage's
+        rank only."""
         self._targets: list[tuple[Any, float]] = []
+        """Target of each micro-batch, as an argument of a model, and its fraction of the samples."""
         self._bounds: list[tuple[int, int, float]] = []
+        """Begin and end of each micro-batch without padding, and its fraction of the samples."""
         self._size = 0
         """Samples of a micro-batch, padding included."""
         self._schedules: dict[tuple[int, ...], Any] = {}
+        """Schedules that were used, by what they depend on."""
 
     def run(self, inputs: torch.Tensor, target: Any, weight: float) -> torch.Tensor:
-        """The mean loss, on all ranks of the pipeline. Gradients, if enabled, are those of weight x mean."""
+        """Run forward and, if gradients are enabled, backward passes of a batch. Returns its mean loss, on
+        all ranks of the pipeline; gradients are those of weight x mean. inputs, target: the same on all ranks
+        of the pipeline.
+
+        Order: all replicas agree on the number of micro-batches, the inputs are padded and run, and the last
+        stage's rank broadcasts the loss.
+        """
         self._weight, self._losses = weight, []
-        own = samples((inputs,))
-        largest = most(own, (inputs,)) if self._communicates() else own
-        count = micro_batches(largest, self._settings, self._ranks)
-        self._size, self._bounds = math.ceil(largest / count), bounds(own, count)
+        own = sample_count((inputs,))
+        largest = max_over_ranks(own, (inputs,)) if self._communicates() else own
+        count = scheduled_micro_batches(largest, self._settings, self._ranks)
+        self._size, self._bounds = math.ceil(largest / count), micro_batch_bounds(own, count)
         numbers = [number for number, _ in self._stages]
         padded = self._padded(inputs)
         schedule = self._schedule_for(padded, count)
-        target_numbers = {}
+        target_numbers = {}  # torch cannot split targets unequally: _weighted_loss() looks them up
         if self._last in numbers:
-            self._targets = split(ModelArguments((target,), {}), count)
+            self._targets = split_batch(ModelArguments((target,), {}), count)
             target_numbers = {"target": torch.arange(count)}
         run = schedule.step if torch.is_grad_enabled() else schedule.eval
         run(*((padded,) if 0 in numbers else ()), **target_numbers)
-        losses = self._losses[-count:]  # shape inference of stages has run the loss on empty data before
+        losses = self._losses[
+            -count:
+        ]  # in a first run shape inference has computed losses of empty data before
         mean = torch.stack(losses).sum() if losses else torch.zeros(())
         mean = mean.to(self._device, torch.float32)
         owner = dist.get_global_rank(self._group, self._last % self._ranks)
@@ -125,7 +141,7 @@ class Pipeline:
         return mean
 
     def _padded(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Inputs padded to equal micro-batches: a smaller one repeats its last sample."""
+        """Inputs whose micro-batches have `_size` samples each: a smaller one repeats its last sample."""
         if len(inputs) == self._size * len(self._bounds):
             return inputs
         rows = [
@@ -134,15 +150,18 @@ class Pipeline:
         return inputs[torch.tensor(rows, device=inputs.device)]
 
     def _weighted_loss(self, output: Any, number: torch.Tensor) -> torch.Tensor:
-        """Loss of one micro-batch. number: of the micro-batch, passed instead of its target."""
-        (begin, end, part), (target, _) = self._bounds[int(number)], self._targets[int(number)]
-        loss = self._loss(_first(output, end - begin, self._size), *target.inputs)
+        """Loss of one micro-batch x its fraction of the samples x the batch's weight, for the backward pass;
+        it records the loss x the fraction in `_losses`. number: of the micro-batch, in the place of its
+        target."""
+        (begin, end, fraction), (target, _) = self._bounds[int(number)], self._targets[int(number)]
+        loss = self._loss(_without_padding(output, end - begin, self._size), *target.inputs)
         check_loss(loss)
-        self._losses.append(loss.detach() * part)
-        return loss * (self._weight * part)
+        self._losses.append(loss.detach() * fraction)
+        return loss * (self._weight * fraction)
 
     def _schedule_for(self, inputs: torch.Tensor, count: int) -> Any:
-        """Schedule for this shape, one per shape: stages infer shapes when they first run."""
+        """Schedule of `count` micro-batches for inputs of this shape, created once for each: stages infer
+        their shapes in the first run."""
         key = (torch.is_grad_enabled(), count, *inputs.shape)
         if key not in self._schedules:
             stages = [
@@ -159,14 +178,15 @@ class Pipeline:
         return self._schedules[key]
 
 
-def _first(output: Any, rows: int, of: int) -> Any:
-    """Output of the first `rows` samples: each may have several rows, where a model flattens them."""
-    if rows == of:
+def _without_padding(output: Any, samples: int, padded: int) -> Any:
+    """Output of the first `samples` of `padded` samples. Each may have several rows, if the model flattens
+    them. Raises TypeError if it is not one tensor with as many rows for each sample."""
+    if samples == padded:
         return output
-    if isinstance(output, torch.Tensor) and output.ndim and len(output) % of == 0:
-        return output[: len(output) // of * rows]
+    if isinstance(output, torch.Tensor) and output.ndim and len(output) % padded == 0:
+        return output[: len(output) // padded * samples]
     raise TypeError(
-        f"spec.strategy.parallelism.pipeline: a batch that is not split into equal micro-batches needs a "
-        f"last layer that returns one tensor, samples first; this is {type(output).__name__}, for "
-        f"micro-batches of {of} samples"
+        "spec.strategy.parallelism.pipeline: for a batch that cannot be split into equal micro-batches the "
+        f"last layer must return one tensor, samples first; it returned {type(output).__name__} for {padded} "
+        "samples. Or choose a batch that pipelining.microBatches divides"
     )

@@ -17,13 +17,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ropeteam_trainer.contract.strategy import Precision
-from ropeteam_trainer.strategies.model.stepping import Step, around_step
+from ropeteam_trainer.strategies.model.stepping import Step, wrap_step
 
 _TYPES = {Precision.BFLOAT16: torch.bfloat16, Precision.FLOAT16: torch.float16}
 
 
-def autocast(model: nn.Module, precision: Precision, device: torch.device) -> None:
-    """Run `model` under autocast to the 16-bit type, whatever the caller."""
+def enable_autocast(model: nn.Module, precision: Precision, device: torch.device) -> None:
+    """Make forward() of `model` run under autocast to the 16-bit type, in place, whatever the caller does.
+    precision: not FLOAT32."""
     inner = model.forward
 
     @functools.wraps(inner)
@@ -35,33 +36,39 @@ def autocast(model: nn.Module, precision: Precision, device: torch.device) -> No
 
 
 class LossScale:
-    """Scale gradients up in the backward pass and down before the optimizer steps.
+    """Loss scale of Float16: gradients are scaled up in the backward pass, and down before the optimizer
+    steps.
 
     The model's output keeps its value; only the gradient that flows back through it is scaled.
     """
 
     def __init__(self, optimizer: Optimizer, device: torch.device) -> None:
+        """Wraps the optimizer's step."""
         self._scaler = torch.amp.GradScaler(device.type)
         self._one = torch.ones((), device=device)
         self._optimizer = optimizer
-        self._unscaled = self._stepping = False
-        around_step(optimizer, self._scaled_step)
+        self._unscaled = False
+        """Whether the gradients of the current step are unscaled."""
+        self._stepping = False
+        wrap_step(optimizer, self._scaled_step)
         self.state_dict, self.load_state_dict = self._scaler.state_dict, self._scaler.load_state_dict
 
     def scaled(self, output: torch.Tensor) -> torch.Tensor:
-        """`output`, with a gradient that will be scaled."""
+        """Tensor with the value of `output`, whose gradient will be scaled."""
         scale = self._scaler.scale(self._one)
         result: torch.Tensor = _ScaleGradient.apply(output, scale)  # type: ignore[no-untyped-call]
         return result
 
     def unscale(self) -> None:
-        """Unscale gradients before they are read. step() does so if no caller has."""
+        """Unscale gradients in place, so that they can be read. Once for each step; step() does so if no
+        caller has."""
         if not self._unscaled:
             self._scaler.unscale_(self._optimizer)
             self._unscaled = True
 
     def _scaled_step(self, step: Step) -> None:
-        if self._stepping:  # the scaler calls step() itself, if no gradient is infinite
+        """Step unless a gradient is infinite or NaN, and adjust the scale."""
+        if self._stepping:  # called by the scaler, below
             step()
             return
         self.unscale()
@@ -72,6 +79,8 @@ class LossScale:
 
 
 class _ScaleGradient(torch.autograd.Function):
+    """Identity, whose gradient is multiplied by `scale`."""
+
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(scale)

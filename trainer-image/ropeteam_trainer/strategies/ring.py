@@ -16,26 +16,28 @@ import torch
 import torch.distributed as dist
 
 
-def hook(_: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-    """DDP communication hook: the mean of a bucket of gradients."""
+def comm_hook(_: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    """DDP communication hook: averages a bucket of gradients by a ring all-reduce."""
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     done.set_result(all_reduce(bucket.buffer()).div_(dist.get_world_size()))
     return done
 
 
 def all_reduce(values: torch.Tensor) -> torch.Tensor:
-    """The sum of `values` (flat, the same length everywhere) over all ranks; in place."""
+    """Sum `values` over all ranks, in place, and return them. A flat tensor of the same length on all
+    ranks."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     chunks = list(values.tensor_split(ranks))
     for step in range(ranks - 1):  # reduce-scatter: chunk i starts at rank i and is complete at rank i-1
-        _exchange(chunks, (rank - step) % ranks, (rank - step - 1) % ranks, add=True)
+        _exchange_chunks(chunks, (rank - step) % ranks, (rank - step - 1) % ranks, add=True)
     for step in range(ranks - 1):  # all-gather
-        _exchange(chunks, (rank - step + 1) % ranks, (rank - step) % ranks, add=False)
+        _exchange_chunks(chunks, (rank - step + 1) % ranks, (rank - step) % ranks, add=False)
     return values
 
 
-def _exchange(chunks: list[torch.Tensor], out: int, into: int, add: bool) -> None:
-    """Send chunk `out` to the right while receiving chunk `into` from the left."""
+def _exchange_chunks(chunks: list[torch.Tensor], out: int, into: int, add: bool) -> None:
+    """Send chunk `out` to the right while receiving chunk `into` from the left, which is added to this rank's
+    (add) or replaces it."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     received = torch.empty_like(chunks[into])
     sending = dist.isend(chunks[out], (rank + 1) % ranks)

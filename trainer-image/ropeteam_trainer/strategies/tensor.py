@@ -24,31 +24,42 @@ from ropeteam_trainer.contract.strategy import StrategyError, TensorParallel, Te
 
 ParallelizePlan = Mapping[str, ParallelStyle]
 PlanMaker = Callable[[TensorSplit], ParallelizePlan]
+"""Function of the script that returns {pattern of layers' names: style}."""
 
 
-def apply(model: nn.Module, mesh: DeviceMesh, settings: TensorParallel, make: PlanMaker | None) -> None:
-    """Split in place. make: default the model's method `tensor_plan(settings)`."""
+def split_layers(
+    model: nn.Module, mesh: DeviceMesh, settings: TensorParallel, make: PlanMaker | None
+) -> None:
+    """Split layers in place, by the plan that `make` returns; None: the model's method tensor_plan().
+    Parameters become DTensors. mesh: its tensor dimension. Raises StrategyError if there is no plan, or a
+    split is not even; then nothing is split.
+    """
     plan_maker: Any = make or getattr(model, "tensor_plan", None)
     if plan_maker is None:
         raise StrategyError(
-            "spec.strategy.parallelism.tensor: this model has no plan for its split; give it a method "
-            "tensor_plan(settings), or wrap(..., tensor_plan=f), that returns {layer name: ColwiseParallel()}"
+            f"spec.strategy.parallelism.tensor: {type(model).__name__} has no plan for its split; give it a "
+            "method tensor_plan(settings), or call job.wrap(..., tensor_plan=f), that returns "
+            "{layer name: ColwiseParallel()}"
         )
     plan: ParallelizePlan = plan_maker(TensorSplit(settings.sequence, settings.loss, mesh.size()))
     names = {id(layer): name for name, layer in model.named_modules()}
-    parallelize_module(model, mesh, {path: _RequireEvenSplit(style, names) for path, style in plan.items()})
+    parallelize_module(model, mesh, {path: _EvenSplitCheck(style, names) for path, style in plan.items()})
     parallelize_module(model, mesh, dict(plan))
 
 
 @dataclass
-class _RequireEvenSplit(ParallelStyle):
-    """Check that splits are even; split nothing. Code that holds a plain tensor assumes equal shards."""
+class _EvenSplitCheck(ParallelStyle):
+    """Style that splits nothing, and checks that `style` would split evenly: torch allows unequal shards, but
+    a layer that returns a plain tensor of its shard is followed by code that assumes equal ones.
+
+    names: of the model's layers, by id.
+    """
 
     style: ParallelStyle
     names: Mapping[int, str]
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        """Raises StrategyError."""
+        """Called by torch for each layer of the plan. Raises StrategyError for an uneven split."""
         style, ranks = self.style, device_mesh.size()
         if (
             isinstance(style, ColwiseParallel)
@@ -58,12 +69,13 @@ class _RequireEvenSplit(ParallelStyle):
             columns: int = getattr(module, "out_features", getattr(module, "embedding_dim", 0))
             if columns % ranks:
                 raise StrategyError(
-                    f"spec.strategy.parallelism.tensor: the {columns} columns of {self.names[id(module)]} "
-                    f"cannot be shared equally by {ranks} ranks; use a divisor of {columns}, "
-                    f"{_divisor_below(columns, ranks)} for example"
+                    f"spec.strategy.parallelism.tensor: the {columns} columns of layer "
+                    f"{self.names[id(module)]!r} cannot be shared equally by {ranks} ranks; set tensor to a "
+                    f"divisor of {columns}, for example {_divisor_at_most(columns, ranks)}"
                 )
         return module
 
 
-def _divisor_below(number: int, most: int) -> int:
+def _divisor_at_most(number: int, most: int) -> int:
+    """The largest divisor of `number` that is at most `most`."""
     return next(each for each in range(most, 0, -1) if number % each == 0)

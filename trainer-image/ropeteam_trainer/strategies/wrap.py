@@ -45,20 +45,24 @@ from ropeteam_trainer.strategies import (
 )
 from ropeteam_trainer.strategies.ddp import Hook
 from ropeteam_trainer.strategies.facade import Loss, ModelFacade
-from ropeteam_trainer.strategies.local import LocalSteps, OwnState
-from ropeteam_trainer.strategies.model.naming import named_parameters, rebind
+from ropeteam_trainer.strategies.local import LocalState, PeriodicAveraging
+from ropeteam_trainer.strategies.model.naming import named_parameters, rebind_optimizer
 
 
 @dataclass(frozen=True)
 class LoopValues:
-    """Values of the job that techniques read."""
+    """Values of the job that techniques read in each step."""
 
     batch_weight: Callable[[], float]
+    """Job.batch_weight."""
     steps_done: Callable[[], int]
+    """Job.step."""
 
 
 @dataclass(frozen=True)
 class Wrapped:
+    """Model and optimizer with a strategy applied, and what checkpoints and clipping need of it."""
+
     model: nn.Module
     """The module that the loop calls."""
     optimizer: Optimizer
@@ -67,28 +71,35 @@ class Wrapped:
     extra: Mapping[str, Any]
     """More objects to checkpoint, with state_dict() and load_state_dict(), the same on all ranks."""
     own: Mapping[str, Any]
-    """More objects to checkpoint, different on each rank."""
+    """More objects to checkpoint, different on each rank. Their names are those in checkpoints: never change
+    them."""
     layout: Layout
-    local: LocalSteps | None
+    local: PeriodicAveraging | None
     scale: precision.LossScale | None
     mesh: DeviceMesh | None
+    """None: one rank."""
 
     def in_sync(self) -> bool:
         """Whether all ranks have the same weights now; a checkpoint needs that."""
         return self.local is None or self.local.in_sync
 
     def synchronize(self) -> None:
-        """Give all ranks the same weights, by an average that is not on the schedule."""
+        """Average the weights now if they differ between ranks (local SGD). All ranks call it together."""
         if self.local is not None:
             self.local.synchronize()
 
     def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
-        """Scale gradients so that their norm, over all ranks that share the model, is at most `max_norm`."""
+        """Scale gradients in place so that their norm, over all ranks that share the model, is at most
+        `max_norm`. Returns the norm that they had. All ranks call it together, after the backward pass.
+
+        Order: gradients are unscaled; the squares of norms are summed over meshes (torch joins tensors of one
+        mesh only), then over the stages of a pipeline.
+        """
         if self.scale is not None:
             self.scale.unscale()
         grads = [p.grad for part in self.parts for p in part.parameters() if p.grad is not None]
         squares = torch.zeros(())
-        for same_mesh in _by_mesh(grads):
+        for same_mesh in _grouped_by_mesh(grads):
             norm = nn.utils.get_total_norm(same_mesh)
             norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
             squares = squares.to(norm.device) + norm**2
@@ -111,55 +122,76 @@ def wrap(
     loss: Loss | None = None,
     tensor_plan: tensor.PlanMaker | None = None,
 ) -> Wrapped:
-    """Apply the strategy. Raises StrategyError, with the field to change, if possible before any change."""
+    """Apply the strategy to the model and the optimizer, which are changed in place. All ranks call it
+    together. Raises StrategyError with the field to change; in most cases before any change.
+
+    The order is that of this module's docstring. Each step needs the one before: a stage is split by layers
+    that tensor parallelism has replaced, and the optimizer is bound to the parameters that are left.
+    """
     grid = layout(strategy, world.size)
-    check(strategy, optimizer, loss)
+    check_settings(strategy, optimizer, loss)
     before = named_parameters([model])
     mesh = _mesh(grid, world.device)
     if world.size > 1:
         _broadcast_weights(model)
     if grid.tensor > 1:
         assert mesh is not None
-        tensor.apply(model, mesh["tensor"], strategy.tensor_parallel, tensor_plan)
-    stages: list[tuple[int, nn.Module]] = [(0, model)]
-    if grid.pipeline > 1:
-        stage_rank = grid.coordinate(world.rank).pipeline
-        stages = [*pipeline.split_stages(model, strategy.pipelining, grid.pipeline, stage_rank)]
-    hook = _hook(strategy)
-    stages = [(number, _apply(part, strategy, grid, mesh, world.device, hook)) for number, part in stages]
+        tensor.split_layers(model, mesh["tensor"], strategy.tensor_parallel, tensor_plan)
+    stages = _own_stages(model, strategy, grid, world.rank)
+    hook = _comm_hook(strategy)
+    stages = [
+        (number, _apply_to_part(part, strategy, grid, mesh, world.device, hook)) for number, part in stages
+    ]
     parts = tuple(part for _, part in stages)
-    rebind(optimizer, before, parts)
-    _hook_step(optimizer, strategy, grid, progress)
+    rebind_optimizer(optimizer, before, parts)
+    _wrap_step(optimizer, strategy, grid, progress)
     extra: dict[str, Any] = {}
     own: dict[str, Any] = {f"{type(hook).__name__}'s memory": hook} if hasattr(hook, "state_dict") else {}
     steps = None
     if strategy.sync.type is SyncType.LOCAL and world.size > 1:
-        extra["local"] = steps = LocalSteps(list(model.parameters()), optimizer, strategy.sync.local)
-        own = {"the local optimizers' state": OwnState(model, optimizer)}
+        extra["local"] = steps = PeriodicAveraging(list(model.parameters()), optimizer, strategy.sync.local)
+        own = {"the local optimizers' state": LocalState(model, optimizer)}
     scale = precision.LossScale(optimizer, world.device) if strategy.precision is Precision.FLOAT16 else None
     if scale is not None:
         extra["loss_scale"] = scale
     facade = ModelFacade(parts, loss, strategy.batch.micro_samples, progress.batch_weight, scale)
     if grid.pipeline > 1:
         assert mesh is not None
-        group = mesh["pipeline"].get_group()
-        facade.use_pipeline(
-            pipeline.Pipeline(
-                stages, strategy.pipelining, group, world.device, facade.finished_loss, partial(_syncs, grid)
-            )
-        )
-    called = facade if facade.does_anything or parts[0] is not model else model
+        facade.use_pipeline(_pipeline(stages, strategy, grid, mesh, world.device, facade.pipeline_loss))
+    called = facade if facade.is_needed or parts[0] is not model else model
     return Wrapped(called, optimizer, parts, extra, own, grid, steps, scale, mesh)
 
 
-def check(strategy: Strategy, optimizer: Optimizer, loss: Loss | None) -> None:
-    """Raise StrategyError for settings that cannot work with this script."""
+def _own_stages(model: nn.Module, strategy: Strategy, grid: Layout, rank: int) -> list[tuple[int, nn.Module]]:
+    """This rank's stages with their numbers; without a pipeline the whole model. Raises StrategyError."""
+    if grid.pipeline == 1:
+        return [(0, model)]
+    stage_rank = grid.coordinate(rank).pipeline
+    return [*pipeline.stages_of_rank(model, strategy.pipelining, grid.pipeline, stage_rank)]
+
+
+def _pipeline(
+    stages: list[tuple[int, nn.Module]],
+    strategy: Strategy,
+    grid: Layout,
+    mesh: DeviceMesh,
+    device: torch.device,
+    loss: Loss,
+) -> pipeline.Pipeline:
+    """Pipeline of this rank's stages."""
+    group, communicates = mesh["pipeline"].get_group(), partial(_replicas_communicate, grid)
+    return pipeline.Pipeline(stages, strategy.pipelining, group, device, loss, communicates)
+
+
+def check_settings(strategy: Strategy, optimizer: Optimizer, loss: Loss | None) -> None:
+    """Raise StrategyError for settings that cannot work with this optimizer or without a loss."""
     rate = strategy.learning_rate
     if optimizer.state:
-        raise StrategyError("wrap() was called after the optimizer's first step; call it before the loop")
+        raise StrategyError("job.wrap() was called after the optimizer's first step; call it before the loop")
     if strategy.parallelism.pipeline > 1 and loss is None:
         raise StrategyError(
-            "spec.strategy.parallelism.pipeline needs the loss function: wrap(model, optimizer, loss=f)"
+            "spec.strategy.parallelism.pipeline needs the loss function: call job.wrap(model, optimizer, "
+            "loss=f)"
         )
     needed: Any = {TrustRatio.LARS: SGD, TrustRatio.LAMB: (Adam, AdamW)}.get(rate.trust_ratio)  # type: ignore[arg-type]
     if needed is not None and not isinstance(optimizer, needed):
@@ -167,12 +199,12 @@ def check(strategy: Strategy, optimizer: Optimizer, loss: Loss | None) -> None:
         raise StrategyError(
             f"spec.strategy.learningRate.trustRatio: {rate.trust_ratio.value} requires "
             f"{'SGD' if rate.trust_ratio is TrustRatio.LARS else 'AdamW'}, the script has "
-            f"{type(optimizer).__name__}"
+            f"{type(optimizer).__name__}; change the script's optimizer, or leave trustRatio out"
         )
 
 
 def _mesh(grid: Layout, device: torch.device) -> DeviceMesh | None:
-    """Mesh with one dimension for each kind of parallelism in use. None: one rank."""
+    """Mesh with a dimension for each kind of parallelism above 1, named as in Layout. None: one rank."""
     named = [
         (name, size)
         for name in ("pipeline", "replicate", "shard", "tensor")
@@ -186,19 +218,19 @@ def _mesh(grid: Layout, device: torch.device) -> DeviceMesh | None:
 
 @torch.no_grad()
 def _broadcast_weights(model: nn.Module) -> None:
-    """Broadcast rank 0's weights, so that scripts need no common seed."""
+    """Broadcast rank 0's parameters and buffers, in place, so that scripts need no common seed."""
     for value in (*model.parameters(), *model.buffers()):
         dist.broadcast(value.detach(), src=0)
 
 
-def _hook(strategy: Strategy) -> Hook | None:
-    """DDP communication hook that replaces the all-reduce of a gradient bucket."""
+def _comm_hook(strategy: Strategy) -> Hook | None:
+    """DDP communication hook that replaces the all-reduce of a gradient bucket. None: DDP's own."""
     if strategy.gradient_compression:
-        return compression.hook_of(strategy.gradient_compression)
-    return ring.hook if strategy.sync.type is SyncType.RING else None
+        return compression.comm_hook(strategy.gradient_compression)
+    return ring.comm_hook if strategy.sync.type is SyncType.RING else None
 
 
-def _apply(
+def _apply_to_part(
     part: nn.Module,
     strategy: Strategy,
     grid: Layout,
@@ -206,47 +238,57 @@ def _apply(
     device: torch.device,
     hook: Hook | None,
 ) -> nn.Module:
-    """Apply activation checkpointing, precision, replicas and shards to one part of the model."""
+    """Apply activation checkpointing, precision, replicas and shards to one part of the model, in place.
+    Returns the module to call: the part itself, except under DDP.
+
+    First match wins: sharded parameters (FSDP, which has its own precision policy); no replicas that average
+    gradients; a model that is split already, or sync Replicate (composable DDP); DDP.
+    """
     shards = grid.shard > 1 and strategy.sharding is not Sharding.OPTIMIZER_STATE
     if strategy.activation_checkpointing is not ActivationCheckpointing.NONE:
-        activations.apply(part, strategy.activation_checkpointing)
+        activations.checkpoint_activations(part, strategy.activation_checkpointing)
     if strategy.precision is not Precision.FLOAT32 and not shards:
-        precision.autocast(part, strategy.precision, device)
+        precision.enable_autocast(part, strategy.precision, device)
     if shards:
         assert mesh is not None
         mesh_dims = ("replicate", "shard") if grid.replicate > 1 else ("shard",)
-        fsdp.apply(part, mesh[mesh_dims], strategy)
+        fsdp.shard_model(part, mesh[mesh_dims], strategy)
         return part
     if grid.dp_size == 1 or strategy.sync.type is SyncType.LOCAL:
         return part
     if grid.pipeline * grid.tensor > 1 or strategy.sync.type is SyncType.REPLICATE:
         assert mesh is not None
-        composable_ddp.apply(part, mesh["replicate"])
+        composable_ddp.replicate_model(part, mesh["replicate"])
         return part
     if dist.get_backend() == "fake":  # ropeteam plan: DDP changes no sizes, and would read values
         return part
     return ddp.DataParallel(part, hook)
 
 
-def _syncs(grid: Layout) -> bool:
-    """Whether replicas of a pipeline communicate in this pass: gradients, and weights of sharded layers."""
+def _replicas_communicate(grid: Layout) -> bool:
+    """Whether replicas of a pipeline communicate in this pass: they average gradients, or gather sharded
+    layers."""
     return grid.shard > 1 or (grid.replicate > 1 and torch.is_grad_enabled())
 
 
-def _hook_step(optimizer: Optimizer, strategy: Strategy, grid: Layout, progress: LoopValues) -> None:
-    if any(len(_meshes(group["params"])) > 1 for group in optimizer.param_groups):
+def _wrap_step(optimizer: Optimizer, strategy: Strategy, grid: Layout, progress: LoopValues) -> None:
+    """Wrap the optimizer's step for ZeRO-1, then for learning rates: layer-wise rates need only this rank's
+    part."""
+    if any(len(_distinct_meshes(group["params"])) > 1 for group in optimizer.param_groups):
         for group in optimizer.param_groups:  # many-tensor kernels take tensors of one mesh only
             group.update({name: False for name in ("foreach", "fused") if name in group})
     if strategy.sharding is Sharding.OPTIMIZER_STATE and grid.shard > 1:
-        zero1.apply(optimizer)
+        zero1.shard_optimizer_state(optimizer)
     batch = strategy.batch.global_samples
-    largebatch.apply(optimizer, strategy.learning_rate, batch, progress.steps_done)
+    largebatch.adapt_optimizer(optimizer, strategy.learning_rate, batch, progress.steps_done)
 
 
-def _meshes(tensors: list[torch.Tensor]) -> set[DeviceMesh | None]:
+def _distinct_meshes(tensors: list[torch.Tensor]) -> set[DeviceMesh | None]:
+    """Meshes of the tensors; None: that of plain tensors."""
     return {t.device_mesh if isinstance(t, DTensor) else None for t in tensors}
 
 
-def _by_mesh(tensors: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    for mesh in _meshes(tensors):
+def _grouped_by_mesh(tensors: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Lists of tensors of one mesh each."""
+    for mesh in _distinct_meshes(tensors):
         yield [t for t in tensors if (t.device_mesh if isinstance(t, DTensor) else None) == mesh]

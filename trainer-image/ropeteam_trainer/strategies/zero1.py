@@ -18,19 +18,21 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from ropeteam_trainer.partition.layout import shared_out
-from ropeteam_trainer.strategies.model.stepping import Step, around_step
+from ropeteam_trainer.partition.layout import balanced_owners
+from ropeteam_trainer.strategies.model.stepping import Step, wrap_step
 
 
-def apply(optimizer: Optimizer) -> None:
-    """Restrict `optimizer` to this rank's part of its parameters; in place."""
+def shard_optimizer_state(optimizer: Optimizer) -> None:
+    """Restrict the optimizer to this rank's part of its parameters, in place. Its step() then broadcasts each
+    rank's part, so all ranks must step together; its zero_grad() clears all gradients.
+    """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    owners = shared_out([p.numel() for p in parameters], dist.get_world_size())
+    owners = balanced_owners([p.numel() for p in parameters], dist.get_world_size())
     owner_of = {id(p): owner for p, owner in zip(parameters, owners, strict=True)}
     for group in optimizer.param_groups:
         group["params"] = [p for p in group["params"] if owner_of[id(p)] == dist.get_rank()]
     parts = [[p for p in parameters if owner_of[id(p)] == rank] for rank in range(dist.get_world_size())]
-    around_step(optimizer, lambda step: _step(step, parts))
+    wrap_step(optimizer, lambda step: _step(step, parts))
 
     def zero_grad(set_to_none: bool = True) -> None:
         for p in parameters:
@@ -44,6 +46,9 @@ def apply(optimizer: Optimizer) -> None:
 
 @torch.no_grad()
 def _step(step: Step, parts: list[list[nn.Parameter]]) -> Any:
+    """Step this rank's part, then broadcast each rank's part from its owner. parts: parameters by rank.
+    Returns the result of the step. One broadcast for each rank: its parameters joined, so all in a part have
+    one dtype."""
     result = step()
     flat = [torch.cat([p.detach().flatten() for p in part]) if part else None for part in parts]
     broadcasts = [

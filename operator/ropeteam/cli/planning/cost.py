@@ -11,7 +11,7 @@ from ropeteam.cli.errors import InvalidInput
 from ropeteam_trainer.contract.strategy import Scaling, Sharding, Strategy, SyncType
 from ropeteam_trainer.partition import cost
 from ropeteam_trainer.partition.answer import DryRunResult, Model, ModelPart
-from ropeteam_trainer.partition.layout import Layout, layout
+from ropeteam_trainer.partition.layout import Layout, layout, micro_batches_per_step
 
 _WIDTH = 16
 _WRAP = "model, optimizer = job.wrap(model, optimizer)"
@@ -36,7 +36,7 @@ def rows_of(spec: TrainingJobSpec, answer: DryRunResult | str) -> list[Row]:
     work."""
     strategy = of_contract(spec.strategy) if spec.strategy else Strategy()
     grid = layout(strategy, spec.workers * spec.processes)
-    micro_batches = cost.micro_batch_count(strategy, grid)
+    micro_batches = micro_batches_per_step(strategy, grid)
     if isinstance(answer, DryRunResult) and answer.refused:
         raise _refusal(answer.refused)
     rows = [("ranks", f"{grid.world} = {_count(spec.workers, 'worker')} x {spec.processes}")]
@@ -141,7 +141,7 @@ def _batch(strategy: Strategy, grid: Layout, micro_batches: int | None) -> str:
 
 def _rate(strategy: Strategy, model: Model | None) -> str:
     rate = strategy.learning_rate
-    factor = cost.rate_factor(rate, strategy.batch.global_samples)
+    factor = cost.learning_rate_factor(rate, strategy.batch.global_samples)
     times = "" if rate.scaling is Scaling.NONE else f" x {factor:g} ({rate.scaling.value})"
     warm = f", after {_count(rate.warmup_steps, 'step')} of warm-up" if rate.warmup_steps else ""
     if model is None:

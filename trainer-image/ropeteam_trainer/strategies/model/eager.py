@@ -18,12 +18,14 @@ import torch
 from torch import nn
 
 
-def loss_of(
+def loss_with_deferred_gradients(
     compute: Callable[[], torch.Tensor], parameters: Sequence[nn.Parameter], weight: float
 ) -> torch.Tensor:
-    """The loss that `compute()` returns after it has run all backward passes, gradients weighted by `weight`.
+    """Call `compute()`, which runs forward and backward passes and returns the loss, and set its gradients
+    aside. Returns the loss with a backward() that adds them to the parameters' grad, once.
 
-    The caller's backward() must use the same weight: gradients of all ranks are summed by then.
+    weight: factor of the gradients; the caller's backward() must be of loss x weight, else it raises
+    ValueError: the gradients may be averaged over ranks already, and cannot be scaled any more.
     """
     before = [p.grad for p in parameters]
     for p in parameters:
@@ -40,6 +42,9 @@ def loss_of(
 
 
 class _DeferredGradients(torch.autograd.Function):
+    """Function whose backward pass adds gradients that were computed before. Its first argument requires a
+    gradient, so that autograd calls it."""
+
     @staticmethod
     def forward(
         ctx: Any, _: Any, loss: torch.Tensor, parameters: Any, grads: Any, weight: float
@@ -51,11 +56,12 @@ class _DeferredGradients(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[None, ...]:
         if abs(float(grads[0]) - ctx.weight) > 1e-6 * abs(ctx.weight):
             raise ValueError(
-                f"backward() was called on {float(grads[0]):g} x loss, but this batch weighs {ctx.weight:g}: "
-                "with micro-batches or a pipeline call (loss * job.batch_weight).backward() and nothing else"
+                f"backward() was called on {float(grads[0]):g} x the loss of model(), but job.batch_weight "
+                f"is {ctx.weight:g}: with spec.strategy.batch.microSamples or parallelism.pipeline call "
+                "(loss * job.batch_weight).backward(), without another factor or another loss"
             )
         for p, grad in zip(ctx.parameters, ctx.grads, strict=True):
             if grad is not None:
                 p.grad = grad if p.grad is None else p.grad + grad
-        ctx.grads = [None] * len(ctx.grads)
+        ctx.grads = [None] * len(ctx.grads)  # a second backward() adds nothing
         return (None,) * 5

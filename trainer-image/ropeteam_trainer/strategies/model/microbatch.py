@@ -20,25 +20,28 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class ModelArguments(NamedTuple):
-    """Arguments of a call of model()."""
+    """Positional and named arguments of a call of model()."""
 
     inputs: tuple[Any, ...]
     named: dict[str, Any]
 
 
-def accumulate(
+def accumulate_gradients(
     model: nn.Module, compute: Callable[..., torch.Tensor], batch: ModelArguments, micro: int, weight: float
 ) -> torch.Tensor:
-    """The mean loss over the samples of `batch`; gradients are those of weight x that mean.
+    """Run forward and backward passes over micro-batches of `batch`. Returns the mean loss over its samples;
+    gradients, which are added to grad, are those of weight x that mean. Gradients of ranks are averaged in
+    the last pass only.
 
-    compute: arguments of model() -> mean loss. Raises TypeError if it returns anything but one number.
-    Ranks whose parts differ by a sample may differ by a micro-batch; ranks of a sharded model gather weights
-    together, so they agree on the maximum: a rank with fewer samples computes some without effect.
+    compute: arguments of model() -> mean loss. micro: maximum of samples in a micro-batch. Raises TypeError
+    if compute returns anything but one number, or the batch has no tensor. Ranks whose parts differ by a
+    sample may differ by a micro-batch; ranks of a sharded model gather weights together, so they agree on the
+    maximum: a rank with fewer samples computes some with weight zero.
     """
-    total = samples(batch)
+    total = sample_count(batch)
     mean = torch.zeros(())
     count = -(-total // micro)
-    parts = split(batch, most(count, batch) if isinstance(model, FSDPModule) else count)
+    parts = split_batch(batch, max_over_ranks(count, batch) if isinstance(model, FSDPModule) else count)
     for number, (micro_batch, part) in enumerate(parts):
         with _without_gradient_sync(model) if number < len(parts) - 1 else nullcontext():
             loss = compute(*micro_batch.inputs, **micro_batch.named)
@@ -49,45 +52,55 @@ def accumulate(
 
 
 def check_loss(loss: Any) -> None:
+    """Raise TypeError unless the loss is a tensor of one number."""
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else ""
         raise TypeError(
-            "micro-batches and pipelines need a model that returns its mean loss, one number; give the loss "
-            "function to wrap(..., loss=f), then model(x, y) returns f(output, y)"
+            "micro-batches and pipelines need a model that returns its mean loss, one number; this one "
+            f"returned {type(loss).__name__}{shape}. Call job.wrap(..., loss=f): then model(x, y) returns "
+            "f(output, y), which must be the mean over the samples"
         )
 
 
-def samples(inputs: Any) -> int:
-    """Size of the first dimension. Raises TypeError where there is no tensor."""
+def sample_count(inputs: Any) -> int:
+    """Number of samples: size of the first dimension of the first tensor in nested inputs. Raises TypeError
+    without a tensor."""
     for leaf in _leaves(inputs):
         return len(leaf)
-    raise TypeError("model() was called without a tensor: a batch cannot be split")
+    raise TypeError(
+        "model() was called without a tensor, so its batch cannot be split: with "
+        "spec.strategy.batch.microSamples or parallelism.pipeline pass the samples as tensors, directly or "
+        "in a list, tuple or dict"
+    )
 
 
-def split(batch: ModelArguments, count: int) -> list[tuple[ModelArguments, float]]:
+def split_batch(batch: ModelArguments, count: int) -> list[tuple[ModelArguments, float]]:
     """`count` micro-batches whose sizes differ by one at most, each with its fraction of the samples. With
-    fewer samples than micro-batches some hold a sample of weight zero.
+    fewer samples than micro-batches some have one sample, and the fraction 0. Tensors with another first
+    dimension than the batch are in each micro-batch as they are.
     """
-    total = samples(batch)
+    total = sample_count(batch)
     return [
         (ModelArguments(*_slice(tuple(batch), total, begin, end)), part)
-        for begin, end, part in bounds(total, count)
+        for begin, end, part in micro_batch_bounds(total, count)
     ]
 
 
-def bounds(total: int, count: int) -> list[tuple[int, int, float]]:
-    """Begin, end and weight of each micro-batch of `total` samples."""
+def micro_batch_bounds(total: int, count: int) -> list[tuple[int, int, float]]:
+    """(begin, end, fraction of the samples) of each of `count` micro-batches of `total` samples."""
     ends = [total * number // count for number in range(count + 1)]
     return [(begin, max(end, begin + 1), (end - begin) / total) for begin, end in pairwise(ends)]
 
 
-def most(count: int, inputs: Any) -> int:
-    """Maximum of `count` over all ranks."""
+def max_over_ranks(count: int, inputs: Any) -> int:
+    """Maximum of `count` over all ranks. inputs: only for the device of the collective."""
     largest = torch.tensor([count], device=next(_leaves(inputs)).device)
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     return int(largest)
 
 
 def _slice(tree: Any, total: int, begin: int, end: int) -> Any:
+    """Samples begin..end of all tensors of `total` samples in nested inputs; everything else is unchanged."""
     if isinstance(tree, torch.Tensor):
         return tree[begin:end] if tree.ndim and len(tree) == total else tree
     if isinstance(tree, dict):
@@ -98,6 +111,7 @@ def _slice(tree: Any, total: int, begin: int, end: int) -> Any:
 
 
 def _leaves(tree: Any) -> Iterator[torch.Tensor]:
+    """Tensors with a dimension in nested inputs."""
     if isinstance(tree, torch.Tensor):
         if tree.ndim:
             yield tree
@@ -107,7 +121,8 @@ def _leaves(tree: Any) -> Iterator[torch.Tensor]:
 
 
 class _WithoutGradientSync:
-    """Context without gradient synchronisation, for a sharded model."""
+    """Context in which backward passes of a sharded model do not reduce gradients: it keeps them
+    unsharded."""
 
     def __init__(self, model: FSDPModule) -> None:
         self._model = model
@@ -120,6 +135,7 @@ class _WithoutGradientSync:
 
 
 def _without_gradient_sync(model: nn.Module) -> Any:
+    """Context in which backward passes do not communicate gradients."""
     if isinstance(model, DistributedDataParallel):
         return model.no_sync()
     return _WithoutGradientSync(model) if isinstance(model, FSDPModule) else nullcontext()

@@ -11,14 +11,19 @@ from ropeteam_trainer.checkpoint.format.names import plain_name
 
 
 def named_parameters(parts: Iterable[nn.Module]) -> dict[str, nn.Parameter]:
-    """All parameters of the parts of a model, by their names in the full model."""
+    """All parameters of the parts of a model, by their names in the full model, without the prefixes of
+    wrappers."""
     return {plain_name(part, name): p for part in parts for name, p in part.named_parameters()}
 
 
-def rebind(optimizer: Optimizer, before: dict[str, nn.Parameter], parts: Iterable[nn.Module]) -> None:
-    """Point an optimizer that was created for the parameters `before` to those of `parts`.
+def rebind_optimizer(
+    optimizer: Optimizer, before: dict[str, nn.Parameter], parts: Iterable[nn.Module]
+) -> None:
+    """Point an optimizer that was created for the parameters `before` to those of `parts`, in place, by their
+    names.
 
-    Techniques replace parameters (by shards of them) or remove them (other stages have them).
+    Techniques replace parameters (by shards of them) or remove them (other stages have them). Parameters that
+    are not in `before` stay.
     """
     names = {id(p): name for name, p in before.items()}
     now = named_parameters(parts)

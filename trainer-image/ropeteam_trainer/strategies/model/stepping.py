@@ -11,8 +11,9 @@ from torch.optim import Optimizer
 Step = Callable[[], Any]
 
 
-def around_step(optimizer: Optimizer, around: Callable[[Step], Any]) -> None:
-    """Make `optimizer.step()` call `around(step)`, where `step()` is the former method.
+def wrap_step(optimizer: Optimizer, around: Callable[[Step], Any]) -> None:
+    """Make `optimizer.step()` return `around(step)`, where step() is the present method, with the closure if
+    there is one. Several wrap each other: the last one is the outermost.
 
     The new step is a bound method, not any callable: learning-rate schedulers wrap it once more, by its
     `__func__`.

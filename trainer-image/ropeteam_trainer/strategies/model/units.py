@@ -6,9 +6,8 @@ from torch import nn
 
 
 def units_of(model: nn.Module) -> list[nn.Module]:
-    """The children of the outermost lists of layers (nn.ModuleList, nn.Sequential); none: no units.
-
-    In a transformer these are the blocks. Layers without parameters are not units.
+    """Units: the children of the outermost lists of layers (nn.ModuleList, nn.Sequential) that have
+    parameters. Empty if the model has no such list. In a transformer these are the blocks.
     """
     found: list[nn.Module] = []
     for child in [model] if isinstance(model, nn.ModuleList | nn.Sequential) else model.children():

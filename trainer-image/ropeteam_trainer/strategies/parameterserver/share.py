@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from ropeteam_trainer.checkpoint.objects.optimizers import NOT_VALUES
 from ropeteam_trainer.contract.codec import DecodeError
-from ropeteam_trainer.partition.layout import shared_out
+from ropeteam_trainer.partition.layout import balanced_owners
 from ropeteam_trainer.strategies.parameterserver import flat
 from ropeteam_trainer.strategies.parameterserver.doublebuffer import DoubleBuffer, Tensors
 
@@ -37,7 +37,7 @@ _SEPARATOR = "\n"
 def shares_by_server(named: Mapping[str, nn.Parameter], servers: int) -> list[dict[str, nn.Parameter]]:
     """Parameters of each server, by name; the same on all ranks. Balanced by elements. No parameter is split,
     so that every optimizer works on them unchanged."""
-    owners = shared_out([p.numel() for p in named.values()], servers)
+    owners = balanced_owners([p.numel() for p in named.values()], servers)
     parts: list[dict[str, nn.Parameter]] = [{} for _ in range(servers)]
     for (name, parameter), owner in zip(named.items(), owners, strict=True):
         parts[owner][name] = parameter
