@@ -25,7 +25,7 @@ async def test_only_a_connection_that_requests_the_secret_of_servers_receives_it
     received: list[FromRank] = []
     answer = RankSocket(tmp_path / "s", received.append, "c0ffee")
     environ = {config.RANK_SOCKET: str(tmp_path / "s")}
-    assert await asyncio.to_thread(agentlink.secret_of_servers, environ) == "c0ffee"
+    assert await asyncio.to_thread(agentlink.fetch_secret_of_servers, environ) == "c0ffee"
     assert received == []
     link = await asyncio.to_thread(agentlink.connect, environ, 0)
     assert isinstance(link, agentlink.AgentLink)

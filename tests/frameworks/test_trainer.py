@@ -45,7 +45,12 @@ def test_an_error_in_it_is_one_line_and_training_goes_on(train):
         f"import os; page = os.environ['{config.RANK_PAGE}']; os.environ['{config.RANK_PAGE}'] = '/nowhere'"
     )
     done, heartbeat = train(lose, f"os.environ['{config.RANK_PAGE}'] = page")
-    assert done.stderr.count("ropeteam: progress reports end: FileNotFoundError") == 1
+    assert (
+        done.stderr.count(
+            "ropeteam: progress of transformers' Trainer is no longer reported: FileNotFoundError"
+        )
+        == 1
+    )
     assert heartbeat.steps_here == 0
 
 

@@ -17,7 +17,7 @@ from ropeteam_trainer.contract.strategy import Pipelining, Schedule, Strategy, S
 from ropeteam_trainer.partition import cost
 from ropeteam_trainer.partition.answer import ModelPart, Tensor
 from ropeteam_trainer.partition.layout import layout, micro_batches_per_step, scheduled_micro_batches
-from ropeteam_trainer.planning.measure import join
+from ropeteam_trainer.planning.measure import join_fake_world
 from ropeteam_trainer.strategies import pipeline
 from ropeteam_trainer.strategies.largebatch import learning_rate_factor
 
@@ -57,7 +57,7 @@ def test_a_pipeline_waits_as_long_as_its_schedule_makes_it(schedule: Schedule, r
 
 def orders(schedule: Schedule, ranks: int, count: int, stages: int) -> dict[int, list[Action]]:
     """Computations of each rank in their order, as torch has it: kind, stage, micro-batch."""
-    join(0, ranks)
+    join_fake_world(0, ranks)
     device, total = torch.device("cpu"), ranks * stages
     made = [PipelineStage(nn.Linear(1, 1), number * ranks, total, device) for number in range(stages)]
     several = pipeline._SCHEDULES[schedule](

@@ -23,7 +23,7 @@ from ropeteam_trainer.partition import cost
 from ropeteam_trainer.partition.answer import Model
 from ropeteam_trainer.partition.cost import Memory, Traffic
 from ropeteam_trainer.partition.layout import Layout, layout, micro_batches_per_step
-from ropeteam_trainer.planning.measure import measure
+from ropeteam_trainer.planning.measure import measure_model
 
 BATCH, COUNTED = 32, 3
 PIECES = {"micro_samples": 2, "global_samples": BATCH}
@@ -126,7 +126,7 @@ def planned(world: int, fields: dict[str, Any], model: str = "tiny") -> tuple[St
     strategy = codec.from_plain(Strategy, {"batch": {"global_samples": BATCH}, **fields})
     with torch.device("meta"):
         made = tiny.made("AdamW", model)
-    return strategy, layout(strategy, world), measure(*made, strategy, world, tiny.LOSSES[model])
+    return strategy, layout(strategy, world), measure_model(*made, strategy, world, tiny.LOSSES[model])
 
 
 def agree(predicted: Traffic, counted: Traffic, where: Any) -> None:

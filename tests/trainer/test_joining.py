@@ -35,7 +35,7 @@ def environ(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def test_a_secret_in_the_environment_is_taken_and_not_handed_on(environ: pytest.MonkeyPatch) -> None:
     """Where no shim runs the script."""
     environ.setenv(config.RANK_PLAN, codec.encode(a_plan("c0ffee")).decode())
-    _, plan, _ = joining.join("cpu", 60, None, None)
+    _, plan, _ = joining.join_world("cpu", 60, None, None)
     assert plan == a_plan("c0ffee")
     assert codec.decode(RankPlan, os.environ[config.RANK_PLAN]) == a_plan("")
 
@@ -55,6 +55,6 @@ def test_without_one_it_is_requested_from_the_agent(environ: pytest.MonkeyPatch,
         threading.Thread(target=answer, daemon=True).start()
         environ.setenv(config.RANK_SOCKET, str(tmp_path / "s"))
         environ.setenv(config.RANK_PLAN, codec.encode(a_plan("")).decode())
-        _, plan, _ = joining.join("cpu", 60, None, None)
+        _, plan, _ = joining.join_world("cpu", 60, None, None)
     assert plan.secret == "c0ffee"
     assert requests == [FromRank(wants_secret=True)]

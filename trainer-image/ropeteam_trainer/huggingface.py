@@ -31,41 +31,48 @@ Event = Callable[..., None]
 
 
 def _never_raises(event: Event) -> Event:
+    """Decorator of ReportProgress's callbacks: the first error prints a line and ends all reports of this
+    Trainer. Nothing is reported if the script reports by itself."""
+
     @functools.wraps(event)
     def guarded(
         self: ReportProgress, args: TrainingArguments, state: TrainerState, _: object, **more: Any
     ) -> None:
-        if self.broken or _script_reports():
+        if self.broken or _script_reports_itself():
             return
         try:
             event(self, args, state, **more)
         except Exception as error:
             self.broken = True
-            notice(f"progress reports end: {error!r}. Training continues.")
+            notice(
+                f"progress of transformers' Trainer is no longer reported: {error!r}. Training continues, "
+                "but the job's status shows no further steps"
+            )
 
     return guarded
 
 
 class ReportProgress(TrainerCallback):
-    """Callback, one for each Trainer; all in a process share its heartbeat page and socket."""
+    """Callback of a Trainer, one for each; all in a process share its heartbeat page and socket."""
 
     broken = False
+    """Whether reports have ended after an error."""
 
     @_never_raises
     def on_train_begin(self, _: TrainingArguments, state: TrainerState, **__: Any) -> None:
-        heart, link = _agent()
+        heart, link = _channels_to_agent()
         heart.step = state.global_step
         link.send(FromRank(total_steps=state.max_steps))
 
     @_never_raises
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        heart, _link = _agent()
+        heart, _link = _channels_to_agent()
         heart.phase = "train"
         heart.write()
 
     @_never_raises
     def on_step_end(self, args: TrainingArguments, state: TrainerState, **_: Any) -> None:
-        heart, _link = _agent()
+        heart, _link = _channels_to_agent()
         heart.step, heart.steps_here = state.global_step, heart.steps_here + 1
         heart.samples += args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         heart.phase = ""
@@ -73,20 +80,20 @@ class ReportProgress(TrainerCallback):
 
     @_never_raises
     def on_log(self, *_: Any, logs: dict[str, float] | None = None, **__: Any) -> None:
-        _heart, link = _agent()
+        _heart, link = _channels_to_agent()
         if logs and "loss" in logs:
             link.offer_loss(logs["loss"])
 
 
 @functools.cache
-def _agent() -> tuple[agentlink.HeartbeatWriter, agentlink.AgentLink | agentlink.NoAgent]:
-    """This process's channels to its agent."""
+def _channels_to_agent() -> tuple[agentlink.HeartbeatWriter, agentlink.AgentLink | agentlink.NoAgent]:
+    """This process's channels to its agent, opened by the first call; no hello is sent."""
     link = agentlink.connect(os.environ, rank=None)
     atexit.register(link.close)  # sends the last loss
     return agentlink.HeartbeatWriter(os.environ.get(config.RANK_PAGE)), link
 
 
-def _script_reports() -> bool:
+def _script_reports_itself() -> bool:
     """Whether the script has called ropeteam_trainer.init(): then its own reports count."""
     joining = sys.modules.get("ropeteam_trainer.joining")
     return joining is not None and joining._job is not None

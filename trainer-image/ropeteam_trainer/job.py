@@ -37,17 +37,17 @@ from ropeteam_trainer.roles.end import ScriptEnd
 from ropeteam_trainer.roles.role import RankRole, Session
 from ropeteam_trainer.system.notice import notice
 
-_NO_CHECKPOINT = "restore() saves and restores nothing; set spec.checkpoint in the manifest"
+_NO_CHECKPOINT = "job.restore() saves and restores nothing; set spec.checkpoint in the manifest"
 
 
 class Job:
     """One rank's view of its training job. Created by init() (joining.py)."""
 
     def __init__(self, session: Session, role: RankRole, trace: Trace | None = None) -> None:
-        place, served = session.assignment, session.assignment.servers > 0
-        self.rank, self.world_size, self.device = place.rank, place.workers, session.world.device
+        assignment = session.assignment
+        self.rank, self.world_size, self.device = assignment.rank, assignment.workers, session.world.device
         self.step = 0
-        """Steps done, also in former worlds."""
+        """Steps done by the job, also before this process."""
         self.dp_rank, self.dp_size = role.dp_rank, role.dp_size
         """Data-parallel rank and world size: ranks that split one model work on the same part of a batch."""
         self._role, self._trace = role, trace
@@ -55,8 +55,11 @@ class Job:
         self._link, self._heart, self._checkpoints = session.link, session.heart, session.checkpoints
         self._feature_level = FeatureLevel.STEPS
         self._total_steps: int | None = None
-        """Computed by batches(), or given to report()."""
-        saved_at_end = DisabledCheckpoints() if served else self._checkpoints  # servers save in their loop
+        """Number of steps of the whole training, computed by batches() or given to report(). None:
+        unknown."""
+        saved_at_end = (
+            DisabledCheckpoints() if assignment.servers else self._checkpoints
+        )  # servers save in their loop
         self._end = ScriptEnd(self._world, self._heart, saved_at_end, role.save_now)
 
     @property
@@ -117,7 +120,7 @@ class Job:
         self._total_steps = self._total_steps if total_steps is None else total_steps
         self._link.offer_total_steps(self._total_steps)
         if self._trace is not None:
-            self._trace.step(
+            self._trace.write_step(
                 self.step, self._feed.epoch, self._feed.taken, None if loss is None else float(loss)
             )
         self._feed.reset_taken()
@@ -155,6 +158,7 @@ class Job:
         return self._resume_at(found.step, found.data) if found is not None else 0
 
     def _resume_at(self, step: int, data: dict[str, int] | None) -> int:
+        """Continue after `step`, at this position in the data (None: their start). Returns the step."""
         self.step = self._heart.step = step
         self._feed.restore(data)
         self._heart.write()
@@ -197,22 +201,27 @@ class Job:
         return self._feed.batches(requested, self.dp_rank, self.dp_size, self._loading)
 
     def _loading(self) -> AbstractContextManager[None]:
+        """Context in which the feed loads a batch: phase "data", which hang detection watches, but not before
+        the first step of this process."""
         return self.phase("data") if self._heart.steps_here else nullcontext()
 
     def _report_step(self, samples: int | None) -> None:
+        """Write the heartbeat of the step. samples: of this rank; None: those that batches() has counted."""
         self._heart.step, self._heart.steps_here = self.step, self._heart.steps_here + 1
         self._heart.samples += self._feed.total if samples is None else samples * self.dp_size
         self._heart.phase = "train"
         self._heart.write()
 
     def _report_feature_level(self, level: FeatureLevel) -> None:
-        """Report to the agent how much of the library is used. Without checkpoints level 1 at most."""
+        """Report a higher feature level to the agent. Without spec.checkpoint it stays at 1."""
         if self._plan.checkpoint is not None and level > self._feature_level:
             self._feature_level = level
             self._link.send(FromRank(feature_level=level))
 
     def _apply_pause(self) -> None:
-        """Wait for the step to stop at; train up to it; save, and stay."""
+        """Take part in a drain, after each step. Without a step to stop at: report this one and wait for it,
+        or for the end of the pause. Once it is reached: save, report that, and wait to be killed; does not
+        return then."""
         link = self._link
         stop_at = link.stop_at
         if stop_at is None:
@@ -227,7 +236,10 @@ class Job:
                 agentlink.wait_to_be_killed()
 
     def _at_exit(self) -> None:
-        """Release everything, and exit with the script's own exit code."""
+        """Save the last step, then release everything: the exit handler. The script's exit code stays.
+
+        The process group is destroyed last, since the last save needs it.
+        """
         self._feed.close()
         if not self._end.failed:
             self._role.leave()

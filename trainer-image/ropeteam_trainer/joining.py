@@ -40,24 +40,25 @@ def init(
     strategy: Strategy | None = None,
     timeout_seconds: int = 600,
 ) -> Job:
-    """Join the world of the environment (torchrun's variables) and connect to the agent, if there is one.
+    """Join the world of the environment (torchrun's variables), connect to the agent, if there is one, and
+    return this rank's Job. A second call returns the same.
 
     device: the device to compute on; default: CUDA if available. It becomes `job.device`; NCCL serves CUDA
     tensors and gloo all others. A process group that the script has already initialised is used as it is.
     checkpoint_dir, checkpoint_every_steps, strategy: for use without the operator; a TrainingJob's own
     settings take precedence.
     timeout_seconds: timeout of collectives. A dead peer is detected at once and a hung one by the agent, so
-    it only has to be longer than anything that one rank does while others wait, such as an evaluation. A
-    second call returns the same Job.
+    it only has to be longer than anything that one rank does while others wait, such as an evaluation.
+    Raises StrategyError if the servers of a strategy leave no worker.
     """
     global _job
     if _job is None and config.DRY_RUN in os.environ:
         from ropeteam_trainer.planning import dryrun
 
-        _job = dryrun.begin()
+        _job = dryrun.begin_dry_run()
     if _job is None:
         checkpoint = CheckpointConfig(str(checkpoint_dir), checkpoint_every_steps) if checkpoint_dir else None
-        world, plan, here = join(device, timeout_seconds, checkpoint, strategy)
+        world, plan, here = join_world(device, timeout_seconds, checkpoint, strategy)
         _job = create_job(world, plan, os.environ, here)
         sys.excepthook = partial(_job._end.record_failure, sys.excepthook)
         if _job._link.connected:
@@ -66,13 +67,14 @@ def init(
     return _job
 
 
-def join(
+def join_world(
     device: str | torch.device | None,
     timeout_seconds: int,
     checkpoint: CheckpointConfig | None,
     strategy: Strategy | None,
 ) -> tuple[World, RankPlan, discovery.RankAssignment]:
-    """The world, the plan (the script's arguments count only without an agent), this rank's place."""
+    """Join the world, and return it with this rank's plan and assignment. checkpoint, strategy: of the
+    script; used only if there is no agent with a plan. Raises StrategyError as init()."""
     plan = _read_agent_plan()
     chosen = plan.strategy if plan else strategy
     if chosen is not None and chosen.servers:  # no process group: each rank is a world of its own
@@ -87,8 +89,8 @@ def join(
 def create_job(
     world: World, plan: RankPlan, environ: Mapping[str, str], here: discovery.RankAssignment | None = None
 ) -> Job:
-    """Job with its channels to the agent that the environment names, and with this rank's role. here: default
-    that of a rank without parameter servers."""
+    """Create this rank's Job, with its role, and with channels to the agent that `environ` names. here: None:
+    a job without parameter servers."""
     here = here or discovery.RankAssignment(world.rank, world.size, 0)
     link = agentlink.connect(environ, here.rank)
     heart = agentlink.HeartbeatWriter(environ.get(config.RANK_PAGE))
@@ -97,11 +99,11 @@ def create_job(
     session = Session(world, plan, here, link, heart, checkpoints, Feed(world))
     path = environ.get(config.TRACE)
     trace = Trace(path, here.rank, plan.world_id) if path else None
-    return Job(session, _role(session, environ), trace)
+    return Job(session, _created_role(session, environ), trace)
 
 
-def _role(session: Session, environ: Mapping[str, str]) -> RankRole:
-    """Role of this rank; that of another rank is not imported."""
+def _created_role(session: Session, environ: Mapping[str, str]) -> RankRole:
+    """Role of this rank. Imports its module only: those of others take seconds."""
     strategy = session.plan.strategy
     if strategy is None or not session.assignment.servers:
         return CollectiveRole(session)
@@ -115,7 +117,9 @@ def _role(session: Session, environ: Mapping[str, str]) -> RankRole:
 
 
 def _read_agent_plan() -> RankPlan | None:
-    """Read the agent's plan, with the secret of parameter servers, which child processes do not inherit."""
+    """Plan in the environment, with the secret of the parameter servers. None: no agent. Removes the secret
+    from the environment, so that child processes do not inherit it; if the shim has done so, fetches it from
+    the agent. Raises DecodeError, OSError."""
     text = os.environ.get(config.RANK_PLAN)
     if not text:
         return None
@@ -123,16 +127,18 @@ def _read_agent_plan() -> RankPlan | None:
     if plan.secret:  # no shim has removed it from the environment
         os.environ[config.RANK_PLAN] = codec.encode(replace(plan, secret="")).decode()
     elif plan.servers and config.RANK_SOCKET in os.environ:
-        plan = replace(plan, secret=agentlink.secret_of_servers(os.environ))
+        plan = replace(plan, secret=agentlink.fetch_secret_of_servers(os.environ))
     return plan
 
 
 def _plan_without_agent(
     world: World, checkpoint: CheckpointConfig | None, strategy: Strategy | None
 ) -> RankPlan:
-    number = WorldId(0, 0, 0)
+    """Plan of a job without an agent. With checkpoints, its world gets a number above those in the directory;
+    all ranks call this together then."""
+    world_id = WorldId(0, 0, 0)
     if checkpoint is not None:
         path = Path(checkpoint.directory).absolute()
         checkpoint = replace(checkpoint, directory=str(path))
-        number = world.from_rank_0(lambda: next_world_id(path), CONTRACT)
-    return RankPlan(str(number), (), False, checkpoint, Resume.LATEST, None, "", "", strategy)
+        world_id = world.from_rank_0(lambda: next_world_id(path), CONTRACT)
+    return RankPlan(str(world_id), (), False, checkpoint, Resume.LATEST, None, "", "", strategy)

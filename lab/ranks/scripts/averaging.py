@@ -17,7 +17,7 @@ import torch
 import ropeteam_trainer
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.strategy import Strategy
-from ropeteam_trainer.recipes.common import result
+from ropeteam_trainer.recipes.common import print_result
 
 job = ropeteam_trainer.init(
     device="cpu", strategy=codec.from_plain(Strategy, json.loads(sys.argv[1])), timeout_seconds=60
@@ -40,4 +40,4 @@ for _ in range(8):
     alike.append(list(groups.values()))
     in_sync.append(job._role._wrapped.in_sync())  # type: ignore[attr-defined]
     job.report(loss=loss)
-result(job, alike=alike, in_sync=in_sync)
+print_result(job, alike=alike, in_sync=in_sync)

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 import ropeteam_trainer
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.strategy import Strategy
-from ropeteam_trainer.recipes.common import result
+from ropeteam_trainer.recipes.common import print_result
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--speeds", default="0")
@@ -100,4 +100,4 @@ for batch in job.batches(
     work("step", len(batch))
     optimizer.step()
     job.report(loss=loss)
-result(job, steps=job.step)
+print_result(job, steps=job.step)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore, destroy_process_group  # type: ignore[attr-defined]
 
 import ropeteam_trainer
-from ropeteam_trainer.recipes.common import result
+from ropeteam_trainer.recipes.common import print_result
 
 STEPS = 7
 how = sys.argv[1]
@@ -48,7 +48,7 @@ def train() -> None:
 
 try:
     train()
-    result(job, first=first)
+    print_result(job, first=first)
 finally:
     destroy_process_group() if how == "imported" else dist.destroy_process_group()
 if how == "exit":

@@ -33,7 +33,7 @@ from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
 from ropeteam_trainer.job import Job
 from ropeteam_trainer.joining import create_job
 from ropeteam_trainer.rank.world import World
-from ropeteam_trainer.recipes.common import result
+from ropeteam_trainer.recipes.common import print_result
 
 SAVED_AT, STEPS, SAMPLES = 3, 5, 12
 warnings.filterwarnings("ignore", category=FutureWarning)
@@ -227,7 +227,7 @@ def main(root: Path) -> None:
             training, job = build(whole(seed=1)), job_in(root / saved, world, 2)
             assert job.restore(model=training.model, optimizer=training.optimizer) == SAVED_AT
             went_on[f"{saved} -> {name}"] = list(training.steps(SAVED_AT, STEPS))
-    result(job, trained=trained, went_on=went_on)
+    print_result(job, trained=trained, went_on=went_on)
     world.leave(10)
 
 

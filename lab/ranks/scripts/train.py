@@ -21,7 +21,7 @@ from torch import nn
 import ropeteam_trainer
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.strategy import Sharding, Strategy
-from ropeteam_trainer.recipes.common import result, summed
+from ropeteam_trainer.recipes.common import print_result, summed_over_ranks
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--samples", type=int, default=37)
@@ -82,5 +82,5 @@ for parameter in model.parameters():
     for tensor in (parameter, *optimizer.state[parameter].values()):
         digest.update(getattr(tensor, "to_local", lambda t=tensor: t)().detach().numpy().tobytes())
 with job.phase("eval"):
-    total = summed(float(int(digest.hexdigest()[:12], 16)))
-result(job, first=first, steps=job.step, digests=total[0].hex())
+    total = summed_over_ranks(float(int(digest.hexdigest()[:12], 16)))
+print_result(job, first=first, steps=job.step, digests=total[0].hex())

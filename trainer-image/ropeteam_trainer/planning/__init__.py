@@ -4,5 +4,5 @@ __main__.py    finds the file or module that the job's command runs
 shim.py        runs the script without a real process group and without training
 dryrun.py      the Job that init() returns in a dry run
 measure.py     a real wrap(), on the meta device, in a world without communication
-answers.py     output of the answer
+answers.py     output of the result
 """

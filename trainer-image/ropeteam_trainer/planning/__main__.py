@@ -1,5 +1,5 @@
-"""`python -m ropeteam_trainer.planning LAUNCHER WORKERS PROCESSES command...`: run a job's command like one
-rank of the job, in place of this process. The answer is written to DRY_RUN_FILE; temporary files are written
+"""`python -m ropeteam_trainer.planning LAUNCHER WORKERS PROCESSES command...`: run a job's command as a dry
+run of one rank, in place of this process. The result is written to DRY_RUN_FILE; temporary files are written
 beside it and deleted with its folder.
 """
 
@@ -18,11 +18,15 @@ from ropeteam_trainer.planning import answers, shim
 
 
 def main(launcher: str, job: JobSize, command: tuple[str, ...]) -> None:
+    """Replace this process by the script under the shim. Returns, with a result written, if the command is
+    refused or its script is unknown."""
     launch = analyse(command, Launcher(launcher), job)
     if isinstance(launch, Problem):
-        answers.write(DryRunResult(refused=(f"command: {launch.message}",)))
+        answers.write_result(DryRunResult(refused=(f"command: {launch.message}",)))
     elif launch.run is Run.COMMAND:
-        answers.write(DryRunResult(without_wrap=f"is started by `{command[0]}`, which is not analysed"))
+        answers.write_result(
+            DryRunResult(without_wrap=f"is started by `{command[0]}`, which is not analysed")
+        )
     else:
         python = launch.python or sys.executable
         root = write_shims(Path(os.environ[DRY_RUN_FILE]).parent).root

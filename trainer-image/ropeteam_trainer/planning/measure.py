@@ -14,9 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.distributed_c10d import (
-    init_process_group,
-)  # scripts find a stand-in at torch.distributed
+from torch.distributed.distributed_c10d import init_process_group  # torch.distributed's is patched by shim.py
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
@@ -29,15 +27,16 @@ from ropeteam_trainer.strategies.model.units import units_of
 from ropeteam_trainer.strategies.wrap import LoopValues, Wrapped, wrap
 
 
-def join(rank: int, size: int) -> None:
-    """Join a world without communication. Leaves the previous one."""
+def join_fake_world(rank: int, size: int) -> None:
+    """Leave the present process group, and join one of `size` ranks whose collectives return at once, without
+    communication. size 1: none."""
     if dist.is_initialized():
         dist.destroy_process_group()
     if size > 1:
         init_process_group("fake", rank=rank, world_size=size)
 
 
-def measure(
+def measure_model(
     model: nn.Module,
     optimizer: Optimizer,
     strategy: Strategy,
@@ -45,25 +44,30 @@ def measure(
     loss: Callable[..., torch.Tensor] | None = None,
     tensor_plan: tensor.PlanMaker | None = None,
 ) -> Model:
-    """Wrap the model for each rank that differs. size: ranks of the world. Raises StrategyError as wrap()."""
-    if strategy.servers:  # each worker computes alone
+    """Measure what wrap() makes of copies of the model and the optimizer, on each rank that differs from the
+    others. size: ranks of the world. Raises StrategyError as wrap(). The process group is that of the last
+    measured rank afterwards.
+    """
+    if strategy.servers:  # each worker computes alone, so it is measured like a job of one rank
         strategy, size = replace(strategy, sync=Sync(), parallelism=Parallelism()), 1
     grid = layout(strategy, size)
     whole = sum(p.numel() for p in model.parameters())
-    name, rates = type(optimizer).__name__, _rates(optimizer)
+    name, rates = type(optimizer).__name__, _learning_rates(optimizer)
     parts, scaled = [], rates
-    for rank in _ranks_that_differ(optimizer, strategy, grid):
-        join(rank, size)
+    for rank in _ranks_to_measure(optimizer, strategy, grid):
+        join_fake_world(rank, size)
         copied = copy.deepcopy((model, optimizer))
         world = World(rank, size, torch.device("cpu"))
         wrapped = wrap(*copied, strategy, world, LoopValues(lambda: 1.0, lambda: 0), loss, tensor_plan)
-        scaled = _rates(wrapped.optimizer)
-        parts.append(_part(rank, wrapped))
+        scaled = _learning_rates(wrapped.optimizer)
+        parts.append(_measured_part(rank, wrapped))
     return Model(whole, name, rates, scaled, tuple(parts))
 
 
-def _ranks_that_differ(optimizer: Optimizer, strategy: Strategy, grid: Layout) -> list[int]:
-    """One rank per pipeline stage: first ranks have the largest shards. Under ZeRO-1, the fullest rank."""
+def _ranks_to_measure(optimizer: Optimizer, strategy: Strategy, grid: Layout) -> list[int]:
+    """Ranks to measure: the first rank of each pipeline stage, which has the largest shards. Under ZeRO-1,
+    which shares out whole parameters, the rank with the most elements (and of those with as many, the most
+    parameters)."""
     size = grid.world
     if strategy.sharding is Sharding.OPTIMIZER_STATE and size > 1:
         sizes = [p.numel() for group in optimizer.param_groups for p in group["params"]]
@@ -73,45 +77,57 @@ def _ranks_that_differ(optimizer: Optimizer, strategy: Strategy, grid: Layout) -
     return [stage * (grid.world // grid.pipeline) for stage in range(grid.pipeline)]
 
 
-def _part(rank: int, wrapped: Wrapped) -> ModelPart:
+def _measured_part(rank: int, wrapped: Wrapped) -> ModelPart:
+    """Part of the model on one rank. Takes a step of the wrapped optimizer, to measure its state."""
     parameters = [p for part in wrapped.parts for p in part.parameters()]
     tensors = tuple(
-        Tensor(tuple(p.shape), _local(p).numel(), p.element_size(), p.requires_grad) for p in parameters
+        Tensor(tuple(p.shape), _local_tensor(p).numel(), p.element_size(), p.requires_grad)
+        for p in parameters
     )
-    return ModelPart(rank, tensors, sum(map(_groups, wrapped.parts)), _state_bytes(wrapped.optimizer))
+    return ModelPart(
+        rank, tensors, sum(map(_unit_count, wrapped.parts)), _measured_optimizer_state(wrapped.optimizer)
+    )
 
 
-def _groups(part: nn.Module) -> int:
+def _unit_count(part: nn.Module) -> int:
+    """Units of a part; parameters outside of all units are one more."""
     units = units_of(part)
     inside = {id(p) for unit in units for p in unit.parameters()}
     return len(units) + any(id(p) not in inside for p in part.parameters())
 
 
-def _rates(optimizer: Optimizer) -> tuple[float, ...]:
+def _learning_rates(optimizer: Optimizer) -> tuple[float, ...]:
     return tuple(float(group["lr"]) for group in optimizer.param_groups if "lr" in group)
 
 
-def _state_bytes(optimizer: Optimizer) -> int | None:
-    """Bytes of state after one step with zero gradients: the optimizer's own step, without our hooks."""
+def _measured_optimizer_state(optimizer: Optimizer) -> int | None:
+    """Take one step with zero gradients on the meta device, and return the bytes of the optimizer's state
+    then. None: the optimizer cannot step without data (it needs a closure, or reads values).
+
+    Changes the optimizer, a copy: gradients, options and state. The step is the class's own, without our
+    hooks, which communicate; fused and foreach kernels and capturable need a real device.
+    """
     for group in optimizer.param_groups:
         group.update({name: False for name in ("fused", "foreach", "capturable") if name in group})
         for p in group["params"]:
             p.grad = torch.zeros_like(p) if p.requires_grad else None
     try:
         type(optimizer).step(optimizer)
-    except Exception:  # closures, steps that read values: the optimizer may be any
+    except Exception:  # the optimizer may be any
         return None
-    states = (_tensors(state) for state in optimizer.state.values())
-    return sum(_local(value).nbytes for state in states for value in state)
+    states = (_tensors_in(state) for state in optimizer.state.values())
+    return sum(_local_tensor(value).nbytes for state in states for value in state)
 
 
-def _tensors(state: Any) -> Iterator[torch.Tensor]:
+def _tensors_in(state: Any) -> Iterator[torch.Tensor]:
+    """Tensors in an optimizer's state, which may be nested."""
     if isinstance(state, torch.Tensor):
         yield state
     elif isinstance(state, dict | list | tuple):
         for value in state.values() if isinstance(state, dict) else state:
-            yield from _tensors(value)
+            yield from _tensors_in(value)
 
 
-def _local(value: torch.Tensor) -> torch.Tensor:
+def _local_tensor(value: torch.Tensor) -> torch.Tensor:
+    """This rank's shard of a DTensor; any other tensor as it is."""
     return value.to_local() if isinstance(value, DTensor) else value

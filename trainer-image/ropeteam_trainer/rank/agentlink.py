@@ -31,26 +31,34 @@ from ropeteam_trainer.contract.local import (
 from ropeteam_trainer.system.notice import notice
 
 _LOSS_SECONDS = 1.0
+"""Minimum interval between two losses that are sent."""
 _ANSWER_SECONDS = 60.0
+"""Timeout of the request for the secret."""
 
 
 class HeartbeatWriter:
-    """Current step and phase of this rank, in the page that its agent reads."""
+    """Step and phase of this rank, which write() puts into the page that its agent reads."""
 
     def __init__(self, path: str | None) -> None:
+        """path: file of the page, which is mapped; None: no agent reads it."""
         self._page = memoryview(bytearray(PAGE_SIZE))
         if path is not None:
             with open(path, "r+b") as file:
                 self._page = memoryview(mmap.mmap(file.fileno(), PAGE_SIZE))
         self._sequence = 0
         self._writing = threading.Lock()  # threads that serve write too
-        self.step = self.steps_here = 0
+        self.step = 0
+        """Steps done by the job."""
+        self.steps_here = 0
+        """Steps done by this process."""
         self.samples = 0.0
+        """Samples of all ranks, in steps of this process."""
         self.phase = ""
+        """One of PHASES; "" before the first."""
 
     def write(self) -> None:
-        """Write a heartbeat; nothing once the script has ended: leaving the parameter servers is no step,
-        however long it takes."""
+        """Write a heartbeat. Nothing once the script has ended, so that its end stays in the page: what
+        follows, such as leaving the parameter servers, is no step."""
         with self._writing:
             if self.script_has_ended:
                 return
@@ -64,7 +72,8 @@ class HeartbeatWriter:
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """Set one of PHASES for the duration of the `with` block."""
+        """Context in which the phase is `phase`, one of PHASES; heartbeats are written at its begin and
+        end."""
         before, self.phase = self.phase, phase
         self.write()
         try:
@@ -81,8 +90,9 @@ class HeartbeatWriter:
 
 
 class AgentLink:
-    """Connection to the agent. Each line from it carries its whole state: `paused`, and the step to stop
-    at."""
+    """Connection to the agent. Two threads read and write it; each line that is read carries the agent's
+    whole state for this rank, which attributes show. No method blocks, except wait_for_stop_at() and
+    close()."""
 
     connected = True
 
@@ -91,7 +101,9 @@ class AgentLink:
         self._outbox: queue.SimpleQueue[FromRank | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self.paused = False
+        """Whether a drain is requested: report to it, and wait for the step to stop at."""
         self.stop_at: int | None = None
+        """Step at which this rank saves and stops. None: not decided yet, or no drain."""
         self.servers: tuple[str, ...] = ()
         """Addresses of the parameter servers, if they have changed since this rank was started."""
         self._loss: Any = None
@@ -101,17 +113,17 @@ class AgentLink:
         self._writer.start()
 
     def send(self, message: FromRank) -> None:
-        """Queue a message and return at once. Messages keep their order; they are lost if the agent is
-        gone."""
+        """Queue a message and return at once. Messages keep their order; they are lost if the connection
+        ends."""
         self._outbox.put(message)
 
     def offer_loss(self, loss: Any) -> None:
-        """Set the newest loss, a number or a tensor. One per second is read and sent: no step waits for a
-        device."""
+        """Set the newest loss, a number or a tensor of one element. The writing thread reads and sends one
+        per second, so that no step waits for a device."""
         self._loss = loss
 
     def offer_total_steps(self, total: int | None) -> None:
-        """Send the job's number of steps if it has changed. None: unknown."""
+        """Send the job's number of steps, if it has changed. None: unknown, nothing is sent."""
         total = None if total is None else min(int(total), sys.maxsize)
         if total not in (None, self._total_steps):
             self._total_steps = total
@@ -132,6 +144,7 @@ class AgentLink:
         self._socket.close()
 
     def _read(self) -> None:
+        """Body of a thread: apply the agent's lines until the connection ends, or one cannot be decoded."""
         with suppress(OSError, codec.DecodeError), self._socket.makefile("rb") as lines:
             for line in lines:
                 message = codec.decode(ToRank, line)
@@ -141,6 +154,8 @@ class AgentLink:
                     self._changed.notify_all()
 
     def _write(self) -> None:
+        """Body of a thread: send queued messages, and every second the newest loss, until close() or an
+        error."""
         next_loss = 0.0
         with suppress(OSError):
             while True:
@@ -157,6 +172,7 @@ class AgentLink:
                     self._socket.sendall(codec.encode(message) + b"\n")
 
     def _send_loss(self) -> None:
+        """Send the loss that was offered last, if it is not sent yet. Reading it may wait for a device."""
         loss, self._loss = self._loss, None
         if loss is not None:
             self._socket.sendall(codec.encode(FromRank(loss=f"{float(loss):.6g}")) + b"\n")
@@ -186,9 +202,9 @@ class NoAgent:
         pass
 
 
-def secret_of_servers(environ: Mapping[str, str]) -> str:
-    """Fetch the secret from the agent. Raises OSError, and DecodeError if the agent closes the connection
-    instead."""
+def fetch_secret_of_servers(environ: Mapping[str, str]) -> str:
+    """Fetch the secret of the parameter servers from the agent. Raises OSError, also after 60 s, and
+    DecodeError if the agent closes the connection instead."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_ANSWER_SECONDS)
         connection.connect(environ[config.RANK_SOCKET])
@@ -204,11 +220,11 @@ def wait_to_be_killed() -> NoReturn:
 
 
 def connect(environ: Mapping[str, str], rank: int | None) -> AgentLink | NoAgent:
-    """Connect to the agent. NoAgent: outside of a TrainingJob, or the agent cannot be reached; training
-    continues without it.
+    """Connect to the agent. Returns NoAgent outside of a TrainingJob, or if the agent cannot be reached:
+    training continues without it.
 
-    rank: send a hello: feature level 1, so the agent may pause it, and a first step is expected. None: send
-    none.
+    rank: reported to the agent with feature level 1: so it may pause this rank, and expects a first step in
+    time. None: nothing is reported.
     """
     path = environ.get(config.RANK_SOCKET)
     if path is None:
@@ -218,7 +234,10 @@ def connect(environ: Mapping[str, str], rank: int | None) -> AgentLink | NoAgent
         connection.connect(path)
     except OSError as error:
         connection.close()
-        notice(f"cannot reach the agent at {path}: {error}. Training continues.")
+        notice(
+            f"cannot reach the agent at {path}: {error}. Training continues, but this rank reports no loss "
+            "and cannot be paused for a drain: its pod's agent may have ended, see the log above"
+        )
         return NoAgent()
     link = AgentLink(connection)
     if rank is not None:

@@ -41,35 +41,39 @@ class BadMessage(ProtocolError, ValueError):
 
 
 def pack(value: Any, names: Vocabulary = PLAIN) -> bytes:
-    """Raises PicklingError for an instance of a class that is not in `names`."""
+    """Pickle of `value`. Raises PicklingError for an instance of a class that is not in `names`."""
     content = io.BytesIO()
     _Packer(content, names).dump(value)
     return content.getvalue()
 
 
 def unpack(content: bytes, names: Vocabulary = PLAIN) -> Any:
-    """Inverse of `pack`. Raises BadMessage."""
+    """Inverse of pack(). Raises BadMessage for anything else, and for a class that is not in `names`."""
     try:
         message = _Message(content, names)
-        return message.real(message.load())
+        return message.with_instances(message.load())
     except Exception as error:  # a pickle can go wrong in any way
         raise BadMessage(f"{type(error).__name__}: {str(error)[:200]}") from None
 
 
 def is_sendable(error: Exception, names: Vocabulary) -> bool:
+    """Whether the error's class is in `names`, or one of Python's own."""
     kind = type(error)
-    return kind in names.values() or _builtin_error(kind.__module__, kind.__qualname__) is not None
+    return kind in names.values() or _builtin_exception(kind.__module__, kind.__qualname__) is not None
 
 
-def _builtin_error(module: str, name: str) -> type | None:
+def _builtin_exception(module: str, name: str) -> type | None:
+    """Python's own exception of this name. None: there is none."""
     found = vars(builtins).get(name) if module == "builtins" else None
     return found if isinstance(found, type) and issubclass(found, Exception) else None
 
 
 class _StandIn:
-    """Stand-in for an instance: the arguments that it is made from."""
+    """Stand-in for an instance while a message is loaded. Its attributes are the state that the pickle
+    sets."""
 
     _args: tuple[Any, ...]
+    """Arguments of the constructor in the pickle."""
 
     def __new__(cls, *args: Any) -> _StandIn:
         stand_in = super().__new__(cls)
@@ -81,18 +85,22 @@ _PythonPickler: Any = pickle._Pickler
 
 
 class _Packer(_PythonPickler):  # type: ignore[misc]
-    """The pickler in Python: the one in C looks each class up under the name that it writes."""
+    """Pickler that writes the names of a vocabulary. It is the one in Python: the one in C looks each class
+    up under the name that it writes."""
 
     def __init__(self, content: io.BytesIO, names: Vocabulary) -> None:
         super().__init__(content)
         self._names = {kind: name for name, kind in names.items()}
 
     def save_global(self, obj: Any, name: str | None = None) -> None:
-        if isinstance(obj, type) and _builtin_error(obj.__module__, obj.__qualname__) is obj:
+        """Write a class by its name in the vocabulary. Raises PicklingError for any other."""
+        if isinstance(obj, type) and _builtin_exception(obj.__module__, obj.__qualname__) is obj:
             super().save_global(obj, name)
             return
         if obj not in self._names:
-            raise pickle.PicklingError(f"{obj} is not in the vocabulary of this exchange")
+            raise pickle.PicklingError(
+                f"{obj} cannot be sent to other ranks: it is not in the vocabulary of this exchange"
+            )
         module, _, kind = self._names[obj].rpartition(".")
         self.save(sys.intern(module))  # one object, which a pickle holds once
         self.save(kind)
@@ -100,7 +108,8 @@ class _Packer(_PythonPickler):  # type: ignore[misc]
         self.memoize(obj)
 
     def reducer_override(self, obj: Any) -> Any:
-        """A dataclass sends its fields under their names in JSON."""
+        """Reduced form of a dataclass, with its fields under their names in JSON; NotImplemented for all
+        others."""
         if isinstance(obj, type) or not dataclasses.is_dataclass(obj):
             return NotImplemented
         reduced: Any = obj.__reduce_ex__(self.proto)  # type: ignore[call-arg]
@@ -110,38 +119,47 @@ class _Packer(_PythonPickler):  # type: ignore[misc]
 
 
 class _Message(pickle.Unpickler):
+    """Message of a peer, loaded into stand-ins: no class that it names is called."""
+
     def __init__(self, content: bytes, names: Vocabulary) -> None:
         super().__init__(io.BytesIO(content))
         self._names = names
         self._kind_of: dict[type, type] = {}
+        """The class that each stand-in class of this message is for."""
 
     def find_class(self, module: str, name: str) -> Any:
-        kind = self._names.get(f"{module}.{name}") or _builtin_error(module, name)
+        """New stand-in class for a class that the message names. Raises UnpicklingError for one that is not
+        known."""
+        kind = self._names.get(f"{module}.{name}") or _builtin_exception(module, name)
         if kind is None:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which ranks do not send to each other")
+            raise pickle.UnpicklingError(
+                f"the message names {module}.{name}, which ranks do not send to each other"
+            )
         stand_in = type(name, (_StandIn,), {})
         self._kind_of[stand_in] = kind
         return stand_in
 
-    def real(self, value: Any) -> Any:
-        """`value` with instances in the place of stand-ins."""
+    def with_instances(self, value: Any) -> Any:
+        """`value` with real instances in the place of stand-ins. Raises DecodeError for fields of other
+        types, KeyError for other classes."""
         if type(value) in _SCALARS:
             return value
         if type(value) in (tuple, list, set):
-            return type(value)(self.real(item) for item in value)
+            return type(value)(self.with_instances(item) for item in value)
         if type(value) is dict:
-            return {self.real(key): self.real(item) for key, item in value.items()}
+            return {self.with_instances(key): self.with_instances(item) for key, item in value.items()}
         kind = self._kind_of[type(value)]
         if dataclasses.is_dataclass(kind):
-            return codec.from_plain(kind, self._plain(value))
-        return kind(*self.real(value._args))
+            return codec.from_plain(kind, self._json_value(value))
+        return kind(*self.with_instances(value._args))
 
-    def _plain(self, value: Any) -> Any:
-        """`value` as it would be read from JSON."""
+    def _json_value(self, value: Any) -> Any:
+        """`value` as it would be read from JSON: a stand-in is an object of its fields, for the codec to
+        check."""
         if type(value) in _SCALARS:
             return value
         if type(value) in (tuple, list):
-            return [self._plain(item) for item in value]
+            return [self._json_value(item) for item in value]
         if type(value) is dict:
-            return {key: self._plain(item) for key, item in value.items()}
-        return {name: self._plain(item) for name, item in vars(value).items() if name != "_args"}
+            return {key: self._json_value(item) for key, item in value.items()}
+        return {name: self._json_value(item) for name, item in vars(value).items() if name != "_args"}

@@ -18,10 +18,12 @@ from collections.abc import Sequence
 
 class Trace:
     def __init__(self, path: str, rank: int, world: str) -> None:
+        """path: the file's name without the rank."""
         self._file = os.open(f"{path}.{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._world = world
 
-    def step(self, step: int, epoch: int, samples: Sequence[int], loss: float | None) -> None:
+    def write_step(self, step: int, epoch: int, samples: Sequence[int], loss: float | None) -> None:
+        """Append the line of one step. samples: ids since the last line."""
         line = {
             "world": self._world,
             "step": step,

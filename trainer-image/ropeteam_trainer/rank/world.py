@@ -21,13 +21,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class World:
+    """Ranks that train together, as one of them sees it. Its collectives must be called by all ranks, in the
+    same order."""
+
     rank: int
     size: int
     device: torch.device
 
     @classmethod
     def join(cls, device: str | torch.device | None, timeout_seconds: int) -> World:
-        """Join the world of torchrun's environment; a world of one rank where there is none."""
+        """World of torchrun's environment; of one rank where there is none. Initializes the process group,
+        unless the script has done so, with NCCL for CUDA tensors and gloo for all others. device: as for
+        alone()."""
         chosen = cls.alone(device).device
         if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
             backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
@@ -38,7 +43,8 @@ class World:
 
     @classmethod
     def alone(cls, device: str | torch.device | None) -> World:
-        """World of one rank, whatever the environment says."""
+        """World of one rank, whatever the environment says. device: None: CUDA if available. A CUDA device
+        without an index gets that of LOCAL_RANK, and becomes torch's current one."""
         chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         if chosen.type == "cuda":
             local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -47,11 +53,14 @@ class World:
         return cls(0, 1, chosen)
 
     def from_rank_0(self, answer: Callable[[], T], names: Vocabulary = PLAIN) -> T:
-        """Result of `answer()` on rank 0, on all ranks; if it raises there, the same error on all ranks.
-        names: classes of ours that the result, or the error, may contain."""
+        """Call `answer()` on rank 0 and return its result on all ranks. If it raises there, all ranks raise
+        the error; on other ranks an error of a class that cannot be sent is a RuntimeError with its text.
+
+        names: classes of ours that the result, or the error, may contain.
+        """
         if self.size == 1:
             return answer()
-        mine, failed = (b"", b""), None
+        mine, failed = (b"", b""), None  # (result, error) as sent: one of them is None
         if self.rank == 0:
             try:
                 mine = exchange.pack(answer(), names), exchange.pack(None)
@@ -67,7 +76,7 @@ class World:
         return result
 
     def number_of_rank_0(self, number: int) -> int:
-        """Rank 0's number on all ranks."""
+        """Rank 0's `number`, on all ranks."""
         if self.size == 1:
             return number
         tensor = torch.tensor([number])
@@ -75,7 +84,8 @@ class World:
         return int(tensor)
 
     def gather(self, value: T, names: Vocabulary = PLAIN) -> list[T]:
-        """The value of each rank, on all ranks. names: classes of ours that the values may contain."""
+        """Values of all ranks, by rank, on all ranks. names: classes of ours that they may contain. Raises
+        BadMessage, with the rank whose value cannot be decoded."""
         if self.size == 1:
             return [value]
         received = self._all_gather(exchange.pack(value, names))
@@ -101,20 +111,23 @@ class World:
         return content[:first], content[first:]
 
     def _numbers(self, *numbers: int) -> torch.Tensor:
+        """Tensor of these numbers, for a collective."""
         return torch.tensor(numbers, dtype=torch.long, device=self._object_device)
 
     def _bytes(self, size: int, content: bytes = b"") -> torch.Tensor:
-        """Tensor of `size` bytes that begins with `content`."""
+        """Tensor of `size` bytes that begins with `content`, for a collective."""
         filled = bytearray(content.ljust(size, b"\0"))
         return torch.frombuffer(filled, dtype=torch.uint8).to(self._object_device)
 
     @property
     def _object_device(self) -> torch.device:
-        """Device of exchanged objects, as torch chooses it."""
+        """Device of exchanged objects, the one that torch's own functions use: earlier releases call
+        these."""
         return torch.device("cpu") if "cpu:" in dist.get_backend_config() else self.device
 
     def leave(self, seconds: float) -> None:
         """Destroy the process group when all ranks have called this, or after `seconds`; 0: do not wait.
+        Errors are ignored.
 
         A gloo process that exits while peers still use its connections now and then dies of SIGABRT after all
         its work is done (pytorch#190489); a barrier first prevents it. The barrier uses the store: a peer
@@ -128,8 +141,9 @@ class World:
             dist.destroy_process_group()
 
     def barrier(self, where: str, seconds: float) -> bool:
-        """Barrier at the store. Whether all ranks came within `seconds`; peers that failed or left never
-        do."""
+        """Wait at the store until all ranks have called this with the same `where`. Returns whether they did
+        within `seconds`: peers that failed or left never do. False also without a process group, or after an
+        error. `where` must not be used twice."""
         if self.size == 1:
             return True
         if not dist.is_initialized():
@@ -140,6 +154,8 @@ class World:
         return False
 
     def _wait_at_store(self, where: str, timeout: timedelta) -> None:
+        """Count this rank in, and wait until the last one has set the key. Raises after the timeout. A
+        connection of its own: the process group's may be in use in another thread."""
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun keeps its store over restarts
         tcp = TCPStore(address, port, is_master=False, timeout=timeout)
@@ -154,7 +170,10 @@ def _content(tensor: torch.Tensor) -> bytes:
 
 
 def _unpacked(rank: int, content: bytes, names: Vocabulary) -> Any:
+    """Value that `rank` sent. Raises BadMessage."""
     try:
         return exchange.unpack(content, names)
     except exchange.BadMessage as error:
-        raise exchange.BadMessage(f"the message of rank {rank} cannot be decoded: {error}") from None
+        raise exchange.BadMessage(
+            f"the message of rank {rank} cannot be decoded: {error}. Do all ranks run the same image?"
+        ) from None

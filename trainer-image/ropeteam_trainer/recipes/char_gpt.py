@@ -63,12 +63,14 @@ class Block(nn.Module):
 
 
 class Head(nn.Module):
+    """Norm and projection to a score for each symbol."""
+
     def __init__(self, symbols: int) -> None:
         super().__init__()
         self.norm, self.guess = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, symbols, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: (batch, context, width); returns a score for each symbol to come next."""
+        """x: (batch, context, width); returns (batch, context, symbols): scores of the next symbol."""
         scores: torch.Tensor = self.guess(self.norm(x))
         return scores
 
@@ -81,7 +83,8 @@ class CharGPT(nn.Sequential):
         super().__init__(OrderedDict(embed=Embed(symbols), **blocks, head=Head(symbols)))
 
     def tensor_plan(self, split: TensorSplit) -> dict[str, ParallelStyle]:
-        """Split of layers: heads and hidden units by columns, the layers that combine them by rows."""
+        """Style of each layer: attention heads and hidden units are split by columns, the layers that combine
+        them by rows. Raises StrategyError if the heads cannot be split."""
         if HEADS % split.ranks:
             raise StrategyError(
                 f"spec.strategy.parallelism.tensor: {HEADS} heads cannot be shared equally by {split.ranks} "
@@ -98,7 +101,8 @@ def loss_of(scores: torch.Tensor, letters: torch.Tensor) -> torch.Tensor:
 
 
 def read_text(path: Path | None) -> str:
-    """Text of the file. Ends the program with exit code 2 if `path` cannot be read."""
+    """Text of the file; None: Python's own documentation. Ends the program with exit code 2 if the file
+    cannot be read."""
     if path is None:
         from pydoc_data.topics import topics
 
@@ -106,24 +110,26 @@ def read_text(path: Path | None) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        common.stop(f"--text {path}: cannot be read as text ({error})")
+        common.exit_with_error(f"--text {path}: cannot be read as UTF-8 text ({error})")
 
 
 def windows_of(text: str) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Training and validation windows (each: count x (context + 1) letters), and the number of symbols."""
+    """Training and validation windows (each: count x (context + 1) letters, as numbers), and the number of
+    symbols. Ends the program with exit code 2 if the text is too short."""
     symbols = {letter: number for number, letter in enumerate(sorted(set(text)))}
     letters = torch.tensor([symbols[letter] for letter in text])
     boundary = len(letters) * 9 // 10
     parts = letters[:boundary], letters[boundary:]
     if len(parts[1]) <= CONTEXT:
-        common.stop(
-            f"the text is too short: {len(text)} characters, at least {10 * (CONTEXT + 1)} are needed"
+        common.exit_with_error(
+            f"--text: {len(text)} characters are too few, at least {10 * (CONTEXT + 1)} are needed"
         )
     train, validation = (part.unfold(0, CONTEXT + 1, CONTEXT) for part in parts)
     return train, validation, len(symbols)
 
 
 def main() -> None:
+    """Train, evaluate, and print the results on rank 0."""
     parser = argparse.ArgumentParser(description="Train a small character model.")
     parser.add_argument("--text", type=Path, help="a UTF-8 text file; default: Python's own documentation")
     parser.add_argument("--epochs", type=int, default=4)
@@ -154,13 +160,13 @@ def main() -> None:
         scheduler.step()
         job.report(loss=loss, total_steps=total)
         if job.step % 50 == 0 or job.step == 1:
-            common.log(job, f"step {job.step}/{total} loss {loss.item():.3f}")
+            common.print_on_rank_0(job, f"step {job.step}/{total} loss {loss.item():.3f}")
 
     with job.phase("eval"), torch.no_grad():
-        parts = common.my_parts(job, validation, 64)
+        parts = common.own_batches(job, validation, 64)
         own_sum = sum(model(part[:, :-1], part[:, 1:]).item() * len(part) for part in parts)
-        loss_sum, count = common.summed(own_sum, sum(len(part) for part in parts))
-    common.result(job, validation_loss=round(loss_sum / count, 4), windows=int(count), steps=job.step)
+        loss_sum, count = common.summed_over_ranks(own_sum, sum(len(part) for part in parts))
+    common.print_result(job, validation_loss=round(loss_sum / count, 4), windows=int(count), steps=job.step)
 
 
 if __name__ == "__main__":

@@ -20,12 +20,13 @@ from ropeteam_trainer.recipes import common
 Split = tuple[torch.Tensor, torch.Tensor]
 
 
-def pictures() -> tuple[Split, Split]:
-    """Training and validation data (images: count x 64, digits: count). Exit code 2 without scikit-learn."""
+def load_data() -> tuple[Split, Split]:
+    """Training and validation data (images: count x 64, from 0 to 1; digits: count). Ends the program with
+    exit code 2 without scikit-learn."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        common.stop("this recipe needs scikit-learn: pip install scikit-learn")
+        common.exit_with_error("this recipe needs scikit-learn in the image: pip install scikit-learn")
     values, digits = load_digits(return_X_y=True)
     pixels, labels = torch.tensor(values, dtype=torch.float32) / 16, torch.tensor(digits)
     is_validation = torch.arange(len(pixels)) % 5 == 0
@@ -39,14 +40,17 @@ def optimizer_for(model: nn.Module, name: str, learning_rate: float) -> torch.op
 
 
 def main() -> None:
+    """Train, evaluate, and print the results on rank 0."""
     parser = argparse.ArgumentParser(description="Train a network that reads handwritten digits.")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--global-batch", type=int, default=64)
     parser.add_argument("--optimizer", choices=["AdamW", "SGD"], default="AdamW", help="SGD has momentum 0.9")
     parser.add_argument("--learning-rate", type=float, default=3e-3)
-    parser.add_argument("--seed", type=int, default=0, help="of initial weights and of the order of images")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of initial weights and of the order of images"
+    )
     options = parser.parse_args()
-    training, (pixels, digits) = pictures()
+    training, (pixels, digits) = load_data()
 
     torch.manual_seed(options.seed)  # the same first weights on all ranks
     job = ropeteam_trainer.init(device="cpu")
@@ -69,11 +73,11 @@ def main() -> None:
         optimizer.step()
         job.report(loss=loss, total_steps=total)
         if job.step % 50 == 0 or job.step == 1:
-            common.log(job, f"step {job.step}/{total} loss {loss.item():.3f}")
+            common.print_on_rank_0(job, f"step {job.step}/{total} loss {loss.item():.3f}")
 
     with job.phase("eval"), torch.no_grad():
         correct = (model(pixels).argmax(dim=1) == digits).sum().item()
-    common.result(job, accuracy=round(correct / len(digits), 4), pictures=len(digits), steps=job.step)
+    common.print_result(job, accuracy=round(correct / len(digits), 4), pictures=len(digits), steps=job.step)
 
 
 if __name__ == "__main__":
