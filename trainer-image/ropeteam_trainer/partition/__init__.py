@@ -1,6 +1,6 @@
 """Layout and cost of a strategy in a world. Pure.
 
-layout.py   each rank's part of the work, or why a strategy cannot be used there
+layout.py   each rank's part of the work, or why a strategy cannot be used there; micro-batches
 cost.py     bytes of memory and on the wire, messages, idle time
-answer.py   a script's report to `ropeteam plan` before it would train
+answer.py   result of a script's dry run for `ropeteam plan`
 """

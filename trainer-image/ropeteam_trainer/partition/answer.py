@@ -20,7 +20,7 @@ class Tensor:
     number_bytes: int
     """Bytes of an element."""
     trained: bool
-    """Whether it requires a gradient."""
+    """Whether the parameter requires a gradient."""
 
     @property
     def bytes(self) -> int:

@@ -3,8 +3,8 @@ pull weights.
 
     ledger.py         decides which gradients are applied (pure); kept by the chief, the first server
     doublebuffer.py   tensors that are updated atomically, in memory that outlives the process
-    share.py          one server's part of the model and of the script's own optimizer
-    flat.py           tensors in one contiguous buffer
+    share.py          one server's part of the parameters and of the script's own optimizer
+    flat.py           layout of tensors in one contiguous buffer
     requests.py       requests and their answers, typed (pure)
     wire.py           messages and raw tensors over TCP; admission.py: authentication of connections
     service.py        request handlers of each server

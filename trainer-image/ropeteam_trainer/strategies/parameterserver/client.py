@@ -110,8 +110,7 @@ class ServerConnection:
 
 
 WorkerProcess = tuple[int, tuple[int, ...]]
-"""A worker's number, and the number of its world (term, boot, n): it tells two processes of a worker
-apart."""
+"""A worker's number, and its world (term, boot, n), by which two processes of a worker differ."""
 
 
 class _ServerPart:

@@ -85,7 +85,7 @@ class Server:
             FetchGeneration: self._send_generation,
             FetchShare: self._send_share,
             ReplaceShare: self._replace_share,
-            EndServing: self._end,
+            EndServing: self._end_serving,
         }
 
     def start(self) -> None:
@@ -214,7 +214,7 @@ class Server:
         """Apply a gradient; return once it is applied. The caller holds the condition, which is released
         while this waits. Raises DecodeError.
 
-        Order: a gradient that was applied before returns at once; of == 1 (asynchronous) is a step by itself;
+        Order: a gradient that was applied before returns at once; a step of one gradient is made at once;
         else it waits for the other gradients of step n, and the last one makes the step with the mean of all.
         """
         worker, n, of = push.worker, push.n, push.of
@@ -278,7 +278,7 @@ class Server:
         self.set_ready()
         return Done(), b""
 
-    def _end(self, _: EndServing, __: bytearray) -> tuple[Done, bytes]:
+    def _end_serving(self, _: EndServing, __: bytearray) -> tuple[Done, bytes]:
         with self.changed:
             self.is_over = True
             self.changed.notify_all()
