@@ -60,18 +60,22 @@ class ReportProgress(TrainerCallback):
 
     @_never_raises
     def on_train_begin(self, _: TrainingArguments, state: TrainerState, **__: Any) -> None:
+        """Report the total, and the step at which the Trainer resumes. The heartbeat is written with the
+        first step."""
         heart, link = _channels_to_agent()
         heart.step = state.global_step
         link.send(FromRank(total_steps=state.max_steps))
 
     @_never_raises
     def on_step_begin(self, *_: Any, **__: Any) -> None:
+        """Begin to watch for a hang: phase "train"."""
         heart, _link = _channels_to_agent()
         heart.phase = "train"
         heart.write()
 
     @_never_raises
     def on_step_end(self, args: TrainingArguments, state: TrainerState, **_: Any) -> None:
+        """Report the step, and stop watching: a phase without a time limit."""
         heart, _link = _channels_to_agent()
         heart.step, heart.steps_here = state.global_step, heart.steps_here + 1
         heart.samples += args.train_batch_size * args.gradient_accumulation_steps * args.world_size
@@ -80,6 +84,7 @@ class ReportProgress(TrainerCallback):
 
     @_never_raises
     def on_log(self, *_: Any, logs: dict[str, float] | None = None, **__: Any) -> None:
+        """Send the loss, if the Trainer logs it."""
         _heart, link = _channels_to_agent()
         if logs and "loss" in logs:
             link.offer_loss(logs["loss"])

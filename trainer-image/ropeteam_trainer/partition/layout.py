@@ -179,6 +179,8 @@ def _check(strategy: Strategy, grid: Layout) -> None:
 
 
 def _parallelism_rules(strategy: Strategy, grid: Layout) -> list[tuple[bool, str]]:
+    """Rules of parallelism, sharding, sync, gradientCompression, pipelining and offload: (is broken,
+    message)."""
     averages = strategy.sync.type is SyncType.ALL_REDUCE
     splits_model, shards = grid.pipeline * grid.tensor > 1, grid.shard > 1
     zero_1 = strategy.sharding is Sharding.OPTIMIZER_STATE
@@ -231,6 +233,7 @@ def _splitting(strategy: Strategy, grid: Layout) -> str:
 
 
 def _local_rules(local: Local, grid: Layout) -> list[tuple[bool, str]]:
+    """Rules of sync.local: (is broken, message)."""
     groups, all_every = local.groups_of, local.all_every_steps
     return [
         (
@@ -251,6 +254,7 @@ def _local_rules(local: Local, grid: Layout) -> list[tuple[bool, str]]:
 
 
 def _server_rules(strategy: Strategy, grid: Layout) -> list[tuple[bool, str]]:
+    """Rules of sync.parameterServer: (is broken, message). grid: of the workers."""
     if not strategy.servers:
         return []
     requested = strategy.sync.parameter_server
@@ -279,6 +283,7 @@ def _server_rules(strategy: Strategy, grid: Layout) -> list[tuple[bool, str]]:
 
 
 def _batch_rules(strategy: Strategy, grid: Layout) -> list[tuple[bool, str]]:
+    """Rules of batch and learningRate: (is broken, message)."""
     rate, batch = strategy.learning_rate, strategy.batch
     scales = rate.scaling is not Scaling.NONE
     return [

@@ -69,9 +69,11 @@ class DryRunRole(CollectiveRole):
         answers.write_result_and_exit(DryRunResult(model=measured))
 
     def restore(self, *_: Any) -> NoReturn:
+        """End the script: it has not called job.wrap() before."""
         answers.write_result_and_exit(DryRunResult(without_wrap="calls job.restore()"))
 
     def enter_loop(self, call: str) -> NoReturn:
+        """End the script: it has not called job.wrap() before `call`."""
         answers.write_result_and_exit(DryRunResult(without_wrap=f"calls {call}"))
 
 
@@ -97,6 +99,7 @@ class _MetaMode(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Called by torch in the place of each of its functions."""
         named = kwargs or {}
         if func in (torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.cpu) and args[0].is_meta:
             dtypes = (each for each in (*args[1:], *named.values()) if isinstance(each, torch.dtype))

@@ -97,6 +97,7 @@ def _unit_count(part: nn.Module) -> int:
 
 
 def _learning_rates(optimizer: Optimizer) -> tuple[float, ...]:
+    """Learning rate of each parameter group that has one."""
     return tuple(float(group["lr"]) for group in optimizer.param_groups if "lr" in group)
 
 

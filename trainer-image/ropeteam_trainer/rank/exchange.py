@@ -76,6 +76,7 @@ class _StandIn:
     """Arguments of the constructor in the pickle."""
 
     def __new__(cls, *args: Any) -> _StandIn:
+        """Instance that keeps the arguments; the unpickler calls this for every class."""
         stand_in = super().__new__(cls)
         stand_in._args = args
         return stand_in

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 
 
 class Trace:
+    """Trace file of one rank, open until the process ends."""
+
     def __init__(self, path: str, rank: int, world: str) -> None:
         """path: the file's name without the rank."""
         self._file = os.open(f"{path}.{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

@@ -166,6 +166,7 @@ class World:
 
 
 def _content(tensor: torch.Tensor) -> bytes:
+    """Bytes of a tensor of bytes."""
     return tensor.cpu().numpy().tobytes()
 
 

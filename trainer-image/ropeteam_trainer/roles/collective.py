@@ -63,6 +63,7 @@ class CollectiveRole:
         return self._checkpoints.restore(self._session.heart)
 
     def enter_loop(self, _: str) -> None:
+        """Raise StrategyError if spec.strategy is set and wrap() was not called."""
         if self._strategy is not None and self._wrapped is None:
             raise role.not_wrapped_error()
 
@@ -70,11 +71,14 @@ class CollectiveRole:
         return step + 1
 
     def after_step(self, step: int) -> None:
+        """Save if a checkpoint is due; under local SGD at the next step after which all ranks have the same
+        weights."""
         self._save_due |= self._checkpoints.due(step)
         if self._save_due and (self._wrapped is None or self._wrapped.in_sync()):
             self._save(step, report=True)
 
     def save_now(self, step: int, report: bool = True) -> None:
+        """As RankRole.save_now(). Weights that differ between ranks are averaged first."""
         if self._checkpoints.is_unsaved(step):
             if self._wrapped is not None:
                 self._wrapped.synchronize()
@@ -90,6 +94,7 @@ class CollectiveRole:
         return role.clip_wrapped(self._wrapped, max_norm)
 
     def measured_model(self) -> Module | None:
+        """As RankRole.measured_model(): the wrapped model, or without wrap() that of restore()."""
         if self._wrapped is None:
             return self._model
         if self._wrapped.layout.tensor * self._wrapped.layout.pipeline > 1:

@@ -115,6 +115,7 @@ def clip_wrapped(wrapped: Wrapped | None, max_norm: float) -> torch.Tensor:
 
 
 def not_wrapped_error() -> StrategyError:
+    """Error for a script that trains without wrap(), though spec.strategy is set."""
     return StrategyError(
         "spec.strategy is given, but the script does not apply it: call "
         "model, optimizer = job.wrap(model, optimizer) before restore() and the loop"
@@ -122,6 +123,7 @@ def not_wrapped_error() -> StrategyError:
 
 
 def not_balanced_error() -> StrategyError:
+    """Error for balance with a strategy that does not allow it."""
     return StrategyError(
         "job.batches(balance=True) works with parallelism.replicate and shard only: leave balance out, or "
         "tensor, pipeline and sync ParameterServer out of spec.strategy"

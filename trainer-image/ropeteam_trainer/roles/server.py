@@ -80,6 +80,8 @@ class ServerRole:
         self._extra = dict(extra)
 
     def enter_loop(self, _: str) -> None:
+        """Serve until all workers have left: raises SystemExit(0). Raises StrategyError if wrap() was not
+        called."""
         if not self._is_wrapped:
             raise role.not_wrapped_error()
         self._serve_until_workers_left()

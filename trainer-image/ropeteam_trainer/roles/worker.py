@@ -96,10 +96,12 @@ class WorkerRole:
         return Restored(clock, state.get("data"))
 
     def enter_loop(self, _: str) -> None:
+        """Raise StrategyError if wrap() was not called."""
         if self._wrapped is None:
             raise role.not_wrapped_error()
 
     def steps_done_after(self, step: int) -> int:
+        """As RankRole.steps_done_after(): the gradients done or skipped by this worker."""
         return self._worker.clock if self._worker is not None else step
 
     def after_step(self, _: int) -> None:
@@ -125,6 +127,8 @@ class WorkerRole:
         raise role.not_balanced_error()
 
     def leave(self) -> None:
+        """Deregister from the chief, and report that to the agent, so that this rank may end before the
+        others."""
         if self._worker is not None:
             self._worker.leave()
             self._session.link.send(FromRank(left=True))

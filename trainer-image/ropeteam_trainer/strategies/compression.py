@@ -65,6 +65,7 @@ class PowerSGD:
         )
 
     def __call__(self, _: Any, bucket: Any) -> ReducedBucket:
+        """The hook. Returns when the bucket is averaged."""
         for memory in (self._state.error_dict, self._state.p_memory_dict, self._state.q_memory_dict):
             _move_to_device(memory, bucket)
         done: ReducedBucket = powerSGD_hook.powerSGD_hook(self._state, bucket)
@@ -95,6 +96,7 @@ class TopK:
     """Hook that sends the largest values of each bucket, and adds all others to the next gradient."""
 
     def __init__(self, keep_per_mille: int) -> None:
+        """keep_per_mille: values of 1,000 that are sent; at least one of each bucket."""
         self._keep_per_mille = keep_per_mille
         self._error: Residuals = {}
         """Values that were not sent."""
@@ -106,6 +108,8 @@ class TopK:
         self._error = saved["left out"]
 
     def __call__(self, _: Any, bucket: Any) -> ReducedBucket:
+        """The hook. Order: the error of the last step is added, the largest values are selected, the others
+        kept as the next error, and the selected ones of all ranks averaged into the bucket."""
         gradient = bucket.buffer()
         _move_to_device(self._error, bucket)
         error = self._error.get(bucket.index())

@@ -36,6 +36,7 @@ class DataParallel(DistributedDataParallel):
             self.register_comm_hook(None, self._except_in_rebuild(hook))
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Run the model; in the first call with gradients enabled rebuild the buckets before."""
         if not self._buckets_rebuilt and torch.is_grad_enabled():
             self._rebuild_buckets(*inputs, **named)
         return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]

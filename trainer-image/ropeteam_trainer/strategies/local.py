@@ -98,6 +98,7 @@ class LocalState:
         self._model, self._optimizer = model, optimizer
 
     def state_dict(self) -> dict[str, Any]:
+        """State, not copied."""
         return {
             "optimizer": self._optimizer.state_dict()["state"],
             "buffers": {name: buffer.detach() for name, buffer in self._model.named_buffers()},
@@ -116,6 +117,7 @@ class _OuterOptimizer:
     """DiLoCo's outer optimizer: SGD over the weights of the last synchronization."""
 
     def __init__(self, parameters: list[nn.Parameter], local: Local) -> None:
+        """parameters: with the same values on all ranks; copied as the first common weights."""
         self._parameters = parameters
         self._common = [nn.Parameter(p.detach().clone()) for p in parameters]
         assert local.outer_learning_rate_per_mille is not None

@@ -54,6 +54,7 @@ class _DeferredGradients(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[None, ...]:
+        """Add the gradients to grad. Raises ValueError for another factor than the weight."""
         if abs(float(grads[0]) - ctx.weight) > 1e-6 * abs(ctx.weight):
             raise ValueError(
                 f"backward() was called on {float(grads[0]):g} x the loss of model(), but job.batch_weight "

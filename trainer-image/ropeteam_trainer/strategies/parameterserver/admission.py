@@ -163,10 +163,13 @@ class Admission:
             self._on_authenticated(connection)
 
     def _close_handshake(self, handshake: _Handshake) -> None:
+        """Close a connection in handshake, and forget it."""
         self._unregister(handshake)
         handshake.connection.close()
 
     def _unregister(self, handshake: _Handshake) -> None:
+        """Forget a connection in handshake, and free its place: it is authenticated, or about to be
+        closed."""
         self._selector.unregister(handshake.connection)
         self.unauthenticated.free(handshake.address, handshake.close)
         del self._handshakes[handshake]

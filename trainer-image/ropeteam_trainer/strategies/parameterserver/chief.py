@@ -153,6 +153,7 @@ class Chief:
         self.changed.notify_all()
 
     def send_to_others(self, request: Request[Done]) -> None:
+        """Send a request to each server but the chief, one after the other; waits for their answers."""
         for index in range(1, self.full.servers):
             self._call(index, request)
 
@@ -214,6 +215,7 @@ class Chief:
         return Done(), b""
 
     def _deregister(self, request: Deregister, _: bytearray) -> tuple[Done, bytes]:
+        """Remove the worker from the ledger: its script has ended."""
         worker = self._sender(request)
         with self.changed:
             self.update_ledger(lambda ledger: ledgers.without_worker(ledger, worker))

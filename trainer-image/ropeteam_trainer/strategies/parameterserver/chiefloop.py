@@ -45,6 +45,8 @@ class PerWorkerState:
 
 
 class ChiefLoop:
+    """The chief's work beside requests; in the main thread."""
+
     def __init__(
         self,
         chief: Chief,

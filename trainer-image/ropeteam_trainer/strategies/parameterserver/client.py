@@ -149,6 +149,7 @@ class _ServerPart:
         self._receive_weights(request, payload)
 
     def _receive_weights(self, request: Request[Weights], payload: Payload) -> None:
+        """Send the request, and receive the weights of its answer into the parameters."""
         answer, _ = self.connection.call(request, payload, self._buffer)
         self.version = answer.version
         for parameter, view in zip(self.parameters, self._views, strict=True):

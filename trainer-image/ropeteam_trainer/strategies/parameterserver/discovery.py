@@ -138,6 +138,7 @@ class _ServePhase:
         threading.Thread(target=self._send_heartbeats, daemon=True, name="ropeteam-pulse").start()
 
     def _send_heartbeats(self) -> None:
+        """Body of a thread: write heartbeats while any thread is in the context."""
         while self._active.wait():
             with self._lock:
                 if self._count:

@@ -168,6 +168,7 @@ class DoubleBuffer:
         self._halves_differ = True
 
     def _write_record(self, half: int, record: bytes) -> None:
+        """Write the record of a half. Raises ValueError for one that is too long."""
         if len(record) > RECORD_BYTES - _LENGTH.size:
             raise ValueError(
                 f"a record of {len(record)} bytes does not fit into the {RECORD_BYTES} that a parameter "

@@ -35,6 +35,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class Layout:
+    """Names, dtypes, shapes and offsets of the tensors in a buffer."""
+
     entries: tuple[Entry, ...]
 
     @property
@@ -98,6 +100,7 @@ def _aligned(named: Sequence[tuple[str, torch.dtype, tuple[int, ...]]]) -> Layou
 
 
 def _view(memory: Any, offset: int, entry: Entry) -> torch.Tensor:
+    """Tensor of an entry in `memory`, whose layout begins at `offset`."""
     if entry.count == 0:  # frombuffer() refuses it
         return torch.empty(entry.shape, dtype=entry.dtype)
     begin = offset + entry.begin

@@ -30,6 +30,8 @@ from ropeteam_trainer.contract.strategy import ParameterServer, ServerMode
 
 @dataclass(frozen=True)
 class Rules:
+    """Rules by which the ledger decides, those of spec.strategy.sync.parameterServer."""
+
     workers: int
     synchronous: bool = True
     backup: int = 0

@@ -52,6 +52,8 @@ class Done:
 
 @dataclass(frozen=True)
 class Registered:
+    """The worker may push."""
+
     clock: int
     """Gradients of this worker that are done."""
     generation: str | None = None
@@ -76,12 +78,16 @@ class SkipDecision:
 
 @dataclass(frozen=True)
 class Weights:
+    """The payload is the server's part of the weights, in the layout of flat.py."""
+
     version: int
     """Steps that the server has done in this server generation."""
 
 
 @dataclass(frozen=True)
 class Generation:
+    """Server generation of a share."""
+
     generation: str | None
     """None: the server has only the script's initial weights."""
 
@@ -108,6 +114,8 @@ class FromWorker(Request[A]):
 
 @dataclass(frozen=True)
 class Register(FromWorker[Registered]):
+    """Request of a worker's process to take part; the answer may take until the servers are ready."""
+
     do = "hello"
     answers = (Registered,)
 
@@ -139,6 +147,9 @@ class RequestStep(FromWorker[PushDecision | SkipDecision]):
 
 @dataclass(frozen=True)
 class PushGradient(FromWorker[Weights]):
+    """Gradient `n` of the parameters that the server keeps, in the payload. The answer has the weights after
+    its step, which may take as long as the other workers of the step."""
+
     do = "push"
     answers = (Weights,)
     n: int
@@ -165,18 +176,24 @@ class PushGradient(FromWorker[Weights]):
 
 @dataclass(frozen=True)
 class PullWeights(Request[Weights]):
+    """Request for the server's weights; the answer may take until the server is ready."""
+
     do = "pull"
     answers = (Weights,)
 
 
 @dataclass(frozen=True)
 class FetchGeneration(Request[Generation]):
+    """Request for the server generation of a share."""
+
     do = "state"
     answers = (Generation,)
 
 
 @dataclass(frozen=True)
 class FetchShare(Request[Done]):
+    """Request for a share's parameters and optimizer state, which are the payload of the answer."""
+
     do = "content"
 
 

@@ -43,6 +43,7 @@ class ServerProgress:
         self._link.send(FromRank(drained=step))
 
     def _counters(self) -> Served:
+        """Counters of gradients since this process started."""
         with self._server.changed:  # gradients are counted in other threads
             gradients_by_staleness = dict(self._server.staleness)
         staleness_sum = sum(steps * count for steps, count in gradients_by_staleness.items())

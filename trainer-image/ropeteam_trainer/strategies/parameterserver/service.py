@@ -258,13 +258,17 @@ class Server:
     # ---- requests of the chief
 
     def _send_generation(self, _: FetchGeneration, __: bytearray) -> tuple[Generation, bytes]:
+        """Handle FetchGeneration."""
         return Generation(self.share.generation), b""
 
     def _send_share(self, _: FetchShare, __: bytearray) -> tuple[Done, bytes]:
+        """Handle FetchShare: the content of the share, while no gradient is being applied."""
         with self.changed:
             return Done(), packed(self.share.content())
 
     def _replace_share(self, request: ReplaceShare, payload: bytearray) -> tuple[Done, bytes]:
+        """Handle ReplaceShare: begin a server generation, and answer workers from now on. Raises
+        DecodeError."""
         try:
             content = unpacked(payload)
         except Exception as error:  # torch.load can go wrong in any way
@@ -279,6 +283,7 @@ class Server:
         return Done(), b""
 
     def _end_serving(self, _: EndServing, __: bytearray) -> tuple[Done, bytes]:
+        """Handle EndServing."""
         with self.changed:
             self.is_over = True
             self.changed.notify_all()
