@@ -29,6 +29,7 @@ from ropeteam_trainer.contract.strategy import ParameterServer
 from ropeteam_trainer.strategies.parameterserver import ledger, requests, wire
 from ropeteam_trainer.strategies.parameterserver.admission import Admission
 from ropeteam_trainer.strategies.parameterserver.chief import Chief, FullModel
+from ropeteam_trainer.strategies.parameterserver.payloads import packed
 from ropeteam_trainer.strategies.parameterserver.requests import (
     EndServing,
     FetchGeneration,
@@ -42,7 +43,7 @@ from ropeteam_trainer.strategies.parameterserver.requests import (
     RequestStep,
     SendProgress,
 )
-from ropeteam_trainer.strategies.parameterserver.service import Server, packed
+from ropeteam_trainer.strategies.parameterserver.service import Server
 from ropeteam_trainer.strategies.parameterserver.share import Share
 
 SECRET, PLACES, AT_ONCE = "of this job", 8, 16

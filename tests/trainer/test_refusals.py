@@ -15,13 +15,13 @@ from lab.ranks.processes import SCRIPTS
 
 from ropeteam_trainer.strategies.parameterserver import requests, wire
 from ropeteam_trainer.strategies.parameterserver.client import ServerConnection
+from ropeteam_trainer.strategies.parameterserver.payloads import packed
 from ropeteam_trainer.strategies.parameterserver.requests import (
     PullWeights,
     ReplaceShare,
     ServerRefused,
     Weights,
 )
-from ropeteam_trainer.strategies.parameterserver.service import packed
 
 SECRET = "of this job"
 PUSH: dict[str, Any] = {"do": "push", "worker": 0, "epoch": [1, 0, 1], "n": 0, "of": 1, "version": 0}

@@ -21,7 +21,10 @@ from ropeteam_trainer.strategies import wrap
 from ropeteam_trainer.strategies.model.naming import named_parameters
 from ropeteam_trainer.strategies.parameterserver.client import ServerConnection, WorkerClient
 from ropeteam_trainer.strategies.parameterserver.discovery import Discovery
-from ropeteam_trainer.strategies.parameterserver.share import hyperparameters_of, set_hyperparameters
+from ropeteam_trainer.strategies.parameterserver.hyperparameters import (
+    hyperparameters_of,
+    set_hyperparameters,
+)
 
 
 class WorkerRole:

@@ -131,9 +131,8 @@ class Pipeline:
             target_numbers = {"target": torch.arange(count)}
         run = schedule.step if torch.is_grad_enabled() else schedule.eval
         run(*((padded,) if 0 in numbers else ()), **target_numbers)
-        losses = self._losses[
-            -count:
-        ]  # in a first run shape inference has computed losses of empty data before
+        # Before a schedule's first run, shape inference computes losses of empty data.
+        losses = self._losses[-count:]
         mean = torch.stack(losses).sum() if losses else torch.zeros(())
         mean = mean.to(self._device, torch.float32)
         owner = dist.get_global_rank(self._group, self._last % self._ranks)

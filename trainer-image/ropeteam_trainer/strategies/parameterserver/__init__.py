@@ -4,7 +4,8 @@ pull weights.
     ledger.py         decides which gradients are applied (pure); kept by the chief, the first server
     doublebuffer.py   tensors that are updated atomically, in memory that outlives the process
     share.py          one server's part of the parameters and of the script's own optimizer
-    flat.py           layout of tensors in one contiguous buffer
+    hyperparameters.py of the workers' optimizers, in messages
+    flat.py           layout of tensors in one contiguous buffer; payloads.py: other values as bytes
     requests.py       requests and their answers, typed (pure)
     wire.py           messages and raw tensors over TCP; admission.py: authentication of connections
     service.py        request handlers of each server

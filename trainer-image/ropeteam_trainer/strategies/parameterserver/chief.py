@@ -27,6 +27,7 @@ from ropeteam_trainer.strategies.parameterserver.ledger import (
     Rules,
     StepClosed,
 )
+from ropeteam_trainer.strategies.parameterserver.payloads import packed, unpacked
 from ropeteam_trainer.strategies.parameterserver.requests import (
     Deregister,
     Done,
@@ -42,7 +43,7 @@ from ropeteam_trainer.strategies.parameterserver.requests import (
     RequestStep,
     SkipDecision,
 )
-from ropeteam_trainer.strategies.parameterserver.service import Server, check_worker, packed, unpacked
+from ropeteam_trainer.strategies.parameterserver.service import Server, check_worker
 from ropeteam_trainer.strategies.parameterserver.share import content_of, shares_by_server
 
 A = TypeVar("A")

@@ -18,11 +18,14 @@ from ropeteam_trainer.checkpoint.saving import Checkpoints
 from ropeteam_trainer.rank.agentlink import AgentLink, NoAgent, wait_to_be_killed
 from ropeteam_trainer.strategies.parameterserver import ledger as ledgers
 from ropeteam_trainer.strategies.parameterserver.chief import Chief
+from ropeteam_trainer.strategies.parameterserver.hyperparameters import (
+    hyperparameters_of,
+    set_hyperparameters,
+)
 from ropeteam_trainer.strategies.parameterserver.ledger import Ledger
+from ropeteam_trainer.strategies.parameterserver.payloads import packed, unpacked
 from ropeteam_trainer.strategies.parameterserver.requests import EndServing, SendProgress
 from ropeteam_trainer.strategies.parameterserver.serverprogress import ServerProgress
-from ropeteam_trainer.strategies.parameterserver.service import packed, unpacked
-from ropeteam_trainer.strategies.parameterserver.share import hyperparameters_of, set_hyperparameters
 
 POLL_SECONDS = 0.1
 """Interval at which the chief checks whether a save or a drain is due, and writes a heartbeat."""

@@ -18,6 +18,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ropeteam_trainer.strategies.parameterserver import flat, requests, wire
+from ropeteam_trainer.strategies.parameterserver.hyperparameters import Hyperparameters, hyperparameters_of
+from ropeteam_trainer.strategies.parameterserver.payloads import packed, unpacked
 from ropeteam_trainer.strategies.parameterserver.requests import (
     Deregister,
     PullWeights,
@@ -29,12 +31,7 @@ from ropeteam_trainer.strategies.parameterserver.requests import (
     SkipDecision,
     Weights,
 )
-from ropeteam_trainer.strategies.parameterserver.service import packed, unpacked
-from ropeteam_trainer.strategies.parameterserver.share import (
-    Hyperparameters,
-    hyperparameters_of,
-    shares_by_server,
-)
+from ropeteam_trainer.strategies.parameterserver.share import shares_by_server
 
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.02, 1.0
 """Pause between two attempts to reach a server: it doubles from the first to the maximum."""

@@ -7,7 +7,6 @@ once they are valid in memory: no answered update is ever lost.
 
 from __future__ import annotations
 
-import io
 import os
 import socket
 import threading
@@ -24,6 +23,8 @@ from ropeteam_trainer.contract.codec import DecodeError
 from ropeteam_trainer.contract.strategy import ParameterServer
 from ropeteam_trainer.strategies.parameterserver import requests, wire
 from ropeteam_trainer.strategies.parameterserver.admission import Admission, log
+from ropeteam_trainer.strategies.parameterserver.hyperparameters import Hyperparameters
+from ropeteam_trainer.strategies.parameterserver.payloads import packed, unpacked
 from ropeteam_trainer.strategies.parameterserver.requests import (
     Done,
     EndServing,
@@ -37,7 +38,7 @@ from ropeteam_trainer.strategies.parameterserver.requests import (
     Request,
     Weights,
 )
-from ropeteam_trainer.strategies.parameterserver.share import Hyperparameters, Share
+from ropeteam_trainer.strategies.parameterserver.share import Share
 
 Handler = Callable[[Any, bytearray], tuple[Any, bytes]]
 """(request, its payload) -> (answer, its payload). Raises DecodeError to refuse the request, ConnectionError
@@ -314,16 +315,3 @@ def mean_gradients(step: Mapping[int, _Pushed]) -> list[torch.Tensor | None]:
             total.add_(gradient)
         means.append(total.div_(len(ordered)))
     return means
-
-
-def packed(value: Any) -> bytes:
-    """Tensors and plain values, serialized by torch.save()."""
-    stream = io.BytesIO()
-    torch.save(value, stream)
-    return stream.getvalue()
-
-
-def unpacked(payload: bytearray | bytes) -> Any:
-    """Inverse of packed(). Loads tensors and plain values only, no code. Raises any exception of torch.load()
-    for other bytes."""
-    return torch.load(io.BytesIO(payload), weights_only=True)

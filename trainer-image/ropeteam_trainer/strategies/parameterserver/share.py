@@ -20,14 +20,15 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ropeteam_trainer.checkpoint.objects.optimizers import NOT_VALUES
 from ropeteam_trainer.contract.codec import DecodeError
 from ropeteam_trainer.partition.layout import balanced_owners
 from ropeteam_trainer.strategies.parameterserver import flat
 from ropeteam_trainer.strategies.parameterserver.doublebuffer import DoubleBuffer, Tensors
+from ropeteam_trainer.strategies.parameterserver.hyperparameters import (
+    Hyperparameters,
+    set_hyperparameters,
+)
 
-Hyperparameters = Sequence[dict[str, Any]]
-"""One dict for each parameter group of the optimizer: numbers, lists of numbers, or None."""
 Content = Mapping[str, Mapping[str, Any]]
 """{name of a parameter: {"": its value, key: its state in the optimizer, ...}}."""
 _SEPARATOR = "\n"
@@ -55,22 +56,6 @@ def restricted_optimizer(optimizer: Optimizer, parameters: Mapping[str, nn.Param
     ]
     own.state = defaultdict(dict)
     return own
-
-
-def hyperparameters_of(optimizer: Optimizer) -> Hyperparameters:
-    """Current hyperparameters of each group, those that are numbers. Others are left out: no scheduler
-    changes them, and the server's script has set the same."""
-    return [
-        {key: _plain(value) for key, value in group.items() if key not in NOT_VALUES and _is_number(value)}
-        for group in optimizer.param_groups
-    ]
-
-
-def set_hyperparameters(optimizer: Optimizer, values: Hyperparameters | None) -> None:
-    """Set the optimizer's hyperparameters, as hyperparameters_of() returned them. None changes nothing.
-    Raises ValueError for another number of groups."""
-    for group, changed in zip(optimizer.param_groups, values or (), strict=bool(values)):
-        group |= {key: tuple(value) if isinstance(value, list) else value for key, value in changed.items()}
 
 
 def content_of(parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> Content:
@@ -252,16 +237,3 @@ class Share:
 
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
-
-
-def _is_number(value: Any) -> bool:
-    """Whether a hyperparameter is a number, None, or several numbers (betas)."""
-    if isinstance(value, torch.Tensor):
-        return value.numel() == 1
-    if isinstance(value, tuple | list):
-        return all(isinstance(each, int | float) for each in value)
-    return isinstance(value, int | float) or value is None
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, torch.Tensor) else value
