@@ -24,7 +24,7 @@ The answer to any request may be a Failure. Pods of two releases may share a job
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Generic, TypeVar
 
 from ropeteam_trainer.contract import codec
@@ -108,7 +108,7 @@ class FromWorker(Request[A]):
     """Request of a worker to the chief or to a server."""
 
     worker: int
-    world_id: tuple[int, ...] = codec.stored_as("epoch")
+    world_id: tuple[int, ...] = field(metadata={codec.JSON_NAME: "epoch"})
     """World of the worker's process: of two processes of one worker, the chief refuses the older one's."""
 
 
@@ -159,7 +159,7 @@ class PushGradient(FromWorker[Weights]):
     """Hyperparameters of each group of the worker's optimizer: numbers, lists of numbers, or null."""
     version: int
     """Steps done when the weights of this gradient were pulled."""
-    missing: tuple[int, ...] = codec.stored_as("lacking")
+    missing: tuple[int, ...] = field(metadata={codec.JSON_NAME: "lacking"})
     """Indexes of the server's parameters without a gradient; their bytes are zero."""
 
     def __post_init__(self) -> None:
