@@ -126,7 +126,7 @@ class Job:
         self._feed.reset_taken()
         self._role.after_step(self.step)
         if self._link.paused:
-            self._apply_pause()
+            self._take_part_in_drain()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -198,9 +198,9 @@ class Job:
         model = self._role.measured_model() if balance else None
         requested = BatchRequest(dataset, plan, epochs, workers, prefetch, balance, model, collate)
         self._total_steps = self.step + self._feed.batches_left(requested)
-        return self._feed.batches(requested, self.dp_rank, self.dp_size, self._loading)
+        return self._feed.batches(requested, self.dp_rank, self.dp_size, self._loading_phase)
 
-    def _loading(self) -> AbstractContextManager[None]:
+    def _loading_phase(self) -> AbstractContextManager[None]:
         """Context in which the feed loads a batch: phase "data", which hang detection watches, but not before
         the first step of this process."""
         return self.phase("data") if self._heart.steps_here else nullcontext()
@@ -218,7 +218,7 @@ class Job:
             self._feature_level = level
             self._link.send(FromRank(feature_level=level))
 
-    def _apply_pause(self) -> None:
+    def _take_part_in_drain(self) -> None:
         """Take part in a drain, after each step. Without a step to stop at: report this one and wait for it,
         or for the end of the pause. Once it is reached: save, report that, and wait to be killed; does not
         return then."""

@@ -132,13 +132,13 @@ def scheduled_micro_batches(samples: int | None, settings: Pipelining, ranks: in
     micro-batches no larger than those of the target. Then rounded up to what the schedule accepts: at least
     one per rank, except for GPipe.
     """
-    target = settings.micro_batches or 2 * ranks * settings.per_rank
-    if settings.several:
+    target = settings.micro_batches or 2 * ranks * settings.stage_count_per_rank
+    if settings.needs_several_stages:
         target = max(target // ranks, 1) * ranks
     count = target if samples is None else math.ceil(samples / math.ceil(samples / target))
     if settings.schedule is Schedule.GPIPE:
         return count
-    return math.ceil(count / ranks) * ranks if settings.several else max(count, ranks)
+    return math.ceil(count / ranks) * ranks if settings.needs_several_stages else max(count, ranks)
 
 
 def micro_batches_per_step(strategy: Strategy, grid: Layout) -> int | None:

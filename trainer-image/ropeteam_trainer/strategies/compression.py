@@ -73,7 +73,8 @@ class PowerSGD:
         return done
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's error feedback, and the matrices of the last step; not copied."""
+        """This rank's error feedback, and the matrices of the last step; not copied. The names are those in
+        checkpoints."""
         state = self._state
         return {
             "rank": state.matrix_approximation_rank,

@@ -46,9 +46,8 @@ def shard_optimizer_state(optimizer: Optimizer) -> None:
 
 @torch.no_grad()
 def _step(step: Step, parts: list[list[nn.Parameter]]) -> Any:
-    """Step this rank's part, then broadcast each rank's part from its owner. parts: parameters by rank.
-    Returns the result of the step. One broadcast for each rank: its parameters joined, so all in a part have
-    one dtype."""
+    """Step this rank's part, then broadcast each rank's part from its owner, its parameters joined into one
+    tensor. parts: parameters by rank. Returns the result of the step."""
     result = step()
     flat = [torch.cat([p.detach().flatten() for p in part]) if part else None for part in parts]
     broadcasts = [

@@ -42,29 +42,28 @@ def accumulate_gradients(
     mean = torch.zeros(())
     count = -(-total // micro)
     parts = split_batch(batch, max_over_ranks(count, batch) if isinstance(model, FSDPModule) else count)
-    for number, (micro_batch, part) in enumerate(parts):
+    for number, (micro_batch, fraction) in enumerate(parts):
         with _without_gradient_sync(model) if number < len(parts) - 1 else nullcontext():
             loss = compute(*micro_batch.inputs, **micro_batch.named)
             check_loss(loss)
-            (loss * (part * weight)).backward()
-        mean = mean.to(loss.device) + loss.detach() * part
+            (loss * (fraction * weight)).backward()
+        mean = mean.to(loss.device) + loss.detach() * fraction
     return mean
 
 
 def check_loss(loss: Any) -> None:
     """Raise TypeError unless the loss is a tensor of one number."""
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else ""
         raise TypeError(
             "micro-batches and pipelines need a model that returns its mean loss, one number; this one "
-            f"returned {type(loss).__name__}{shape}. Call job.wrap(..., loss=f): then model(x, y) returns "
-            "f(output, y), which must be the mean over the samples"
+            f"returned {type(loss).__name__}, shape {getattr(loss, 'shape', 'none')}. Call job.wrap(..., "
+            "loss=f): then model(x, y) returns f(output, y), which must be the mean over the samples"
         )
 
 
 def sample_count(inputs: Any) -> int:
-    """Number of samples: size of the first dimension of the first tensor in nested inputs. Raises TypeError
-    without a tensor."""
+    """Number of samples: size of the first dimension of the first tensor in nested inputs that has one.
+    Raises TypeError without such a tensor."""
     for leaf in _leaves(inputs):
         return len(leaf)
     raise TypeError(
@@ -81,8 +80,8 @@ def split_batch(batch: ModelArguments, count: int) -> list[tuple[ModelArguments,
     """
     total = sample_count(batch)
     return [
-        (ModelArguments(*_slice(tuple(batch), total, begin, end)), part)
-        for begin, end, part in micro_batch_bounds(total, count)
+        (ModelArguments(*_slice(tuple(batch), total, begin, end)), fraction)
+        for begin, end, fraction in micro_batch_bounds(total, count)
     ]
 
 

@@ -245,7 +245,9 @@ def parse(header: bytes) -> Request[Any]:
     do = plain.get("do")
     if not isinstance(do, str) or do not in _KINDS:
         raise DecodeError(
-            f"unknown request {do[:80]!r}" if isinstance(do, str) else "no request: no text in do"
+            f"unknown request {do[:80]!r}: this server runs another release than its peer"
+            if isinstance(do, str)
+            else "no request: the field do is missing, or no text"
         )
     return codec.from_plain(_KINDS[do], plain)
 
@@ -254,7 +256,8 @@ def parse_answer(request: Request[A], header: bytes) -> A:
     """Answer to the request, in a header. Raises ServerRefused for a Failure, and DecodeError."""
     plain = _object(header)
     if "error" in plain:
-        raise ServerRefused(codec.from_plain(Failure, plain).error)
+        failure = codec.from_plain(Failure, plain)
+        raise ServerRefused(f"a parameter server refused the request {request.do!r}: {failure.error}")
     kinds = (kind for kind in request.answers if plain.keys() >= {*map(codec.json_name, fields(kind))})
     answer: A = codec.from_plain(next(kinds, request.answers[-1]), plain)
     return answer
@@ -265,7 +268,7 @@ def _object(header: bytes) -> dict[str, Any]:
     try:
         plain = json.loads(header)
     except (ValueError, RecursionError) as error:
-        raise DecodeError(f"not JSON: {error}") from None
+        raise DecodeError(f"the header is not JSON: {error}") from None
     if not isinstance(plain, dict):
-        raise DecodeError("not a JSON object")
+        raise DecodeError("the header is not a JSON object")
     return plain

@@ -75,11 +75,8 @@ class Share:
     ) -> None:
         """parameters: of this server, moved into the buffer in place. optimizer: over these only. path: file
         in /dev/shm; if it exists, its state replaces that of the arguments. None: private memory."""
-        self.layout, self.workers, self.groups = (
-            flat.layout_of(parameters),
-            workers,
-            len(optimizer.param_groups),
-        )
+        self.layout, self.workers = flat.layout_of(parameters), workers
+        self.groups = len(optimizer.param_groups)
         self._parameters, self._optimizer = parameters, optimizer
         self._record: dict[str, Any] = {
             "generation": None,
@@ -136,7 +133,7 @@ class Share:
         """
         set_hyperparameters(self._optimizer, values)
         if staleness > 1:
-            for group in self._optimizer.param_groups:
+            for group in self._optimizer.param_groups:  # until the next gradient brings its own rates
                 group["lr"] = group["lr"] / staleness
         self._bind(self._buffer.begin_draft())
         for parameter, gradient in zip(self._parameters.values(), gradients, strict=True):
