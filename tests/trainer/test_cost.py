@@ -17,9 +17,9 @@ from ropeteam_trainer.contract.strategy import Pipelining, Schedule, Strategy, S
 from ropeteam_trainer.partition import cost
 from ropeteam_trainer.partition.answer import ModelPart, Tensor
 from ropeteam_trainer.partition.layout import layout, micro_batches_per_step, scheduled_micro_batches
+from ropeteam_trainer.partition.learningrate import learning_rate_factor
 from ropeteam_trainer.planning.measure import join_fake_world
 from ropeteam_trainer.strategies import pipeline
-from ropeteam_trainer.strategies.largebatch import learning_rate_factor
 
 UNITS = {"F": 1, "B": 2, "I": 1, "W": 1}
 """Time of a forward pass, a backward pass, and its two halves."""

@@ -2,5 +2,6 @@
 
 layout.py   each rank's part of the work, or why a strategy cannot be used there; micro-batches
 cost.py     bytes of memory and on the wire, messages, idle time
+learningrate.py factors of learning rates for large batches
 answer.py   result of a script's dry run for `ropeteam plan`
 """

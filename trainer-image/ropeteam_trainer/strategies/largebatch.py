@@ -19,27 +19,12 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from ropeteam_trainer.contract.strategy import LearningRate, Scaling, TrustRatio
+from ropeteam_trainer.contract.strategy import LearningRate, TrustRatio
+from ropeteam_trainer.partition.learningrate import learning_rate_factor, warmup_factor
 from ropeteam_trainer.strategies.model.stepping import Step, wrap_step
 
 LARS_COEFFICIENT = 0.001
 """Trust coefficient of the LARS paper."""
-
-
-def learning_rate_factor(rate: LearningRate, global_batch: int | None) -> float:
-    """Factor of the script's learning rate for a global batch. partition/layout.py has refused a scaling
-    without the two batch sizes."""
-    if rate.scaling is Scaling.NONE:
-        return 1.0
-    assert rate.base_batch is not None
-    assert global_batch is not None
-    ratio = global_batch / rate.base_batch
-    return ratio if rate.scaling is Scaling.LINEAR else float(ratio**0.5)
-
-
-def warmup_factor(rate: LearningRate, steps_done: int) -> float:
-    """Fraction of the full rate for the step after `steps_done` steps: linear, 1 after `warmup_steps`."""
-    return min(1.0, (steps_done + 1) / (rate.warmup_steps + 1))
 
 
 def adapt_optimizer(

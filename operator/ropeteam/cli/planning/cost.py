@@ -12,6 +12,7 @@ from ropeteam_trainer.contract.strategy import Scaling, Sharding, Strategy, Sync
 from ropeteam_trainer.partition import cost
 from ropeteam_trainer.partition.answer import DryRunResult, Model, ModelPart
 from ropeteam_trainer.partition.layout import Layout, layout, micro_batches_per_step
+from ropeteam_trainer.partition.learningrate import learning_rate_factor
 
 _WIDTH = 16
 _WRAP = "model, optimizer = job.wrap(model, optimizer)"
@@ -141,7 +142,7 @@ def _batch(strategy: Strategy, grid: Layout, micro_batches: int | None) -> str:
 
 def _rate(strategy: Strategy, model: Model | None) -> str:
     rate = strategy.learning_rate
-    factor = cost.learning_rate_factor(rate, strategy.batch.global_samples)
+    factor = learning_rate_factor(rate, strategy.batch.global_samples)
     times = "" if rate.scaling is Scaling.NONE else f" x {factor:g} ({rate.scaling.value})"
     warm = f", after {_count(rate.warmup_steps, 'step')} of warm-up" if rate.warmup_steps else ""
     if model is None:
