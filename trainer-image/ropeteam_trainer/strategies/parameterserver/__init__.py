@@ -1,18 +1,18 @@
 """Parameter servers: ranks that keep the parameters and the optimizer, for workers that push gradients and
 pull weights.
 
-    ledger.py         decides which gradients are applied (pure); kept by the chief, the first server
-    doublebuffer.py   tensors that are updated atomically, in memory that outlives the process
-    share.py          one server's part of the parameters and of the script's own optimizer
+    ledger.py          decides which gradients are applied (pure); kept by the chief, the first server
+    doublebuffer.py    tensors that are updated atomically, in memory that outlives the process
+    share.py           one server's part of the parameters and of the script's own optimizer
     hyperparameters.py of the workers' optimizers, in messages
-    flat.py           layout of tensors in one contiguous buffer; payloads.py: other values as bytes
-    requests.py       requests and their answers, typed (pure)
-    wire.py           messages and raw tensors over TCP; admission.py: authentication of connections
-    service.py        request handlers of each server
-    chief.py          more handlers of the first one; chiefloop.py: its start, checkpoints, drain and end
-    serverprogress.py heartbeats and counters of a server
-    client.py         the workers' client
-    discovery.py      which ranks are servers, and their addresses
+    flat.py            layout of tensors in one contiguous buffer; payloads.py: other values as bytes
+    requests.py        requests and their answers, typed (pure)
+    wire.py            messages and raw tensors over TCP; admission.py: authentication of connections
+    service.py         request handlers of each server
+    chief.py           more handlers of the first one; chiefloop.py: its start, checkpoints, drain and end
+    serverprogress.py  heartbeats and counters of a server
+    client.py          the workers' client
+    discovery.py       which ranks are servers, and their addresses
 
 roles/server.py and roles/worker.py put them together for a rank.
 
