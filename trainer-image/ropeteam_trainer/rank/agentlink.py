@@ -54,7 +54,7 @@ class HeartbeatWriter:
         self.samples = 0.0
         """Samples of all ranks, in steps of this process."""
         self.phase = ""
-        """One of PHASES; "" before the first."""
+        """One of PHASES; "" while there is none."""
 
     def write(self) -> None:
         """Write a heartbeat. Nothing once the script has ended, so that its end stays in the page: what

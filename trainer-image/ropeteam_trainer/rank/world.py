@@ -154,8 +154,8 @@ class World:
         return False
 
     def _wait_at_store(self, where: str, timeout: timedelta) -> None:
-        """Count this rank in, and wait until the last one has set the key. Raises after the timeout. A
-        connection of its own: the process group's may be in use in another thread."""
+        """Count this rank in, and wait until the last one has set the key. Raises an error after the
+        timeout."""
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun keeps its store over restarts
         tcp = TCPStore(address, port, is_master=False, timeout=timeout)

@@ -272,8 +272,8 @@ def _replicas_communicate(grid: Layout) -> bool:
 
 
 def _wrap_step(optimizer: Optimizer, strategy: Strategy, grid: Layout, progress: LoopValues) -> None:
-    """Wrap the optimizer's step for ZeRO-1, then for learning rates: layer-wise rates need only this rank's
-    part."""
+    """Wrap the optimizer's step for ZeRO-1, then for learning rates, which are the outer ones, and turn off
+    kernels that cannot step tensors of several meshes."""
     if any(len(_distinct_meshes(group["params"])) > 1 for group in optimizer.param_groups):
         for group in optimizer.param_groups:  # many-tensor kernels take tensors of one mesh only
             group.update({name: False for name in ("foreach", "fused") if name in group})

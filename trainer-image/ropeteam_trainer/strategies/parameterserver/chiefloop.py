@@ -48,7 +48,7 @@ class PerWorkerState:
 
 
 class ChiefLoop:
-    """The chief's work beside requests; in the main thread."""
+    """The chief's work beside requests; in the script's thread."""
 
     def __init__(
         self,

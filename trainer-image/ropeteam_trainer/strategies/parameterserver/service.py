@@ -102,7 +102,8 @@ class Server:
 
     def close(self) -> None:
         """Close all connections once pending responses are sent, or after five seconds: a worker without its
-        response would retry for ever. Threads end by themselves."""
+        response would retry for ever. Threads of
+        connections end by themselves."""
         with self._responses_changed:
             self._responses_changed.wait_for(lambda: not self._pending_responses, timeout=5)
         self._admission.close()
