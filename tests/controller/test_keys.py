@@ -20,7 +20,7 @@ from ropeteam.controller.client.apiclient import AlreadyGone, ObjectRef
 from ropeteam.controller.reconcile.executor import secret
 from ropeteam.controller.settings import OperatorKey, OperatorKeys, SettingsError, load_keys, read
 from ropeteam.core.objects.actions import CreateSecret
-from ropeteam.core.objects.manifests import key_of
+from ropeteam.core.objects.manifests import key_id_of
 from ropeteam.core.seen.names import secret as secret_name
 from ropeteam.core.seen.observation import PodSeen, Role
 from ropeteam.local.cluster import LocalCluster
@@ -96,7 +96,7 @@ def test_a_jobs_key_is_that_of_the_pods_that_status_names() -> None:
 
     def seen(**keys: str) -> str:
         pods = (PodSeen(name=uid, uid=uid, role=Role.WORKER, key_id=key) for uid, key in keys.items())
-        return key_of(status, tuple(pods))
+        return key_id_of(status, tuple(pods))
 
     assert seen(foreign="x", w="old", c="coordinators") == "coordinators"
     assert seen(foreign="x", w="old") == "old"

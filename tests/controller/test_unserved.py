@@ -38,7 +38,7 @@ async def test_a_queue_and_a_gang_that_nobody_serves_are_named(tmp_path: Path) -
 
         async def both() -> bool:
             return (
-                "volcano.sh/queue-name: read by Volcano"
+                "volcano.sh/queue-name (read by Volcano)"
                 in (await degraded(operator.client) or message)["message"]
             )
 

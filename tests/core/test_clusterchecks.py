@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ropeteam.api.crd import crd
-from ropeteam.core.doctor.clusterchecks import Cluster, of_cluster
+from ropeteam.core.doctor.clusterchecks import Cluster, cluster_findings
 from ropeteam.core.doctor.findings import Read
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -60,7 +60,7 @@ CLUSTER = Cluster(
 
 
 def findings(**seen: Any) -> list[str]:
-    return [str(found) for found in of_cluster(replace(CLUSTER, **seen))]
+    return [str(found) for found in cluster_findings(replace(CLUSTER, **seen))]
 
 
 def one(line: str, **seen: Any) -> None:
@@ -87,8 +87,8 @@ def test_an_installation_that_is_well_is_ok() -> None:
         "ok   leader sys/ropeteam: ropeteam-1, lease fresh",
         "ok   nodes: 2 of 2 ready, nvidia.com/gpu: 8 on 1 of them",
         "ok   storage class: nfs is the default; several workers need ReadWriteMany from it",
-        "ok   monitoring: kinds of the Prometheus Operator are not served: metrics.serviceMonitor,"
-        " .podMonitor and .prometheusRule of the chart must stay off",
+        "ok   monitoring: kinds of the Prometheus Operator are not served: the chart's values"
+        " metrics.serviceMonitor, .podMonitor and .prometheusRule must stay off",
         "ok   queues: Kueue is not served: a label that names a queue has no effect",
     ]
 
@@ -150,7 +150,7 @@ def test_no_operator_is_a_failure_and_one_that_may_not_be_seen_is_none() -> None
 
 
 def test_a_leader_renews_its_lease() -> None:
-    one("FAIL leader sys/ropeteam: no operator is the leader; read the log", leases=Read())
+    one("FAIL leader sys/ropeteam: no operator is the leader; without a leader no job", leases=Read())
     one("FAIL leader sys/ropeteam: no operator is the leader", leases=Read((a_lease(""),)))
     stale = a_lease(renewed="2026-11-20T11:58:00.000000Z")
     one("FAIL leader sys/ropeteam: ropeteam-1 has not renewed its lease for 120 s", leases=Read((stale,)))

@@ -52,7 +52,7 @@ def test_an_unschedulable_pod_is_explained_by_the_scheduler_and_by_what_the_job_
     running = condition(seen, ConditionType.RUNNING)
     assert (running.status, running.reason) == ("False", "Unschedulable")
     assert "0/3 nodes are available: 3 Insufficient nvidia.com/gpu." in running.message
-    assert running.message.endswith("This job requests 2 x (8Gi memory, 2 nvidia.com/gpu).")
+    assert " This job requests 2 x (8Gi memory, 2 nvidia.com/gpu). Add or free" in running.message
     assert condition(seen, ConditionType.STALLED).reason == "Unschedulable"
     assert decide(seen).status.state == "Pending"
 
@@ -67,14 +67,14 @@ def test_a_job_that_requests_nothing_still_shows_how_much() -> None:
 @pytest.mark.parametrize(
     ("role", "fields", "expected"),
     [
-        (Role.WORKER, {"container": "ImagePullBackOff"}, "ImagePullFailed: Correct spec.image."),
-        (Role.WORKER, {"init": "ErrImagePull"}, "ImagePullFailed: Correct its image in spec.template."),
+        (Role.WORKER, {"container": "ImagePullBackOff"}, "ImagePullFailed: Correct spec.image; if"),
+        (Role.WORKER, {"init": "ErrImagePull"}, "ImagePullFailed: Correct its image in spec.template; if"),
         (Role.COORDINATOR, {"container": "ErrImagePull"}, "ImagePullFailed: Set the operator's image"),
         (Role.WORKER, {"container": "CreateContainerConfigError"}, "ContainerConfigError: Correct what"),
         (
             Role.COORDINATOR,
             {"container": "CrashLoopBackOff"},
-            "CrashLoopBackOff: kubectl logs mnist-coordinator-1",
+            "CrashLoopBackOff: kubectl logs -n lab --previous mnist-coordinator-1",
         ),
     ],
 )
@@ -194,7 +194,7 @@ def test_status_never_shows_that_training_continues_without_knowing_it() -> None
     running, stalled = condition(late, ConditionType.RUNNING), condition(late, ConditionType.STALLED)
     assert (running.holds, running.reason) == (False, "CoordinatorUnreachable")
     assert decide(late).status.state == "Recovering"
-    assert "each has ended its ranks by now" in stalled.message
+    assert "Whether ranks still run is in the workers' logs" in stalled.message
     assert stalled.message.endswith("kubectl delete pod -n lab mnist-coordinator-1")
     assert decide(late).status.coordinator.term == 1, "it may be the operator that is cut off"
     still = late.but(status=decide(late).status).after(seconds(600))

@@ -37,4 +37,4 @@ def test_a_spent_budget_names_the_last_fault_in_one_line_and_then_what_to_do() -
     seen = seen.after(seconds(3600), written)
     failed = seen.status.condition(ConditionType.FAILED)
     assert failed is not None
-    assert "The last: rank 0 ended by SIGKILL Fix the cause, or raise" in failed.message
+    assert "The last: rank 0 ended by SIGKILL. Fix the cause, or raise" in failed.message

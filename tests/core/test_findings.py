@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ropeteam.core.doctor.findings import Machine, fail, of_machine, ok
+from ropeteam.core.doctor.findings import Machine, fail_finding, machine_findings, ok_finding
 
 MACHINE = Machine(
     python="3.11.7",
@@ -22,12 +22,15 @@ MACHINE = Machine(
 
 
 def test_a_finding_is_one_line_with_what_why_and_what_to_do() -> None:
-    assert str(ok("python", "3.11")) == "ok   python: 3.11"
-    assert str(fail("claim c", "does not\nexist.", "create it")) == "FAIL claim c: does not exist; create it"
+    assert str(ok_finding("python", "3.11")) == "ok   python: 3.11"
+    assert (
+        str(fail_finding("claim c", "does not\nexist.", "create it"))
+        == "FAIL claim c: does not exist; create it"
+    )
 
 
 def test_a_machine_that_has_all_is_ok() -> None:
-    lines = [str(found) for found in of_machine(MACHINE)]
+    lines = [str(found) for found in machine_findings(MACHINE)]
     assert lines[:3] == [
         "ok   python: 3.11.7, with ropeteam 1.2.3",
         "ok   torch: 2.13.0",
@@ -49,5 +52,5 @@ def test_a_machine_that_has_all_is_ok() -> None:
     ],
 )
 def test_what_a_machine_does_not_have_is_reported(seen, line: str) -> None:
-    lines = [str(found) for found in of_machine(replace(MACHINE, **seen))]
+    lines = [str(found) for found in machine_findings(replace(MACHINE, **seen))]
     assert [each for each in lines if line in each], lines

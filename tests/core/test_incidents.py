@@ -83,7 +83,7 @@ def test_a_lost_pod_is_recorded_once_and_counted_once() -> None:
     settled = lost.model_copy(update={"final": True})
     twice = JobStatus(incidents=(settled, lost))
     for _ in range(3):
-        twice = incidents.finalize(twice, Recovery(), NOON, NOON, final=frozenset({lost.id}))
+        twice = incidents.with_final_incidents(twice, Recovery(), NOON, NOON, final=frozenset({lost.id}))
     assert twice.failures.not_charged == 1
 
 

@@ -132,7 +132,7 @@ def folder(namespace: str = "lab", name: str = "mnist", **checkpoint: Any) -> st
     """As the operator's key for it is derived from it."""
     seen = a_job(checkpoint=checkpoint) if checkpoint else a_job()
     job = seen.metadata.model_copy(update={"namespace": namespace, "name": name, "uid": namespace + name})
-    return manifests.secret(seen.but(metadata=job), TrainingJobSpec.model_validate(seen.spec)).folder
+    return manifests.secret_creation(seen.but(metadata=job), TrainingJobSpec.model_validate(seen.spec)).folder
 
 
 CLAIM: dict[str, Any] = {"persistentVolumeClaim": {"claimName": "c"}}

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from ropeteam.core.doctor.findings import Read
-from ropeteam.core.doctor.namespacechecks import Job, Namespace, of_job, of_namespace
+from ropeteam.core.doctor.namespacechecks import Job, Namespace, job_findings, namespace_findings
 
 FORBIDDEN = Read(unknown="you may not read them")
 TEAM = Namespace("team", True, Read(({"metadata": {"name": "team"}},)))
 Object = dict[str, Any]
 
 
-def namespace_findings(**seen: Any) -> list[str]:
-    return [str(found) for found in of_namespace(replace(TEAM, **seen))]
+def of_namespace(**seen: Any) -> list[str]:
+    return [str(found) for found in namespace_findings(replace(TEAM, **seen))]
 
 
 def named(name: str, **parts: Any) -> Read:
@@ -24,7 +24,7 @@ def named(name: str, **parts: Any) -> Read:
 
 
 def test_an_empty_namespace_is_ok() -> None:
-    assert namespace_findings() == [
+    assert of_namespace() == [
         "ok   namespace team: exists, Pod Security level not set",
         "ok   quotas: none",
         "ok   network policies: no foreign policy blocks the ports of jobs",
@@ -41,11 +41,11 @@ def test_an_empty_namespace_is_ok() -> None:
 )
 def test_a_level_names_what_is_refused(level: str, line: str) -> None:
     labels = {"pod-security.kubernetes.io/enforce": level}
-    assert namespace_findings(itself=Read(({"metadata": {"labels": labels}},)))[0].startswith(line)
+    assert of_namespace(itself=Read(({"metadata": {"labels": labels}},)))[0].startswith(line)
 
 
 def test_what_may_not_be_read_is_not_known_and_no_failure() -> None:
-    lines = namespace_findings(itself=FORBIDDEN, quotas=FORBIDDEN, limits=FORBIDDEN, policies=FORBIDDEN)
+    lines = of_namespace(itself=FORBIDDEN, quotas=FORBIDDEN, limits=FORBIDDEN, policies=FORBIDDEN)
     assert lines == [
         f"warn {what}: not known: you may not read them"
         for what in ("namespace team", "quotas", "limit ranges", "network policies")
@@ -53,32 +53,32 @@ def test_what_may_not_be_read_is_not_known_and_no_failure() -> None:
 
 
 def test_a_namespace_that_is_not_there_is_a_failure() -> None:
-    assert namespace_findings(itself=Read())[0] == (
+    assert of_namespace(itself=Read())[0] == (
         "FAIL namespace team: does not exist; kubectl create namespace team, or name another with -n"
     )
 
 
 def test_a_server_without_quotas_has_none_of_the_rest() -> None:
-    assert len(namespace_findings(quotas=Read(served=False))) == 1
+    assert len(of_namespace(quotas=Read(served=False))) == 1
 
 
 def test_a_quota_that_is_used_up_is_reported_by_its_resource() -> None:
     hard = {"pods": "10", "requests.memory": "1Gi", "requests.nvidia.com/gpu": "8"}
     used = {"pods": "3", "requests.memory": "1024Mi"}
-    full = namespace_findings(quotas=named("small", status={"hard": hard, "used": used}))
+    full = of_namespace(quotas=named("small", status={"hard": hard, "used": used}))
     assert full[1].startswith("warn quota small: used up: requests.memory 1024Mi of 1Gi; raise it")
-    unused = namespace_findings(quotas=named("large", status={"hard": hard}))
+    unused = of_namespace(quotas=named("large", status={"hard": hard}))
     assert (
         unused[1] == "ok   quota large: capacity is left for pods, requests.memory, requests.nvidia.com/gpu"
     )
-    assert namespace_findings(quotas=named("new"))[1] == "ok   quota new: capacity is left for everything"
+    assert of_namespace(quotas=named("new"))[1] == "ok   quota new: capacity is left for everything"
 
 
 def test_a_limit_range_that_gives_limits_is_reported() -> None:
     rows = [{"type": "Pod"}, {"type": "Container"}, {"type": "Container", "default": {"memory": "512Mi"}}]
-    given = namespace_findings(limits=named("small", spec={"limits": rows}))
+    given = of_namespace(limits=named("small", spec={"limits": rows}))
     assert given[2].startswith("warn limit range small: containers without limits get memory 512Mi; set")
-    assert namespace_findings(limits=named("none", spec={"limits": rows[:2]})) == namespace_findings()
+    assert of_namespace(limits=named("none", spec={"limits": rows[:2]})) == of_namespace()
 
 
 OURS = {"matchLabels": {"app.kubernetes.io/managed-by": "ropeteam"}}
@@ -95,7 +95,7 @@ def policies(*specs: Object) -> Read:
 
 
 def policy_finding(read: Read, guards: bool | None = True) -> str:
-    return namespace_findings(policies=read, guards_jobs=guards)[-1]
+    return of_namespace(policies=read, guards_jobs=guards)[-1]
 
 
 def test_egress_that_is_denied_isolates_workers() -> None:
@@ -167,28 +167,28 @@ def a_job(state: str | None, *conditions: Object, workers: int = 2) -> Read:
     return Read(({"spec": {"workers": workers}, "status": status},))
 
 
-def job_findings(read: Read, namespace: str = "default", **seen: Any) -> list[str]:
-    return [str(found) for found in of_job(Job("mnist", namespace, read, **seen))]
+def of_job(read: Read, namespace: str = "default", **seen: Any) -> list[str]:
+    return [str(found) for found in job_findings(Job("mnist", namespace, read, **seen))]
 
 
 def test_a_job_is_shown_by_its_state_or_what_is_wrong() -> None:
     well = a_job("Complete", condition("Accepted", "True"), condition("Failed", "False"))
-    assert job_findings(well) == ["ok   job mnist: Complete; ropeteam explain mnist"]
+    assert of_job(well) == ["ok   job mnist: Complete; ropeteam explain mnist"]
     bad = a_job("Invalid", condition("Accepted", "False"), condition("Degraded", "True"))
-    assert job_findings(bad, "lab") == [
+    assert of_job(bad, "lab") == [
         "FAIL job mnist: Accepted=False, Why: Because; ropeteam explain mnist -n lab",
         "warn job mnist: Degraded=True, Why: Because; ropeteam explain mnist -n lab",
     ]
-    assert job_findings(a_job(None)) == [
+    assert of_job(a_job(None)) == [
         "warn job mnist: no operator has reconciled it yet; see the operator above"
     ]
 
 
 def test_a_job_that_is_not_there_or_may_not_be_read() -> None:
-    assert job_findings(Read()) == [
-        "FAIL job mnist: there is no TrainingJob mnist in namespace default; check -n"
+    assert of_job(Read()) == [
+        "FAIL job mnist: there is no TrainingJob mnist in namespace default; list jobs: kubectl get tj -A"
     ]
-    assert job_findings(FORBIDDEN) == ["warn job mnist: not known: you may not read them"]
+    assert of_job(FORBIDDEN) == ["warn job mnist: not known: you may not read them"]
 
 
 def a_claim(phase: str = "Bound", mode: str = "ReadWriteMany") -> Read:
@@ -205,26 +205,25 @@ def a_claim(phase: str = "Bound", mode: str = "ReadWriteMany") -> Read:
             2,
             "warn claim c: Bound, ReadWriteOnce, and several workers mount it; ",
         ),
-        (a_claim("Pending"), 2, "warn claim c: Pending: no volume yet; kubectl describe pvc c"),
+        (a_claim("Pending"), 2, "warn claim c: Pending: no volume yet; kubectl describe pvc -n default c"),
         (Read(), 2, "FAIL claim c: does not exist, and pods that mount it wait; create"),
         (FORBIDDEN, 2, "warn claim c: not known: you may not read them"),
     ],
 )
 def test_claims_of_a_job(claim: Read, workers: int, line: str) -> None:
-    lines = job_findings(a_job("Complete", workers=workers), claims={"c": claim})
+    lines = of_job(a_job("Complete", workers=workers), claims={"c": claim})
     assert lines[1].startswith(line), lines
 
 
 def test_pull_secrets_and_the_service_of_a_job() -> None:
     there = Read(({},))
     secrets = {"a": there, "b": Read(), "c": FORBIDDEN}
-    assert job_findings(a_job("Running"), secrets=secrets, service=there)[1:] == [
+    assert of_job(a_job("Running"), secrets=secrets, service=there)[1:] == [
         "ok   pull secret a: exists",
-        "warn pull secret b: does not exist: images that need it are not pulled; create it in the namespace",
+        "warn pull secret b: does not exist: images that need it are not pulled; kubectl create secret "
+        "docker-registry b -n default --docker-server=...",
         "warn pull secret c: not known: you may not read them",
         "ok   service mnist: exists",
     ]
-    assert job_findings(a_job("Running"))[1].startswith(
-        "warn service mnist: does not exist: agents cannot find"
-    )
-    assert job_findings(a_job("Running"), service=FORBIDDEN)[1].startswith("warn service mnist: not known")
+    assert of_job(a_job("Running"))[1].startswith("warn service mnist: does not exist: agents cannot find")
+    assert of_job(a_job("Running"), service=FORBIDDEN)[1].startswith("warn service mnist: not known")

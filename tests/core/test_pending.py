@@ -34,7 +34,10 @@ def test_a_claim_without_a_volume_is_named_with_all_that_the_job_names() -> None
     text = "pod has unbound immediate PersistentVolumeClaims"
     seen = starting(scheduled_message=text, checkpoint={"volume": named("ckpt")})
     message = condition(seen, ConditionType.STALLED).message
-    assert "The job's claims: ckpt (spec.checkpoint.volume); for the reason: kubectl describe pvc" in message
+    assert (
+        "The job's claims: ckpt (spec.checkpoint.volume); for the reason that one is not bound: kubectl"
+        in message
+    )
     assert (
         "The job's claims: none" in condition(starting(scheduled_message=text), ConditionType.STALLED).message
     )
@@ -51,12 +54,12 @@ def test_a_claim_without_a_volume_is_named_with_all_that_the_job_names() -> None
         (
             {"waiting_reason": "ErrImagePull"},
             "ImagePullFailed",
-            "ErrImagePull. Correct its image in spec.template.",
+            "ErrImagePull. Correct its image in spec.template; if",
         ),
         (
             {"waiting_reason": "CrashLoopBackOff"},
             "CrashLoopBackOff",
-            "exits again and again: see `kubectl logs",
+            "exits again and again. For the last lines that it wrote: kubectl logs -n",
         ),
         (
             {"waiting_reason": "CreateContainerError"},

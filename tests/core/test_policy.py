@@ -56,7 +56,7 @@ def test_a_jobs_pods_reach_each_other_the_operator_their_coordinator_and_anybody
             {"ports": ports(29402, 29403)},
         ],
     }
-    assert manifest["metadata"]["ownerReferences"] == [names.owner(a_job().metadata)]
+    assert manifest["metadata"]["ownerReferences"] == [names.owner_reference(a_job().metadata)]
     assert manifest["metadata"]["namespace"] == "lab"
 
 

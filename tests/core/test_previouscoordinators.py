@@ -63,7 +63,9 @@ def test_a_coordinator_without_a_proof_of_its_end_is_remembered_and_status_shows
     stalled = decide(seen).status.condition(ConditionType.STALLED)
     assert stalled
     assert (stalled.holds, stalled.reason) == (True, "PreviousCoordinatorMayRun")
-    assert f"term 1 on node {NODE}), and with it a previous pod of slot 1" in stalled.message
+    assert (
+        f"(pod mnist-coordinator-1 on node {NODE}), and with it a previous pod of slot 1" in stalled.message
+    )
     assert stalled.message.endswith(
         f"kubectl annotate trainingjob -n lab mnist {COORDINATORS_ENDED}=1 --overwrite"
     )

@@ -134,7 +134,7 @@ def test_several_are_all_named() -> None:
     reason, message = degraded_of(seen.after(labelled(**{QUEUE: "team-a"})))
     assert reason == "QueueNameIgnored"
     assert QUEUE in message
-    assert "volcano.sh/queue-name: read by Volcano" in message
+    assert "volcano.sh/queue-name (read by Volcano)" in message
 
 
 BLOCKED = "Scheduling is blocked due to non-empty scheduling gates"

@@ -27,9 +27,9 @@ from ropeteam.api.rule import at
 from ropeteam.cli.connect import connected, kubeconfig_of
 from ropeteam.controller.client.apiclient import ApiClient, ApiError, NoSuchKind, NotFound, Object
 from ropeteam.controller.client.boundedjson import ResponseTooLarge
-from ropeteam.core.doctor.clusterchecks import Cluster, arguments, of_cluster
-from ropeteam.core.doctor.findings import Finding, Machine, Read, fail, of_machine
-from ropeteam.core.doctor.namespacechecks import Job, Namespace, of_job, of_namespace
+from ropeteam.core.doctor.clusterchecks import Cluster, cluster_findings, operator_flags
+from ropeteam.core.doctor.findings import Finding, Machine, Read, fail_finding, machine_findings
+from ropeteam.core.doctor.namespacechecks import Job, Namespace, job_findings, namespace_findings
 
 _ERRORS = (ApiError, aiohttp.ClientError, OSError, TimeoutError, ResponseTooLarge, ValueError)
 _SYSTEM = "ropeteam-system"
@@ -45,7 +45,7 @@ async def findings(
     kubeconfig: Path | None, home: Path, namespace: str, job: str | None
 ) -> AsyncIterator[Finding]:
     """All findings, in order, as soon as each is known."""
-    for found in of_machine(await _machine(home)):
+    for found in machine_findings(await _machine(home)):
         yield found
     try:
         file = kubeconfig_of(kubeconfig, home)
@@ -53,12 +53,14 @@ async def findings(
             async for found in of_server(client, file, namespace, job):
                 yield found
     except click.ClickException as error:
-        yield fail("cluster", error.message)
+        yield fail_finding("cluster", error.message)
     except ApiError as error:
-        yield fail("cluster", f"of {file}: access is refused: {error}", "log in again, or set --kubeconfig")
+        yield fail_finding(
+            "cluster", f"of {file}: access is refused: {error}", "log in again, or set --kubeconfig"
+        )
     except _ERRORS as error:  # a ValueError: the peer is no API server
         why = str(error) or type(error).__name__
-        yield fail("cluster", f"of {file}: {why}", "check its address, or set another --kubeconfig")
+        yield fail_finding("cluster", f"of {file}: {why}", "check its address, or set another --kubeconfig")
 
 
 async def of_server(
@@ -67,14 +69,14 @@ async def of_server(
     """Findings of a cluster, a namespace and a job. Raises the error of a server that does not answer."""
     requests = _Requests(client)
     seen = await _cluster(requests, kubeconfig, namespace)
-    for found in of_cluster(seen):
+    for found in cluster_findings(seen):
         yield found
     operators = seen.deployments.items
-    guards = all("job-policy" in arguments(each) for each in operators) if operators else None
-    for found in of_namespace(await _namespace(requests, namespace, guards)):
+    guards = all("job-policy" in operator_flags(each) for each in operators) if operators else None
+    for found in namespace_findings(await _namespace(requests, namespace, guards)):
         yield found
     if job is not None:
-        for found in of_job(await _job(requests, namespace, job)):
+        for found in job_findings(await _job(requests, namespace, job)):
             yield found
 
 
@@ -226,7 +228,7 @@ async def _local_operator(home: Path) -> str:
 
 async def _leases(requests: _Requests, deployments: Read) -> Read:
     """Fetch the leases that operators hold, by their flag."""
-    wanted = {arguments(each).get("lease", "") for each in deployments.items} - {""}
+    wanted = {operator_flags(each).get("lease", "") for each in deployments.items} - {""}
     parts = []
     for name in sorted(wanted):
         namespace, _, lease = name.partition("/")

@@ -1,4 +1,4 @@
-"""Backoff before the same thing is tried again: none at first, then 1 s doubling to 60 s."""
+"""Exponential backoff: none after the first failure in a row, then 1 s, doubling to 60 s."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ MAX_SECONDS = 60
 
 
 def seconds(failures: int) -> int:
-    """Backoff after `failures` in a row. The first one has none."""
+    """Seconds of backoff after so many `failures` in a row."""
     if failures <= 1:
         return 0
-    return min(MAX_SECONDS, 1 << min(failures - 2, 10))
+    return min(MAX_SECONDS, 1 << min(failures - 2, 10))  # the inner limit: no huge number is computed
 
 
 def retry_at(since: datetime | None, failures: int) -> datetime | None:
-    """Moment at which the next try may begin. None: at once."""
+    """Time at which the next try may begin: the backoff after `since`. None, if `since` is None."""
     return since + timedelta(seconds=seconds(failures)) if since is not None else None

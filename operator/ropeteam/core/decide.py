@@ -1,6 +1,6 @@
 """Decide what a training job needs next.
 
-Every decision of the operator is made in `core`: an observation goes in, what to do comes out.
+Every decision of the operator is made in `core`: an observation goes in, a decision comes out.
 The questions are tried from top to bottom; the first one with an answer wins.
 Rules that bind every answer:
   - Intent before effect. An answer that changes status carries no actions; the next reconcile runs them.
@@ -28,7 +28,7 @@ from ropeteam.api.columns import with_columns
 from ropeteam.api.status import ClockStatus, JobStatus
 from ropeteam.core import announce, deadlines
 from ropeteam.core.decision import Decision
-from ropeteam.core.merge import count_workers, merge_observed
+from ropeteam.core.merge import merged_status, worker_counts
 from ropeteam.core.questions import (
     acceptance,
     completion,
@@ -41,49 +41,53 @@ from ropeteam.core.questions import (
 )
 from ropeteam.core.questions.answer import Answer
 from ropeteam.core.questions.desired import desired_state
-from ropeteam.core.questions.gang import any_active
+from ropeteam.core.questions.gang import may_any_run
 from ropeteam.core.seen.observation import Observation
 from ropeteam.core.seen.view import View, build_view, with_changes
 from ropeteam.core.status import conditions, progress
 from ropeteam_trainer.contract.desired import Desired
 
 QUESTIONS: tuple[Callable[[View, JobStatus], Answer | None], ...] = (
-    completion.being_deleted,
-    completion.clean_up,
-    completion.complete,
-    completion.failed,
-    acceptance.invalid,
-    acceptance.refused,
-    completion.deadline,
-    gang.stop,
-    gang.start,
-    release.release_partial_gang,
-    recovery.replace_coordinator,
-    recovery.replace_address,
-    recovery.replace_all,
-    recovery.adopt_newer_incarnations,
-    handover.take_over,
-    recovery.replace_workers,
-    steady.ensure_children,
+    completion.deletion_answer,
+    completion.cleanup_answer,
+    completion.completion_answer,
+    completion.failure_answer,
+    acceptance.invalid_spec_answer,
+    acceptance.refused_pod_answer,
+    completion.deadline_answer,
+    gang.stop_answer,
+    gang.start_answer,
+    release.release_answer,
+    recovery.coordinator_replacement_answer,
+    recovery.changed_address_answer,
+    recovery.gang_replacement_answer,
+    recovery.newer_incarnations_answer,
+    handover.handover_answer,
+    recovery.worker_replacement_answer,
+    steady.steady_answer,
 )
-"""The last one always has an answer."""
+"""Questions, by priority: deletion and cleaning up; the end of the job, before any repair; an unusable spec;
+suspension, before a start; then losses, the largest first, since a new attempt replaces all that is below it.
+The last one always has an answer."""
 
 
 def decide(seen: Observation) -> Decision:
-    """The decision about one observation. Never raises."""
+    """The decision about one observation. Never raises. The observation's facts are merged into status first,
+    so each question is given `view`, with status as saved, and `status`, as it is now."""
     view = build_view(seen)
-    status = merge_observed(view)
+    status = merged_status(view)
     answers = (question(view, status) for question in QUESTIONS)
-    return _conclude(view, next(answer for answer in answers if answer is not None))
+    return _decision_from(view, next(answer for answer in answers if answer is not None))
 
 
-def _conclude(view: View, answer: Answer) -> Decision:
-    """The decision: the status to save, what is sent to the coordinator then, and when to look again."""
+def _decision_from(view: View, answer: Answer) -> Decision:
+    """The decision that an answer leads to. A decision that writes status has no actions, and is followed by
+    another at once; of a finished job it has, since its actions follow from the end that is saved already."""
     saved = view.seen.status
     if answer.is_last:
         return Decision(saved, answer.actions, answer.why)
-    status, delay = _to_save(view, _with_facts(view, answer))
-    desired = _desired(view, status)
+    status, delay_seconds = _status_to_save_and_delay(view, _complete_status(view, answer))
+    desired = _desired_to_send(view, status)
     writes = status != saved
     return Decision(
         status=status,
@@ -93,43 +97,52 @@ def _conclude(view: View, answer: Answer) -> Decision:
         desired=desired,
         requeue_after_seconds=0.0
         if writes
-        else _earliest(
-            delay,
+        else _shortest(
+            delay_seconds,
             answer.requeue_after_seconds,
             deadlines.requeue_after(view, status),
-            deadlines.next_poll(view, status) if desired else None,
+            deadlines.seconds_to_next_poll(view, status) if desired else None,
         ),
     )
 
 
-def _with_facts(view: View, answer: Answer) -> JobStatus:
-    """Status of the answer, with its conditions, counts and columns. Those of a finished job stay."""
+def _complete_status(view: View, answer: Answer) -> JobStatus:
+    """Status of the answer with state, conditions, counts of pods and texts for columns. Of a finished job
+    only generation and state are set: it was complete when the end was saved.
+
+    Order: the answer's facts win over acceptance, and Degraded comes last."""
     generation = view.job.generation
     status = with_changes(answer.status, observed_generation=generation, state=answer.state)
     if view.seen.status.finished:
         return status
     facts = (*acceptance.facts(view, status), *answer.facts, *degraded.facts(view, status))
-    status = with_changes(status, workers=count_workers(view, status))
+    status = with_changes(status, workers=worker_counts(view, status))
     return with_columns(conditions.with_facts(status, facts, view.now, generation))
 
 
-def _to_save(view: View, status: JobStatus) -> tuple[JobStatus, float | None]:
-    """Status to save now, and the seconds after which to save what is left out. Progress and details are
-    saved at intervals."""
+def _status_to_save_and_delay(view: View, status: JobStatus) -> tuple[JobStatus, float | None]:
+    """Status to save now, and the seconds until details that are left out may be saved; None: none are.
+
+    Progress and details are saved at intervals (status/progress.py), so that etcd is not filled. Progress
+    that is left out comes again with the next report. The saved status is returned if nothing is to be
+    written; one that is to be written has the job's clock, as of now."""
     saved, now = view.seen.status, view.now
     if saved.finished:
         return status, None
-    status = progress.throttle(saved, status, now)
+    status = progress.throttled(saved, status, now)
     delay = progress.write_delay_seconds(saved, status, now, view.seen.written_at)
     if delay is not None or status == saved:
         return saved, delay
     return with_changes(status, clock=ClockStatus(job=view.job_time, wall=now)), None
 
 
-def _desired(view: View, status: JobStatus) -> Desired | None:
-    done = status.finished and (status.state != "Failed" or not any_active(view.all_workers))
+def _desired_to_send(view: View, status: JobStatus) -> Desired | None:
+    """Desired state for the coordinator. None: no coordinator can receive it, or the job has ended. A failed
+    job's is sent until no worker runs: its agents exit when the coordinator receives that status has it."""
+    done = status.finished and (status.state != "Failed" or not may_any_run(view.all_workers))
     return None if done else desired_state(view, status)
 
 
-def _earliest(*seconds: float | None) -> float | None:
+def _shortest(*seconds: float | None) -> float | None:
+    """The least of the values. None: all are None."""
     return min((each for each in seconds if each is not None), default=None)

@@ -21,17 +21,20 @@ class Announcement:
 
 @dataclass(frozen=True)
 class Decision:
-    """Intent before effect: a status that opens something new comes with no actions; the next reconcile
-    carries them out.
-
-    `status` is the status to save; equal to the observed one means no write.
+    """Intent before effect: a decision that changes status has no actions; the next one has them, once that
+    status is saved. A finished job is an exception, since its end is saved already.
     """
 
     status: JobStatus
+    """Status to save. Equal to the observed one: nothing is written."""
     actions: tuple[Action, ...]
+    """Requests to the API server, sent concurrently; each is idempotent."""
     why: str
+    """Sentence for the operator's log."""
     announcements: tuple[Announcement, ...] = ()
+    """Events to send once `status` is saved."""
     desired: Desired | None = None
     """Desired state to send to the coordinator once `status` is saved. None: no coordinator to send it to."""
     requeue_after_seconds: float | None = None
-    """Seconds until the next look, even if nothing happens. None: only when something changes."""
+    """Seconds until the next reconcile, even if nothing happens. 0: at once. None: only when something
+    changes."""

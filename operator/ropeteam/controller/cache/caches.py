@@ -13,7 +13,7 @@ from ropeteam.controller.cache import parsing
 from ropeteam.controller.cache.budget import Budget
 from ropeteam.controller.cache.informer import Informer, Key, MultiNamespaceInformer, WatchSpec
 from ropeteam.controller.client.apiclient import ApiClient, NotFound, ObjectRef
-from ropeteam.core.seen.classify import has_ended
+from ropeteam.core.seen.classify import is_end_reported
 from ropeteam.core.seen.observation import PodSeen, ServiceSeen
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ class EndedPods:
 
     def record(self, seen: tuple[str, PodSeen]) -> None:
         _, pod = seen
-        if has_ended(pod):
+        if is_end_reported(pod):
             self._uids[pod.uid] = None
         if len(self._uids) > self.MOST:
             del self._uids[next(iter(self._uids))]

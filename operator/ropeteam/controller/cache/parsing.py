@@ -125,7 +125,7 @@ def job(obj: Object) -> CachedJob:
 
 def _unserved_requests(texts: Object | None) -> dict[str, str]:
     """Labels or annotations that request a queue or gang scheduling; long values are cut off."""
-    found = sorted(key for key in texts or () if unservedrequests.is_request(key))[:_MOST_ENTRIES]
+    found = sorted(key for key in texts or () if unservedrequests.is_queue_or_gang_key(key))[:_MOST_ENTRIES]
     return {key: str((texts or {})[key])[:_LONGEST_ANNOTATION] for key in found}
 
 

@@ -26,7 +26,7 @@ class JobRead:
     @property
     def key_id(self) -> str:
         """Id of the operator key that the token of these pods is derived from; "": no pod has one yet."""
-        return manifests.key_of(self.status, self.pods)
+        return manifests.key_id_of(self.status, self.pods)
 
 
 async def read_job(caches: Caches, key: Key) -> JobRead | None:

@@ -25,12 +25,15 @@ class Level(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: the object, its state, and what to do about it."""
+    """One line of the output: an object, its state, and what to do."""
 
     level: Level
     what: str
+    """Kind and name of the object, as `claim data`."""
     why: str
+    """State of the object, on the line behind `what` and a colon."""
     todo: str = ""
+    """Next step; empty: nothing is to be done."""
 
     def __str__(self) -> str:
         line = f"{self.level:4} {self.what}: {' '.join(self.why.split())}"
@@ -44,7 +47,7 @@ class Read:
 
     items: tuple[Object, ...] = ()
     unknown: str = ""
-    """Reason why there is no answer."""
+    """Reason why there is no answer, for people. Empty: there is one."""
     served: bool = True
     """Whether the server has this kind."""
 
@@ -54,11 +57,12 @@ class Machine:
     """State of the machine that the command runs on."""
 
     python: str
+    """Version, as those of `ropeteam` and `torch`."""
     ropeteam: str
     torch: str
     """Version; empty: it is not installed."""
     kubectl: str
-    """Version; empty: none is found."""
+    """Version and path; empty: there is none on PATH."""
     linux: bool
     home: str
     """State folder of the local cluster."""
@@ -67,52 +71,62 @@ class Machine:
     answers: bool
     """Whether the cluster of that kubeconfig answers."""
     pods: int
-    """Number of folders of pods in it."""
+    """Number of pods' folders in `home`."""
 
 
-def ok(what: str, why: str, todo: str = "") -> Finding:
+def ok_finding(what: str, why: str, todo: str = "") -> Finding:
     return Finding(Level.OK, what, why, todo)
 
 
-def warn(what: str, why: str, todo: str = "") -> Finding:
+def warn_finding(what: str, why: str, todo: str = "") -> Finding:
     return Finding(Level.WARN, what, why, todo)
 
 
-def fail(what: str, why: str, todo: str = "") -> Finding:
+def fail_finding(what: str, why: str, todo: str = "") -> Finding:
     return Finding(Level.FAIL, what, why, todo)
 
 
-def not_known(what: str, read: Read) -> Finding:
-    return warn(what, f"not known: {read.unknown}")
+def unknown_finding(what: str, read: Read) -> Finding:
+    """Finding about an object that could not be read: a warning, since it may be as it should."""
+    return warn_finding(what, f"not known: {read.unknown}")
 
 
 def name_of(obj: Object) -> str:
     return str(at(obj, "metadata.name"))
 
 
-def of_machine(seen: Machine) -> Iterator[Finding]:
-    yield ok("python", f"{seen.python}, with ropeteam {seen.ropeteam}")
-    yield ok("torch", seen.torch or "not installed: a client only, which is enough for jobs on a cluster")
+def machine_findings(seen: Machine) -> Iterator[Finding]:
+    """Findings of the machine: programs that commands need, then the local cluster."""
+    yield ok_finding("python", f"{seen.python}, with ropeteam {seen.ropeteam}")
+    yield ok_finding(
+        "torch", seen.torch or "not installed: a client only, which is enough for jobs on a cluster"
+    )
     if seen.kubectl:
-        yield ok("kubectl", seen.kubectl)
+        yield ok_finding("kubectl", seen.kubectl)
     else:
-        yield warn("kubectl", "not found on PATH", "install it: ropeteam has no command to list or delete")
-    yield _local_cluster(seen)
+        yield warn_finding(
+            "kubectl", "not found on PATH", "install it: ropeteam has no command to list or delete"
+        )
+    yield _local_cluster_finding(seen)
 
 
-def _local_cluster(seen: Machine) -> Finding:
+def _local_cluster_finding(seen: Machine) -> Finding:
+    """Finding about the cluster of `ropeteam up`. It is no fault that none runs, but files that a killed one
+    has left are: commands use its kubeconfig."""
     what = "local cluster"
     if not seen.linux:
-        return warn(what, "`ropeteam run` and `ropeteam up` need Linux", "use a container or a cluster")
+        return warn_finding(
+            what, "`ropeteam run` and `ropeteam up` need Linux", "use a container or a cluster"
+        )
     limits = "resources.limits.memory is not enforced there"
     if seen.answers:
-        return ok(what, f"runs in {seen.home}; {limits}")
+        return ok_finding(what, f"runs in {seen.home}; {limits}")
     if seen.recorded or seen.pods:
         left = [f"{seen.home}/kubeconfig"] if seen.recorded else []
         left += [f"{seen.pods} folders in {seen.home}/pods"] if seen.pods else []
-        return warn(
+        return warn_finding(
             what,
             f"does not answer, and was not shut down cleanly: {' and '.join(left)} remain",
             "`ropeteam up` removes them; until then commands without --kubeconfig connect there",
         )
-    return ok(what, f"none runs in {seen.home}; `ropeteam up` starts one; {limits}")
+    return ok_finding(what, f"none runs in {seen.home}; `ropeteam up` starts one; {limits}")

@@ -13,24 +13,35 @@ from typing import Any
 from ropeteam.api.conditions import ConditionType
 from ropeteam.api.quantity import amount
 from ropeteam.api.rule import at
-from ropeteam.core.doctor.findings import Finding, Object, Read, fail, name_of, not_known, ok, warn
+from ropeteam.core.doctor.findings import (
+    Finding,
+    Object,
+    Read,
+    fail_finding,
+    name_of,
+    ok_finding,
+    unknown_finding,
+    warn_finding,
+)
 from ropeteam.core.seen import names
 from ropeteam.core.seen.observation import Role
 from ropeteam_trainer.contract import config as contract
 
-_LEVEL = "pod-security.kubernetes.io/enforce"
-_ENDED = ("Complete", "Failed", "Suspended", "Invalid")
-_PEERS = 1024
-"""Stand-in for the ports that torch chooses by itself."""
+_ENFORCED_LEVEL = "pod-security.kubernetes.io/enforce"
+_STATES_WITHOUT_SERVICE = ("Complete", "Failed", "Suspended", "Invalid")
+"""Values of status.state of a job that needs no Service, or may have none."""
+_ANY_HIGH_PORT = 1024
+"""Stands for the ports that torch chooses by itself: a policy that allows them all allows this one."""
 
 
 @dataclass(frozen=True)
 class Namespace:
-    """Objects that were read of a namespace. `guards_jobs`: the operator creates a NetworkPolicy for each
-    job; None: not known."""
+    """Objects that were read of a namespace."""
 
     name: str
     guards_jobs: bool | None = None
+    """Whether the operator creates a NetworkPolicy for each job, so that ingress is allowed. None:
+    unknown."""
     itself: Read = field(default=Read())
     quotas: Read = field(default=Read())
     limits: Read = field(default=Read())
@@ -39,7 +50,7 @@ class Namespace:
 
 @dataclass(frozen=True)
 class Job:
-    """Objects that were read of a job. `claims`, `secrets`: by the names in its spec."""
+    """Objects that were read of a job. `claims` and pull `secrets`: by the names in its spec."""
 
     name: str
     namespace: str
@@ -49,31 +60,41 @@ class Job:
     service: Read = field(default=Read())
 
 
-def of_namespace(seen: Namespace) -> Iterator[Finding]:
-    yield _security(seen)
+def namespace_findings(seen: Namespace) -> Iterator[Finding]:
+    """Findings of a namespace for jobs. A local cluster serves no quotas, and then nothing but Pod Security
+    is looked at."""
+    yield _pod_security_finding(seen)
     if seen.quotas.served:
-        yield from _quotas(seen.quotas)
-        yield from _limits(seen.limits)
-        yield from _network(seen)
+        yield from _quota_findings(seen.quotas)
+        yield from _limit_range_findings(seen.limits)
+        yield from _network_policy_findings(seen)
 
 
-def _security(seen: Namespace) -> Finding:
+def _pod_security_finding(seen: Namespace) -> Finding:
+    """Finding about the namespace and the Pod Security level that its label enforces."""
     what, read = f"namespace {seen.name}", seen.itself
     if read.unknown:
-        return not_known(what, read)
+        return unknown_finding(what, read)
     if not read.items:
-        return fail(what, "does not exist", f"kubectl create namespace {seen.name}, or name another with -n")
-    level = (at(read.items[0], "metadata.labels") or {}).get(_LEVEL, "")
+        return fail_finding(
+            what, "does not exist", f"kubectl create namespace {seen.name}, or name another with -n"
+        )
+    level = (at(read.items[0], "metadata.labels") or {}).get(_ENFORCED_LEVEL, "")
     if level == "restricted":
-        return ok(what, "Pod Security level restricted: jobs run as user 1000, images that need root fail")
+        return ok_finding(
+            what, "Pod Security level restricted: jobs run as user 1000, images that need root fail"
+        )
     if level == "baseline":
-        return ok(what, "Pod Security level baseline: hostPath and hostNetwork in a template are refused")
-    return ok(what, f"exists, Pod Security level {level or 'not set'}")
+        return ok_finding(
+            what, "Pod Security level baseline: hostPath and hostNetwork in a template are refused"
+        )
+    return ok_finding(what, f"exists, Pod Security level {level or 'not set'}")
 
 
-def _quotas(read: Read) -> Iterator[Finding]:
+def _quota_findings(read: Read) -> Iterator[Finding]:
+    """A finding for each ResourceQuota: a warning, if a resource is used up."""
     if read.unknown:
-        yield not_known("quotas", read)
+        yield unknown_finding("quotas", read)
         return
     for quota in read.items:
         hard, used = at(quota, "status.hard") or {}, at(quota, "status.used") or {}
@@ -84,16 +105,19 @@ def _quotas(read: Read) -> Iterator[Finding]:
         ]
         what = f"quota {name_of(quota)}"
         if full:
-            yield warn(what, f"used up: {', '.join(full)}", "raise it, or free some of it: pods are refused")
+            yield warn_finding(
+                what, f"used up: {', '.join(full)}", "raise it, or free some of it: pods are refused"
+            )
         else:
-            yield ok(what, f"capacity is left for {', '.join(sorted(hard)) or 'everything'}")
+            yield ok_finding(what, f"capacity is left for {', '.join(sorted(hard)) or 'everything'}")
     if not read.items:
-        yield ok("quotas", "none")
+        yield ok_finding("quotas", "none")
 
 
-def _limits(read: Read) -> Iterator[Finding]:
+def _limit_range_findings(read: Read) -> Iterator[Finding]:
+    """A warning for each LimitRange with default limits of containers; none, if there is no such."""
     if read.unknown:
-        yield not_known("limit ranges", read)
+        yield unknown_finding("limit ranges", read)
     for each in read.items:
         given = [
             row.get("default") for row in at(each, "spec.limits") or () if row.get("type") == "Container"
@@ -101,28 +125,32 @@ def _limits(read: Read) -> Iterator[Finding]:
         defaults = [f"{name} {value}" for row in given for name, value in sorted((row or {}).items())]
         if defaults:
             todo = "set spec.resources of jobs, otherwise ranks are killed at that limit"
-            yield warn(
+            yield warn_finding(
                 f"limit range {name_of(each)}", f"containers without limits get {', '.join(defaults)}", todo
             )
 
 
-def _network(seen: Namespace) -> Iterator[Finding]:
+def _network_policy_findings(seen: Namespace) -> Iterator[Finding]:
+    """One finding about policies that are not the operator's and select pods of jobs: which ports they block.
+
+    Policies add up, so the operator's own allow ingress. Egress they do not restrict, so another policy
+    may."""
     what, read = "network policies", seen.policies
     if read.unknown:
-        yield not_known(what, read)
+        yield unknown_finding(what, read)
         return
-    foreign = [each for each in read.items if _is_foreign(each) and _selects_ours(each)]
+    foreign = [each for each in read.items if _is_foreign(each) and _selects_workers(each)]
     blocked = list(_blocked_egress(foreign))
     if seen.guards_jobs is not True:
         blocked += _blocked_ingress(foreign)
     if not blocked:
-        yield ok(what, "no foreign policy blocks the ports of jobs")
+        yield ok_finding(what, "no foreign policy blocks the ports of jobs")
         return
     policies = ", ".join(sorted(map(name_of, foreign)))
     if seen.guards_jobs is None:
         policies += ", unless the operator creates policies for jobs"
     todo = "allow it in an additional policy (docs/install.md, Ports)"
-    yield warn(what, f"pods of jobs cannot reach {', '.join(blocked)} because of {policies}", todo)
+    yield warn_finding(what, f"pods of jobs cannot reach {', '.join(blocked)} because of {policies}", todo)
 
 
 def _is_foreign(policy: Object) -> bool:
@@ -130,50 +158,57 @@ def _is_foreign(policy: Object) -> bool:
 
 
 def _blocked_egress(policies: Iterable[Object]) -> Iterator[str]:
-    rules = _rules(policies, "Egress", "egress")
+    """Texts of what worker pods cannot connect to. None: egress is allowed, or no policy restricts egress."""
+    rules = _joint_rules(policies, "Egress", "egress")
     if rules is None:
         return
-    if not _allows(rules, contract.COORDINATOR_AGENT_PORT, "to"):
+    if not _is_allowed(rules, contract.COORDINATOR_AGENT_PORT, "to"):
         yield f"their coordinator (egress, port {contract.COORDINATOR_AGENT_PORT})"
-    if not _allows(rules, _PEERS, "to"):
+    if not _is_allowed(rules, _ANY_HIGH_PORT, "to"):
         yield "each other (egress, all ports)"
-    if not _allows(rules, 53, "", "UDP"):
+    if not _is_allowed(rules, 53, "", "UDP"):
         yield "DNS (egress, port 53)"
 
 
 def _blocked_ingress(policies: Iterable[Object]) -> Iterator[str]:
-    rules = _rules(policies, "Ingress", "ingress")
+    """Texts of what cannot connect to pods of jobs. None: ingress is allowed, or no policy restricts it."""
+    rules = _joint_rules(policies, "Ingress", "ingress")
     if rules is None:
         return
-    if not _allows(rules, _PEERS, "from"):
+    if not _is_allowed(rules, _ANY_HIGH_PORT, "from"):
         yield "each other (ingress, all ports)"
-    if not _allows(rules, contract.COORDINATOR_HTTP_PORT, ""):
+    if not _is_allowed(rules, contract.COORDINATOR_HTTP_PORT, ""):
         yield f"the operator (ingress, port {contract.COORDINATOR_HTTP_PORT})"
 
 
-def _rules(policies: Iterable[Object], kind: str, part: str) -> list[Object] | None:
-    """Rules of all policies together; None: no policy restricts this direction."""
+def _joint_rules(policies: Iterable[Object], kind: str, part: str) -> list[Object] | None:
+    """Rules of all policies together: traffic that one allows is allowed. None: no policy restricts this
+    direction. `kind`: Ingress or Egress, as in policyTypes; `part`: its field of the spec."""
     found = [each for each in policies if kind in (at(each, "spec.policyTypes") or ["Ingress"])]
     return [rule for each in found for rule in at(each, f"spec.{part}") or ()] if found else None
 
 
-def _allows(rules: Iterable[Object], port: int, peers: str, protocol: str = "TCP") -> bool:
+def _is_allowed(rules: Iterable[Object], port: int, peers: str, protocol: str = "TCP") -> bool:
     """Whether a rule allows the port. `peers`: the part of a rule that has to select our pods; empty: any
     peer."""
     return any(
-        (not peers or _may_be_ours(rule.get(peers))) and _has_port(rule.get("ports"), port, protocol)
+        (not peers or _may_select_workers(rule.get(peers)))
+        and _includes_port(rule.get("ports"), port, protocol)
         for rule in rules
     )
 
 
-def _may_be_ours(peers: Any) -> bool:
+def _may_select_workers(peers: Any) -> bool:
+    """Whether a rule's peers may include pods of jobs. No peers are all peers; addresses and namespaces are
+    taken to include them, since neither is known here."""
     return not peers or any(
-        "ipBlock" in peer or "namespaceSelector" in peer or _matches(peer.get("podSelector"))
+        "ipBlock" in peer or "namespaceSelector" in peer or _selects_worker_labels(peer.get("podSelector"))
         for peer in peers
     )
 
 
-def _has_port(ports: Any, wanted: int, protocol: str) -> bool:
+def _includes_port(ports: Any, wanted: int, protocol: str) -> bool:
+    """Whether a rule's ports include this one. No ports are all ports; a named port is none of ours."""
     if not ports:
         return True
     of_protocol = [each for each in ports if each.get("protocol", "TCP") == protocol]
@@ -181,39 +216,47 @@ def _has_port(ports: Any, wanted: int, protocol: str) -> bool:
     return any(first is None or (type(first) is int and first <= wanted <= last) for first, last in numbers)
 
 
-def _selects_ours(policy: Object) -> bool:
-    return _matches(at(policy, "spec.podSelector"))
+def _selects_workers(policy: Object) -> bool:
+    return _selects_worker_labels(at(policy, "spec.podSelector"))
 
 
-def _matches(selector: Any) -> bool:
-    """Whether a selector matches the labels that all worker pods have; expressions are taken to match."""
+def _selects_worker_labels(selector: Any) -> bool:
+    """Whether a label selector matches the labels that all worker pods have. Its expressions are not read and
+    count as matching, so a policy is named too often rather than not at all."""
     ours = {names.MANAGED_BY: "ropeteam", names.ROLE: Role.WORKER.value}
     return (at(selector, "matchLabels") or {}).items() <= ours.items()
 
 
-def of_job(seen: Job) -> Iterator[Finding]:
+def job_findings(seen: Job) -> Iterator[Finding]:
+    """Findings of one job: its conditions, its claims, pull secrets, and the Service, if it may need one."""
     what, read = f"job {seen.name}", seen.itself
     if read.unknown:
-        yield not_known(what, read)
+        yield unknown_finding(what, read)
         return
     if not read.items:
-        yield fail(what, f"there is no TrainingJob {seen.name} in namespace {seen.namespace}", "check -n")
+        yield fail_finding(
+            what,
+            f"there is no TrainingJob {seen.name} in namespace {seen.namespace}",
+            "list jobs: kubectl get tj -A",
+        )
         return
     job = read.items[0]
     where = "" if seen.namespace == "default" else f" -n {seen.namespace}"
-    yield from _conditions(what, job, f"ropeteam explain {seen.name}{where}")
+    yield from _condition_findings(what, job, f"ropeteam explain {seen.name}{where}")
     for name, claim in seen.claims.items():
-        yield _claim(name, claim, job)
+        yield _claim_finding(seen, name, claim)
     for name, secret in seen.secrets.items():
-        yield _secret(name, secret)
-    if at(job, "status.state") not in (*_ENDED, None):
-        yield _service(seen)
+        yield _pull_secret_finding(seen, name, secret)
+    if at(job, "status.state") not in (*_STATES_WITHOUT_SERVICE, None):
+        yield _service_finding(seen)
 
 
-def _conditions(what: str, job: Object, explain: str) -> Iterator[Finding]:
+def _condition_findings(what: str, job: Object, explain: str) -> Iterator[Finding]:
+    """A finding for each condition that shows a fault, or else one with the job's state. `explain`: the
+    command that shows more."""
     state = at(job, "status.state")
     if state is None:
-        yield warn(what, "no operator has reconciled it yet", "see the operator above")
+        yield warn_finding(what, "no operator has reconciled it yet", "see the operator above")
     fatal = {
         ("Accepted", "False"),
         (ConditionType.FAILED.value, "True"),
@@ -225,44 +268,59 @@ def _conditions(what: str, job: Object, explain: str) -> Iterator[Finding]:
         text = f"{each.get('type')}={each.get('status')}, {each.get('reason')}: {each.get('message')}"
         if condition in fatal:
             found = True
-            yield fail(what, text, explain)
+            yield fail_finding(what, text, explain)
         elif condition == (ConditionType.DEGRADED.value, "True"):
             found = True
-            yield warn(what, text, explain)
+            yield warn_finding(what, text, explain)
     if state and not found:
-        yield ok(what, f"{state}", explain)
+        yield ok_finding(what, f"{state}", explain)
 
 
-def _claim(name: str, read: Read, job: Object) -> Finding:
+def _claim_finding(seen: Job, name: str, read: Read) -> Finding:
+    """Finding about a PersistentVolumeClaim of the job. `seen`: with the job's object."""
     what = f"claim {name}"
     if read.unknown:
-        return not_known(what, read)
+        return unknown_finding(what, read)
     if not read.items:
-        return fail(what, "does not exist, and pods that mount it wait", "create the PersistentVolumeClaim")
+        return fail_finding(
+            what, "does not exist, and pods that mount it wait", "create the PersistentVolumeClaim"
+        )
     claim = read.items[0]
     phase, modes = at(claim, "status.phase"), at(claim, "spec.accessModes") or ()
-    several = (at(job, "spec.workers") or 1) > 1
+    several = (at(seen.itself.items[0], "spec.workers") or 1) > 1
     if several and "ReadWriteMany" not in modes:
         todo = "ReadWriteMany is needed unless all pods run on one node"
-        return warn(what, f"{phase}, {', '.join(modes)}, and several workers mount it", todo)
+        return warn_finding(what, f"{phase}, {', '.join(modes)}, and several workers mount it", todo)
     if phase != "Bound":
-        return warn(what, f"{phase}: no volume yet", f"kubectl describe pvc {name}")
-    return ok(what, f"Bound, {', '.join(modes)}")
+        return warn_finding(
+            what, f"{phase}: no volume yet", f"kubectl describe pvc -n {seen.namespace} {name}"
+        )
+    return ok_finding(what, f"Bound, {', '.join(modes)}")
 
 
-def _secret(name: str, read: Read) -> Finding:
+def _pull_secret_finding(seen: Job, name: str, read: Read) -> Finding:
+    """Finding about a Secret of spec.template.spec.imagePullSecrets; only its metadata was read."""
     what = f"pull secret {name}"
     if read.unknown:
-        return not_known(what, read)
+        return unknown_finding(what, read)
     if not read.items:
-        return warn(what, "does not exist: images that need it are not pulled", "create it in the namespace")
-    return ok(what, "exists")
+        return warn_finding(
+            what,
+            "does not exist: images that need it are not pulled",
+            f"kubectl create secret docker-registry {name} -n {seen.namespace} --docker-server=...",
+        )
+    return ok_finding(what, "exists")
 
 
-def _service(seen: Job) -> Finding:
+def _service_finding(seen: Job) -> Finding:
+    """Finding about the Service in front of the job's coordinator."""
     what = f"service {seen.name}"
     if seen.service.unknown:
-        return not_known(what, seen.service)
+        return unknown_finding(what, seen.service)
     if not seen.service.items:
-        return warn(what, "does not exist: agents cannot find their coordinator", "the operator creates it")
-    return ok(what, "exists")
+        return warn_finding(
+            what,
+            "does not exist: agents cannot find their coordinator",
+            "the operator creates it: see the operator above",
+        )
+    return ok_finding(what, "exists")

@@ -1,4 +1,6 @@
-"""Actions of the operator. Each is idempotent: twice is the same as once."""
+"""Actions of the operator, as data. Each is idempotent: twice is the same as once. str() of an action is its
+text in logs and events, which begins with a verb: "cannot {action}".
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class CreatePod:
+    """Create a pod; no effect, if one of that name exists."""
+
     manifest: dict[str, Any]
 
     def __str__(self) -> str:
@@ -16,6 +20,8 @@ class CreatePod:
 
 @dataclass(frozen=True)
 class DeletePod:
+    """Delete the pod with this UID; no effect on another one of that name."""
+
     name: str
     uid: str
     grace_seconds: int | None = None
@@ -27,6 +33,8 @@ class DeletePod:
 
 @dataclass(frozen=True)
 class CreateService:
+    """Create the Service in front of the coordinator."""
+
     manifest: dict[str, Any]
 
     def __str__(self) -> str:
@@ -35,7 +43,7 @@ class CreateService:
 
 @dataclass(frozen=True)
 class PointService:
-    """Point the Service to another coordinator term."""
+    """Make the Service lead to the coordinator of another term, by its selector."""
 
     name: str
     uid: str
@@ -47,6 +55,8 @@ class PointService:
 
 @dataclass(frozen=True)
 class DeleteService:
+    """Delete the Service with this UID."""
+
     name: str
     uid: str
 
@@ -56,8 +66,8 @@ class DeleteService:
 
 @dataclass(frozen=True)
 class CreateSecret:
-    """Create the Secret with the per-job token and the keys of its checkpoint folder. The executor derives
-    the bytes from the operator key: no secret enters an Observation."""
+    """Create the Secret with the job's token and the keys of its checkpoint folder. The executor derives the
+    bytes from the operator's key, so that no observation and no decision contains a secret."""
 
     name: str
     job_uid: str
@@ -66,7 +76,8 @@ class CreateSecret:
     key_id: str
     """Id of the operator's key that the token is derived from."""
     folder: str = ""
-    """Checkpoint folder (manifests.folder), from which the signing keys are derived. Empty: it has none."""
+    """Identity of the checkpoint folder (manifests.folder_identity), from which the signing keys are derived.
+    Empty: the job has none."""
 
     def __str__(self) -> str:
         return f"create Secret {self.name}"
@@ -84,8 +95,8 @@ class CreatePolicy:
 
 @dataclass(frozen=True)
 class EnsureAgent:
-    """Create, where it is missing, the Secret with our agent, which the worker pods of a namespace mount.
-    Only the executor has the bytes."""
+    """Create the Secret with our agent, which the worker pods of a namespace mount, where it is missing. Only
+    the executor has the bytes."""
 
     def __str__(self) -> str:
         return "ensure the agent's Secret"

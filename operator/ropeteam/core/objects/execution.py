@@ -1,4 +1,4 @@
-"""Requests of each action: the one `match` over actions, for the API server and for the tests' clusters.
+"""The request of each action: the one `match` over actions, for the API server and for the tests' clusters.
 
 For example PointService("mnist", "u2", {"ropeteam.dev/term": "3"}) becomes
 merge("Service", "mnist", {"metadata": {"uid": "u2"}, "spec": {"selector": {"ropeteam.dev/term": "3"}}}).
@@ -49,6 +49,8 @@ class Target(Protocol[T_co]):
 
 
 def carry_out(action: Action, target: Target[T_co]) -> T_co:
+    """Send the request of this action to `target`. Returns, and raises, what that request does: of the API
+    server a coroutine."""
     match action:
         case CreatePod(manifest) | CreateService(manifest):
             return target.create(manifest)

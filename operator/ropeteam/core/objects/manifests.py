@@ -1,5 +1,5 @@
-"""Objects of a job except worker pods: the coordinator's pod, the Service in front of it, the action that
-creates the Secret.
+"""Manifests of a job's coordinator pod and Service, the action that creates its Secret, and parts that worker
+pods share with them.
 
 The coordinator runs our own image and gets nothing it does not need: no API access, no root user, no writable
 root file system.
@@ -33,27 +33,31 @@ LIVENESS: dict[str, Any] = {
     "timeoutSeconds": 5,
     "failureThreshold": 6,
 }
-"""Probe that the coordinator's loop runs and its folder answers. A minute: a busy coordinator is not killed,
-and one that hangs is restarted before fenceSeconds (120) have passed, so that its agents continue."""
+"""Probe that the coordinator's event loop runs and its state folder answers. It fails after a minute: a busy
+coordinator is not killed, and one that hangs is restarted within fenceSeconds (120 by default), so that its
+agents continue."""
 TOKEN_VOLUME = "ropeteam-token"
 STATE_PATH = "/ropeteam-state"
 DRAIN_MARGIN_SECONDS = 10
-"""Seconds beyond drainSeconds, for a pod's grace period and for the drain of the gang."""
+"""Seconds that a pod's grace period, and the wait for the drain of the gang, are longer than drainSeconds."""
 
 
-def secret(seen: Observation, spec: TrainingJobSpec) -> CreateSecret:
+def secret_creation(seen: Observation, spec: TrainingJobSpec) -> CreateSecret:
+    """Action that creates the job's Secret, with the token, and the keys of its checkpoint folder, if any."""
     return CreateSecret(
         name=names.secret(seen.metadata, seen.key_id),
         job_uid=seen.metadata.uid,
         labels=names.labels(seen.metadata),
-        owner=names.owner(seen.metadata),
+        owner=names.owner_reference(seen.metadata),
         key_id=seen.key_id,
-        folder=folder(seen.metadata, spec.checkpoint) if spec.checkpoint else "",
+        folder=folder_identity(seen.metadata, spec.checkpoint) if spec.checkpoint else "",
     )
 
 
-def folder(job: Metadata, checkpoint: Checkpoint) -> str:
-    """Identity of a checkpoint folder: the same text for all jobs that save there, however they mount it."""
+def folder_identity(job: Metadata, checkpoint: Checkpoint) -> str:
+    """Text that is the same for all jobs which save in this checkpoint folder, mounted read-only or not:
+    their signing keys are derived from it. A change of this text invalidates the signatures of all
+    checkpoints."""
     volume = {
         kind: {name: value for name, value in source.items() if name != "readOnly"}
         for kind, source in checkpoint.volume.items()
@@ -63,17 +67,17 @@ def folder(job: Metadata, checkpoint: Checkpoint) -> str:
 
 
 def checkpoint_path(job: str, checkpoint: Checkpoint) -> str:
-    """Path inside the volume."""
+    """Path of the checkpoint folder inside its volume: spec.checkpoint.path, or else the job's name."""
     return (checkpoint.path or job).strip("/")
 
 
 def service(seen: Observation) -> dict[str, Any]:
-    """Service in front of the coordinator. Requests its previous address, if it had one: workers know no
-    other."""
+    """Manifest of the Service in front of the coordinator. It requests the address in status, if there is
+    one: the config of running workers has no other."""
     job, coordinator = seen.metadata, seen.status.coordinator
     spec: dict[str, Any] = {
         "type": "ClusterIP",
-        "publishNotReadyAddresses": True,  # it refuses by itself; kubelets see a second later that it runs
+        "publishNotReadyAddresses": True,  # agents may connect before the kubelet reports it as ready
         "selector": names.coordinator_selector(job, coordinator.term),
         "ports": [
             _port("agents", contract.COORDINATOR_AGENT_PORT),
@@ -86,7 +90,7 @@ def service(seen: Observation) -> dict[str, Any]:
         "name": names.service(job.name),
         "namespace": job.namespace,
         "labels": names.labels(job),
-        "ownerReferences": [names.owner(job)],
+        "ownerReferences": [names.owner_reference(job)],
     }
     return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
 
@@ -96,6 +100,7 @@ def _port(name: str, number: int) -> dict[str, Any]:
 
 
 def coordinator_pod(seen: Observation, spec: TrainingJobSpec) -> dict[str, Any]:
+    """Manifest of the coordinator's pod of the current term. The installation's defaults are added last."""
     job, term = seen.metadata, seen.status.coordinator.term
     config = _coordinator_config(seen, spec)
     container: dict[str, Any] = {
@@ -104,7 +109,7 @@ def coordinator_pod(seen: Observation, spec: TrainingJobSpec) -> dict[str, Any]:
         "command": ["python", "-m", "ropeteam_trainer.coordinator"],
         "env": [
             {"name": contract.CONFIG, "value": codec.encode(config).decode()},
-            from_pod(contract.POD_IP, "status.podIP"),
+            env_from_field(contract.POD_IP, "status.podIP"),
             {"name": contract.TOKEN_FILE, "value": contract.TOKEN_PATH},
             {"name": contract.AGENT_STATE_DIR, "value": STATE_PATH},
         ],
@@ -132,16 +137,17 @@ def coordinator_pod(seen: Observation, spec: TrainingJobSpec) -> dict[str, Any]:
         "name": names.coordinator(job.name, term),
         "namespace": job.namespace,
         "labels": names.labels(job, Role.COORDINATOR, term=term, attempt=seen.status.attempt),
-        "ownerReferences": [names.owner(job)],
+        "ownerReferences": [names.owner_reference(job)],
     }
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod_spec}
-    poddefaults.apply(pod, seen.defaults.jobs)
+    poddefaults.add_defaults(pod, seen.defaults.jobs)
     return pod
 
 
 def _coordinator_resources(slots: int) -> dict[str, Any]:
-    """Requests: above the measured use for so many agents (benchmarks/results/coordinator.json). Limit:
-    several times that, with 64 KiB for each connection before authentication, and sockets."""
+    """Resources of the coordinator's container of a job with so many slots. Requests are above the measured
+    use (benchmarks/results/coordinator.json). The limit is several times that: sockets, and 64 KiB for each
+    connection before authentication."""
     return {
         "requests": {"cpu": f"{50 + slots // 16}m", "memory": f"{64 + slots // 32}Mi"},
         "limits": {"memory": f"{256 + slots // 8}Mi"},
@@ -171,6 +177,7 @@ def _coordinator_config(seen: Observation, spec: TrainingJobSpec) -> contract.Co
 
 
 def timeouts(spec: TrainingJobSpec) -> contract.Timeouts:
+    """Timeouts in seconds, the same in the configs of coordinator and agents."""
     policy = spec.recovery
     return contract.Timeouts(
         start=policy.start_seconds,
@@ -181,16 +188,18 @@ def timeouts(spec: TrainingJobSpec) -> contract.Timeouts:
     )
 
 
-def key_of(status: JobStatus, pods: tuple[PodSeen, ...]) -> str:
-    """Id of the operator's key that this job was created with; "": it has no pods. Pods authenticate each
-    other by it, so it is the same for all of them, whatever the operator's current one is. Only pods that
-    status names are read: others may be anybody's."""
+def key_id_of(status: JobStatus, pods: tuple[PodSeen, ...]) -> str:
+    """Id of the operator's key that the token of this job's pods is derived from. Empty: it has no pods.
+
+    Pods authenticate each other by the token, so new ones get the key of those that exist, even if the
+    operator has another by now. Only pods whose UID is in status count: anybody could have created others."""
     slots = (uid for slot in status.slots for uid in (slot.pod_uid, slot.previous_pod_uid))
     keys = {pod.uid: pod.key_id for pod in pods}
     return next((keys[uid] for uid in (status.coordinator.pod_uid, *slots) if keys.get(uid)), "")
 
 
 def token_volume(seen: Observation) -> dict[str, Any]:
+    """Volume of the job's Secret, for `token_mount`."""
     return {"name": TOKEN_VOLUME, "secret": {"secretName": names.secret(seen.metadata, seen.key_id)}}
 
 
@@ -198,6 +207,6 @@ def token_mount() -> dict[str, Any]:
     return {"name": TOKEN_VOLUME, "mountPath": contract.TOKEN_PATH.rpartition("/")[0], "readOnly": True}
 
 
-def from_pod(name: str, path: str) -> dict[str, Any]:
-    """An environment variable that the kubelet fills in."""
+def env_from_field(name: str, path: str) -> dict[str, Any]:
+    """Environment variable `name` with the value of the pod's field `path`, which the kubelet fills in."""
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}

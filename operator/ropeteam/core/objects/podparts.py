@@ -1,5 +1,5 @@
-"""Parts of a pod's manifest, changed in place. Total: a part of an unexpected type is replaced; the API
-server's dry run reports it to the user.
+"""Parts of a pod's manifest, changed in place. Never raises: a part of an unexpected type is replaced by an
+empty one.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def dict_at(parent: dict[str, Any], key: str) -> dict[str, Any]:
-    """parent[key], replaced by an empty object if it is none."""
+    """The object parent[key] itself, not a copy. An empty one is set first, if there is none."""
     if not isinstance(parent.get(key), dict):
         parent[key] = {}
     found: dict[str, Any] = parent[key]
@@ -16,7 +16,7 @@ def dict_at(parent: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def list_at(parent: dict[str, Any], key: str) -> list[Any]:
-    """parent[key], replaced by an empty list if it is none."""
+    """The list parent[key] itself, not a copy. An empty one is set first, if there is none."""
     if not isinstance(parent.get(key), list):
         parent[key] = []
     found: list[Any] = parent[key]
@@ -24,24 +24,27 @@ def list_at(parent: dict[str, Any], key: str) -> list[Any]:
 
 
 def dicts_at(parent: dict[str, Any], key: str) -> list[dict[str, Any]]:
-    """parent[key] as a list of objects, in place."""
+    """The list parent[key] itself, from which entries that are no objects were removed."""
     parent[key] = [each for each in list_at(parent, key) if isinstance(each, dict)]
     found: list[dict[str, Any]] = parent[key]
     return found
 
 
-def mount(container: dict[str, Any], volume: str, path: str, **more: Any) -> None:
+def add_mount(container: dict[str, Any], volume: str, path: str, **more: Any) -> None:
+    """Mount the pod's `volume` at `path`, in place. `more`: further fields of a volumeMount."""
     list_at(container, "volumeMounts").append({"name": volume, "mountPath": path, **more})
 
 
 def is_mounted(container: dict[str, Any], path: str) -> bool:
+    """Whether the container mounts something at exactly this path."""
     return any(each.get("mountPath") == path for each in dicts_at(container, "volumeMounts"))
 
 
-def folder(
+def add_empty_dir(
     container: dict[str, Any], pod_spec: dict[str, Any], volume: str, path: str, empty_dir: dict[str, Any]
 ) -> None:
-    """An emptyDir at `path`, unless the template mounts something there."""
+    """Add an emptyDir named `volume` to the pod, mounted at `path`, in place. No effect, if the template
+    mounts something there. `empty_dir`: its fields, as sizeLimit."""
     if not is_mounted(container, path):
-        mount(container, volume, path)
+        add_mount(container, volume, path)
         list_at(pod_spec, "volumes").append({"name": volume, "emptyDir": empty_dir})

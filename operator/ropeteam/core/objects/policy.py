@@ -1,4 +1,4 @@
-"""A job's NetworkPolicy: the peers that may reach its pods, and the consequences if there is none.
+"""A job's NetworkPolicy: which peers may reach its pods, and what happens if it cannot be created.
 
 torch authenticates nobody at its store and between ranks, so the network has to keep others out. The policy
 is named by the digest of its content and never changed, because the operator may create such objects and no
@@ -28,29 +28,31 @@ _NO_RIGHT = 'cannot create resource "networkpolicies"'
 
 
 def missing_policy_actions(view: View) -> tuple[CreatePolicy, ...]:
-    """Actions that create the policy, if it is missing."""
+    """The action that creates the job's NetworkPolicy, or none: it exists, this installation has none, or its
+    refusal does not stop the job (the operator has no right to create one, or the gang runs already)."""
     wanted, known = manifest(view.seen, view.spec), view.seen.policy
     if wanted is None or wanted["metadata"]["name"] == known.name:
         return ()
-    if known.refusal and (_NO_RIGHT in known.refusal or _has_started(view)):
+    if known.refusal and (_NO_RIGHT in known.refusal or _has_gang_started(view)):
         return ()
     return (CreatePolicy(wanted),)
 
 
 def blocks_gang_start(view: View) -> bool:
-    """Whether the workers of a gang wait for the policy."""
-    return bool(missing_policy_actions(view)) and not _has_started(view)
+    """Whether no worker may be created yet, because the policy is missing and the gang has not started."""
+    return bool(missing_policy_actions(view)) and not _has_gang_started(view)
 
 
-def _has_started(view: View) -> bool:
-    """Whether pods of the gang have been created, be it of an earlier incarnation or attempt."""
+def _has_gang_started(view: View) -> bool:
+    """Whether worker pods have been created, of this attempt or of an earlier one that may still write."""
     return any(
         slot.pod_uid or slot.previous_pod_uid or not slot.previous_pod_fenced for slot in view.status.slots
     )
 
 
 def refusal_message(refusal: str) -> str:
-    """Message to the owner of a job about the API server's `refusal`: the consequence, and what to do."""
+    """Message to the owner of a job about the API server's `refusal` of the policy, without a full stop: the
+    consequence, and what to do. It depends on whether RBAC is the reason."""
     if _NO_RIGHT in refusal:
         return (
             f"{refusal}. The job continues without it: any client that reaches its pods can connect to its "
@@ -65,31 +67,36 @@ def refusal_message(refusal: str) -> str:
 
 
 def manifest(seen: Observation, spec: TrainingJobSpec) -> dict[str, Any] | None:
-    """NetworkPolicy of the job. None: this installation has none."""
+    """Manifest of the job's NetworkPolicy, named by the digest of its content. None: this installation has
+    none.
+
+    Allowed are, in this order: all ports between pods of the job; the coordinator's HTTP port from operators;
+    metrics from where the installation says, or from anywhere; with hostNetwork the coordinator's agent
+    port."""
     if seen.defaults.policy is None:
         return None
-    job, own = seen.metadata, {"matchLabels": {names.JOB_UID: seen.metadata.uid}}
+    job, pods_of_job = seen.metadata, {"matchLabels": {names.JOB_UID: seen.metadata.uid}}
     metrics = list(seen.defaults.policy.metrics_from)
     ingress = [
-        {"from": [{"podSelector": own}]},
+        {"from": [{"podSelector": pods_of_job}]},
         {
             "from": list(seen.defaults.policy.operator_from),
-            "ports": _ports(contract.COORDINATOR_HTTP_PORT),
+            "ports": _port_rules(contract.COORDINATOR_HTTP_PORT),
         },
         {
             **({"from": metrics} if metrics else {}),
-            "ports": _ports(contract.COORDINATOR_HTTP_PORT, contract.AGENT_METRICS_PORT),
+            "ports": _port_rules(contract.COORDINATOR_HTTP_PORT, contract.AGENT_METRICS_PORT),
         },
     ]
-    if _is_on_nodes_network(spec):  # its agents come from addresses of nodes, which no selector finds
-        ingress.append({"ports": _ports(contract.COORDINATOR_AGENT_PORT)})
-    body = {"podSelector": own, "policyTypes": ["Ingress"], "ingress": ingress}
+    if _uses_host_network(spec):  # agents connect from addresses of nodes, which no selector matches
+        ingress.append({"ports": _port_rules(contract.COORDINATOR_AGENT_PORT)})
+    body = {"podSelector": pods_of_job, "policyTypes": ["Ingress"], "ingress": ingress}
     digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
     metadata = {
         "name": names.policy(job.name, digest),
         "namespace": job.namespace,
         "labels": names.labels(job),
-        "ownerReferences": [names.owner(job)],
+        "ownerReferences": [names.owner_reference(job)],
     }
     return {
         "apiVersion": "networking.k8s.io/v1",
@@ -99,10 +106,11 @@ def manifest(seen: Observation, spec: TrainingJobSpec) -> dict[str, Any] | None:
     }
 
 
-def _ports(*numbers: int) -> list[dict[str, Any]]:
+def _port_rules(*numbers: int) -> list[dict[str, Any]]:
     return [{"port": number, "protocol": "TCP"} for number in numbers]
 
 
-def _is_on_nodes_network(spec: TrainingJobSpec) -> bool:
+def _uses_host_network(spec: TrainingJobSpec) -> bool:
+    """Whether the template sets hostNetwork."""
     pod_spec = (spec.template or {}).get("spec")
     return isinstance(pod_spec, dict) and bool(pod_spec.get("hostNetwork"))

@@ -1,5 +1,5 @@
-"""The container `trainer` as the user wrote it: the template's, with the short form merged in. Total, as
-podparts.py is.
+"""The container `trainer` as the user wrote it: the template's, with the short form (spec.image, spec.command
+...) merged in. Never raises.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from ropeteam_trainer.contract.config import TRAINER_CONTAINER
 
 
 def position(containers: list[dict[str, Any]]) -> int | None:
-    """Position of the container `trainer`; None: there is none."""
+    """Index of the container `trainer`; None: there is none."""
     names = [each.get("name") for each in containers]
     return names.index(TRAINER_CONTAINER) if TRAINER_CONTAINER in names else None
 
 
 def merged(spec: TrainingJobSpec) -> dict[str, Any]:
-    """A copy of the template's container, with each field of the short form that is set. `command` and `args`
-    are always there, `env` has each name once, and `resources` no GPUs of gpusPerWorker yet."""
+    """A copy of the template's container `trainer`, or a new one, in which each field of the short form that
+    is set wins. `command`, `args` and `env` are always there. Limits: spec.gpusPerWorker is not in
+    `resources` yet."""
     containers = dicts_at({"containers": at(spec.template, "spec.containers")}, "containers")
     found = position(containers)
     container: dict[str, Any] = (
@@ -33,13 +34,14 @@ def merged(spec: TrainingJobSpec) -> dict[str, Any]:
         container["workingDir"] = spec.working_dir
     container["command"] = [*(spec.command or list_at(container, "command"))]
     container["args"] = [*(spec.args or list_at(container, "args"))]
-    container["env"] = _env(spec, container)
+    container["env"] = _merged_env(spec, container)
     dict_at(container, "resources").update(copy.deepcopy(spec.resources or {}))
     return container
 
 
-def _env(spec: TrainingJobSpec, container: dict[str, Any]) -> list[Any]:
-    """Variables of the template, then of the short form; a name that both have is kept once."""
+def _merged_env(spec: TrainingJobSpec, container: dict[str, Any]) -> list[Any]:
+    """Variables of the template, then of the short form, which wins where both have a name. Later ones may
+    refer to earlier ones, so the order within each stays."""
     short_form = list(copy.deepcopy(spec.env or ()))
     named = {each.get("name") for each in short_form}
     return [each for each in dicts_at(container, "env") if each.get("name") not in named] + short_form

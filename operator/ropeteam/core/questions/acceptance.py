@@ -20,56 +20,66 @@ _OF_NEW_POD = "The API server refuses a new worker pod: "
 _NON_ROOT_TOO = ". It is refused as a non-root user too: change spec.template"
 
 
-def invalid(view: View, status: JobStatus) -> Answer | None:
-    """The spec is not valid. Running pods continue; nothing new is created."""
+def invalid_spec_answer(view: View, status: JobStatus) -> Answer | None:
+    """Answer about an invalid spec; None: it is valid. No question after this one is tried, so running pods
+    continue and nothing is created. A started job keeps its state."""
     if not view.problems:
         return None
     reason = FailReason.INVALID_SPEC.value
     message = "; ".join(view.problems)
     state = status.state if status.attempt > 0 and status.state else "Invalid"
-    return Answer(f"the spec is invalid: {message}", status, state, conditions.not_accepted(reason, message))
+    return Answer(
+        f"the spec is invalid: {message}", status, state, conditions.not_accepted_facts(reason, message)
+    )
 
 
-def refused(view: View, status: JobStatus) -> Answer | None:
-    """A job without pods is Invalid; a pod that is admitted as a non-root user is not refused."""
+def refused_pod_answer(view: View, status: JobStatus) -> Answer | None:
+    """Answer about a job that cannot start, because the API server refuses its worker pod in a dry run.
+
+    None: no refusal is known, the pod is admitted as a non-root user, or pods run already (see `facts`)."""
     refusal = view.seen.refusal
     if refusal is None or refusal.user is not None or (status.attempt > 0 and not view.suspended):
         return None
     message = f"{_OF_FIRST_POD}{refusal.message}{_NON_ROOT_TOO if refusal.by_pod_security else ''}"
-    return Answer(message, status, "Invalid", conditions.not_accepted("PodRefused", message))
+    return Answer(message, status, "Invalid", conditions.not_accepted_facts("PodRefused", message))
 
 
 def facts(view: View, status: JobStatus) -> tuple[ConditionFact, ...]:
-    """Facts on whether the running pods are those of the present spec."""
+    """Facts about Accepted and Stalled: the first that applies of changed pod fields, a refused replacement
+    pod, and acceptance."""
     if gang.has_pod_spec_changed(view):
         message = (
-            "Fields that define the pods were changed while pods run. These pods keep the previous values, "
-            "and no pod is recreated. Revert the fields, or set spec.suspend to true first."
+            "Fields of the spec that define the pods were changed while pods run. These pods keep the "
+            "previous values, and a lost pod is not replaced. Revert the fields, or set spec.suspend to true "
+            "and then to false to start pods with the new values."
         )
-        return conditions.not_accepted("ImmutableField", message)
-    refused = _new_pod_refused(view, status)
-    return refused or (conditions.accepted(status.run_as_user), conditions.NOT_STALLED)
+        return conditions.not_accepted_facts("ImmutableField", message)
+    refused = _refused_replacement_facts(view, status)
+    return refused or (conditions.accepted_fact(status.run_as_user), conditions.NOT_STALLED)
 
 
-def _new_pod_refused(view: View, status: JobStatus) -> tuple[ConditionFact, ...]:
-    """Facts about a job that runs, if its next pod would be refused; else none."""
+def _refused_replacement_facts(view: View, status: JobStatus) -> tuple[ConditionFact, ...]:
+    """Facts about a job that runs, if a replacement pod would be refused; else empty."""
     refusal = view.seen.refusal
     if refusal is None or not (refusal.user is None or _runs_as_template_user(view, status)):
         return ()
     message = f"{_OF_NEW_POD}{refusal.message}"
     if refusal.user is not None:
         message += f". To continue as user {refusal.user}, set spec.suspend to true and then to false"
-    return conditions.not_accepted("PodRefused", message)
+    return conditions.not_accepted_facts("PodRefused", message)
 
 
 def _runs_as_template_user(view: View, status: JobStatus) -> bool:
-    """All pods of an attempt run as one user: they share a checkpoint folder."""
+    """Whether pods of this attempt run as the user of image and template, so that a replacement has to, too:
+    all pods of an attempt share a checkpoint folder."""
     return status.attempt > 0 and status.run_as_user is None and not view.suspended
 
 
 def reported_refusal(status: JobStatus, generation: int) -> Refusal | None:
-    """The refusal of this generation's pod, as status reports it: for a reader that may request no dry run.
-    With it, `decide` reports the same again.
+    """Refusal of the worker pod of this `generation`, read back from the condition Accepted: `ropeteam
+    explain` may request no dry run, and decides the same with it. None: status reports none.
+
+    Inverse of the messages above: it removes the texts that they add, but not the advice on the user.
     """
     accepted = status.condition(ConditionType.ACCEPTED)
     if accepted is None or accepted.reason != "PodRefused" or accepted.observed_generation != generation:

@@ -11,15 +11,20 @@ from ropeteam.core.status.conditions import ConditionFact
 
 @dataclass(frozen=True)
 class Answer:
-    """Actions wait for the next reconcile if `status` with `facts` differs from the saved one."""
+    """Result of one question. Actions wait for the next reconcile if `status` with `facts` differs from
+    the saved status; decide.py sees to that."""
 
     why: str
+    """Sentence for the operator's log and for events."""
     status: JobStatus
+    """Status to save, still without `facts`, counts of pods and texts for columns."""
     state: str
-    """Text of the column STATE."""
+    """Value of status.state, the column STATE."""
     facts: tuple[ConditionFact, ...] = ()
+    """Conditions to set. Types that are not here keep their saved value."""
     actions: tuple[Action, ...] = ()
     requeue_after_seconds: float | None = None
-    """Reconcile again after so many seconds at the latest."""
+    """Reconcile again after so many seconds at the latest. None: this answer sets no limit."""
     is_last: bool = False
-    """No status is saved from now on, nothing is sent to the coordinator, and no time is awaited."""
+    """The job is being deleted: no status is saved, nothing is sent to the coordinator, no time is
+    awaited."""

@@ -1,7 +1,7 @@
 """The condition Degraded: a job continues although something is wrong with its world, as its coordinator
 reports, or no controller serves what the job requests.
 
-True while that lasts, and False afterwards. A job that never was degraded has no such condition.
+True while that lasts, and False afterwards. A job that was never degraded has no such condition.
 """
 
 from __future__ import annotations
@@ -19,15 +19,19 @@ _REPORTED_REASONS = frozenset(reason.value for reason in FailReason)
 
 
 def facts(view: View, status: JobStatus) -> tuple[ConditionFact, ...]:
-    """Facts on the condition. `status`: as it will be saved."""
+    """The fact about Degraded, or none if the job never had the condition. `status`: as it will be saved.
+
+    First match wins: a finished job is not degraded; a reported reason stays while the coordinator's state is
+    unknown; a notice that is reported, then requests that nobody serves; nothing is wrong. All messages are
+    joined behind the first reason."""
     saved = status.condition(ConditionType.DEGRADED)
     if status.completion_time is not None:
         return (ConditionFact(ConditionType.DEGRADED, False, "Finished"),) if saved else ()
-    if saved is not None and _is_unchanged(view, saved):
+    if saved is not None and _is_retained(view, saved):
         return (ConditionFact(ConditionType.DEGRADED, True, saved.reason, saved.message),)
     notice = view.report.notice if view.report else None
     reported = ((notice.reason.value, notice.message),) if notice else ()
-    found = (*reported, *unservedrequests.of_labels(view))
+    found = (*reported, *unservedrequests.ignored_requests(view))
     if found:
         return (
             ConditionFact(
@@ -37,8 +41,9 @@ def facts(view: View, status: JobStatus) -> tuple[ConditionFact, ...]:
     return (ConditionFact(ConditionType.DEGRADED, False, "AsExpected"),) if saved else ()
 
 
-def _is_unchanged(view: View, saved: Condition) -> bool:
-    """The world counts as unchanged while the coordinator does not answer, or has just booted."""
+def _is_retained(view: View, saved: Condition) -> bool:
+    """Whether the saved condition stays: it is True by a report, and the coordinator does not answer or has
+    just booted, so that the world counts as unchanged."""
     return saved.holds and saved.reason in _REPORTED_REASONS and _is_world_unknown(view) and is_running(view)
 
 
@@ -47,7 +52,8 @@ def _is_world_unknown(view: View) -> bool:
 
 
 def no_process_group_message(view: View) -> str:
-    """Message that a job which completed may have formed no process group. Empty: no notice of it."""
+    """Message for a job that completes: its ranks may have formed no process group. From the report, or
+    without one from the saved condition. Empty: there is no such notice."""
     saved = view.status.condition(ConditionType.DEGRADED)
     if view.report is not None:
         notice = view.report.notice

@@ -14,7 +14,8 @@ from ropeteam_trainer.contract.world import FailReason
 
 
 def desired_state(view: View, status: JobStatus) -> Desired | None:
-    """Desired state to send once `status` is saved. None while no coordinator could receive it."""
+    """Desired state to send once `status` is saved. None: no coordinator of the current term runs, or it has
+    no address yet."""
     pod, coordinator = view.coordinator, status.coordinator
     if pod is None or pod.term != coordinator.term or not pod.container.running or not coordinator.address:
         return None
@@ -23,16 +24,18 @@ def desired_state(view: View, status: JobStatus) -> Desired | None:
         generation=status.observed_generation,
         attempt=status.attempt,
         term=status.coordinator.term,
-        slots={str(slot.slot): _slot(view, slot) for slot in status.slots},
+        slots={str(slot.slot): _slot_desired(view, slot) for slot in status.slots},
         drain=status.drain_start_time is not None,
         allowance=max(0, status.failures.allowed - status.failures.charged),
         charged_incidents=counted_ids(status, reported_ids),
         lineage=lineage(status),
-        failure=_failure(status),
+        failure=_recorded_failure(status),
     )
 
 
-def _failure(status: JobStatus) -> Problem | None:
+def _recorded_failure(status: JobStatus) -> Problem | None:
+    """The failure that status records, so that agents may exit. None: the job has not failed. A reason that
+    this contract does not have counts as RepeatedError."""
     found = status.condition(ConditionType.FAILED)
     if found is None or not found.holds:
         return None
@@ -40,9 +43,9 @@ def _failure(status: JobStatus) -> Problem | None:
     return Problem(known, found.message)
 
 
-def _slot(view: View, slot: SlotStatus) -> SlotDesired:
-    """Desired state of a slot. The UID of a pod without a node is left out: no rank of it lives, and none is
-    waited for."""
+def _slot_desired(view: View, slot: SlotStatus) -> SlotDesired:
+    """Desired state of a slot, about the incarnation that holds it now. The UID of a pod without a node is
+    left out: it has no ranks, so the coordinator need not wait for its agent."""
     pod, current = view.workers.get(slot.slot), holder(slot)
     observed = pod if pod and pod.uid == current.pod_uid else None
     deleting, unscheduled = bool(observed and observed.deleting), bool(observed and not observed.node)

@@ -1,29 +1,31 @@
-"""A terminating pod: its successor is created at once, and takes over when the world has saved.
+"""A terminating pod: its successor is created at once, and takes the slot over when the world has saved.
 
-Until then the terminating pod holds the slot: the desired state names it and not its successor, whose agent
-starts meanwhile and waits for orders. So a drain costs training its save and the start of processes,
-not the start of a pod too.
-Limits: one at a time. A slot whose pod before the last may still write waits until that pod has gone.
+Until then the terminating pod holds the slot (SlotStatus.handover_pending): the desired state names it, and
+not its successor, whose agent starts meanwhile and waits for orders. So training does not wait for the start
+of a pod, only for the save and the start of processes.
+Limits: one handover of a slot at a time, and none while the pod before the terminating one may still write.
 """
 
 from __future__ import annotations
 
 from ropeteam.api.status import JobStatus, SlotStatus
 from ropeteam.core.questions.answer import Answer
-from ropeteam.core.questions.pending import live_answer
-from ropeteam.core.seen.classify import cause_of
+from ropeteam.core.questions.live import live_answer
+from ropeteam.core.seen.classify import cause_and_message
 from ropeteam.core.seen.observation import PodSeen
 from ropeteam.core.seen.view import View, with_changes
 from ropeteam.core.status import incidents
 from ropeteam_trainer.contract.desired import WorldPhase
 
 DELETE_MARGIN_SECONDS = 5
+"""Seconds beyond a pod's grace period: until then it is expected to save, afterwards it counts as lost."""
 _SAVING_PHASES = frozenset({WorldPhase.RUNNING, WorldPhase.DRAINING})
 _PERHAPS_SAVING_PHASES = _SAVING_PHASES | {WorldPhase.DRAINED, WorldPhase.COMPLETING, WorldPhase.WAITING}
 
 
 def holder(slot: SlotStatus) -> SlotStatus:
-    """The incarnation that holds the slot now."""
+    """The slot as the incarnation that holds it now: during a handover that is the terminating pod's, else
+    `slot` itself. A handover begins only if earlier pods are fenced, so this one's are, too."""
     if not slot.handover_pending:
         return slot
     updates = {
@@ -35,14 +37,16 @@ def holder(slot: SlotStatus) -> SlotStatus:
 
 
 def needs_handover(view: View, slot: SlotStatus, pod: PodSeen | None) -> bool:
-    """Whether `pod`, which holds the slot, is terminating and its world will save before it ends."""
+    """Whether a handover begins: `pod`, which holds the slot, is terminating, and its world can save first.
+    `pod` None: it is gone, so there is nothing to hand over."""
     will_save = view.report is not None and view.report.phase in _SAVING_PHASES
     terminating = pod is not None and pod.deleting and may_save(view, slot, pod)
     return will_save and terminating and slot.previous_pod_fenced and not slot.handover_pending
 
 
 def may_save(view: View, slot: SlotStatus, pod: PodSeen) -> bool:
-    """A terminating pod keeps its slot while its world may still save a checkpoint with it."""
+    """Whether a terminating pod holds its slot further, because its world may still save with it: its
+    container runs within its grace period and a margin, and its agent reports as far as is known."""
     overdue = pod.delete_at is None or view.has_passed(pod.delete_at, DELETE_MARGIN_SECONDS)
     if overdue or not pod.container.running or is_agent_missing(view, slot):
         return False
@@ -50,8 +54,9 @@ def may_save(view: View, slot: SlotStatus, pod: PodSeen) -> bool:
 
 
 def is_agent_missing(view: View, slot: SlotStatus) -> bool:
-    """Whether the coordinator answers, had time to receive all agents' reports, and has none of this agent. A
-    coordinator to which no agent reports continues to wait: agents that can reach it do so within seconds."""
+    """Whether the coordinator answers, and no agent of this incarnation is registered there. While it waits
+    for agents after a boot, this counts only after three times lostSeconds: most report within seconds.
+    False while it does not answer."""
     report = view.report
     if report is None or view.is_registered(slot):
         return False
@@ -61,8 +66,11 @@ def is_agent_missing(view: View, slot: SlotStatus) -> bool:
     )
 
 
-def take_over(view: View, status: JobStatus) -> Answer | None:
-    """Terminating pods that have nothing to save any more: their successors hold the slots from now on."""
+def handover_answer(view: View, status: JobStatus) -> Answer | None:
+    """Answer that ends handovers: their terminating pods are gone, or have nothing to save any more, so the
+    successors hold the slots from now on. None: no handover ends.
+
+    Each terminating pod is evidence for an incident. The fence counts from now."""
     slots, numbers = list(status.slots), []
     pods = {pod.uid: pod for pod in view.all_workers}
     for index, slot in enumerate(status.slots):
@@ -72,11 +80,13 @@ def take_over(view: View, status: JobStatus) -> Answer | None:
             continue
         slots[index] = with_changes(slot, handover_pending=False, replacement_time=view.now)
         numbers.append(slot.slot)
-        incident = incidents.pod_incident(previous, *cause_of(pod), pod.node if pod else "", view.now)
+        incident = incidents.pod_incident(
+            previous, *cause_and_message(pod), pod.node if pod else "", view.now
+        )
         status = incidents.with_pod_incident(status, incident, alone=False)
     if not numbers:
         return None
-    status = incidents.finalize(
+    status = incidents.with_final_incidents(
         with_changes(status, slots=tuple(slots)), view.spec.recovery, view.now, view.job_time
     )
     why = "; ".join(f"slot {number}: the new pod replaces the terminating one" for number in numbers)

@@ -1,7 +1,7 @@
-"""Pods of a job that certainly train nothing, though no decision about the job can be made.
+"""Pods of a job that certainly train nothing, although no decision about the job can be made.
 
-Used only when reconciles have failed for long. A pod that may be part of a world stays, whatever it costs:
-training continues without the operator. Coordinators stay too: they know what has become of the job.
+Used only when reconciles have failed for an hour. A pod that may be part of a world stays, whatever it costs:
+training continues without the operator. Coordinators stay too: only they know the outcome of the job.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from ropeteam_trainer.contract.desired import WorldPhase
 
 
 def idle_pod_deletions(seen: Observation) -> tuple[Action, ...]:
-    """Deletions of these pods."""
+    """Deletions of worker pods that have not ended, although the job has ended or never started. Empty: some
+    pod may train, or a job that has ended retains its pods (spec.cleanPodPolicy None)."""
     view = build_view(seen)
     if not (_has_ended(view) or _never_started(view)):
         return ()
@@ -23,13 +24,15 @@ def idle_pod_deletions(seen: Observation) -> tuple[Action, ...]:
 
 
 def _has_ended(view: View) -> bool:
-    """The job has ended, by status or by the report of the coordinator, which then lets no rank live."""
+    """Whether the job has ended, by status, or by a report of Failed: then no rank lives. False with
+    spec.cleanPodPolicy None."""
     failed = view.report is not None and view.report.phase is WorldPhase.FAILED
     return (view.status.finished or failed) and view.spec.clean_pod_policy is not CleanPodPolicy.NONE
 
 
 def _never_started(view: View) -> bool:
-    """No agent is registered with the coordinator, and no container was ever observed to start."""
+    """Whether no agent is registered with the coordinator, which forms a world, and all pods are Pending or
+    have ended. False without a report: agents may be registered."""
     report = view.report
     has_agents = report is None or any(slot.registered for slot in report.slots.values())
     forming = report is not None and report.phase is WorldPhase.FORMING

@@ -1,7 +1,7 @@
-"""Whether a started job runs, and if not, why not: Kubernetes' own message, then what the job requests.
+"""Whether a started job runs, and if not, what keeps it from running: an obstacle, with Kubernetes' own
+message first.
 
-One place builds the conditions Running, Recovering and Stalled of a live job, its text in the column
-STATE, and the answer that holds all of them.
+Running: there is a world. Training: that world makes steps. What follows from both: live.py.
 """
 
 from __future__ import annotations
@@ -13,13 +13,9 @@ from ropeteam.api.conditions import ConditionType
 from ropeteam.api.job import GPU
 from ropeteam.api.status import JobStatus
 from ropeteam.core.objects import policy
-from ropeteam.core.objects.actions import Action
-from ropeteam.core.questions.answer import Answer
 from ropeteam.core.seen import names, previouscoordinators, unservedrequests
 from ropeteam.core.seen.observation import ContainerSeen, PodSeen, Role
 from ropeteam.core.seen.view import View
-from ropeteam.core.status.conditions import NOT_SUSPENDED, ConditionFact
-from ropeteam_trainer.contract import SIGNED, VERSION
 from ropeteam_trainer.contract.config import COORDINATOR_HTTP_PORT
 from ropeteam_trainer.contract.desired import Stage, WorldPhase
 from ropeteam_trainer.contract.fence import longest_life
@@ -30,30 +26,33 @@ _RUNNING_PHASES = frozenset(
 _BEFORE_THE_FIRST_STEP = frozenset(
     stage.value for stage in Stage if stage not in (Stage.UNKNOWN, Stage.TRAINING)
 )
+"""Stages of a world on its way to its first step. Each is also the reason of Running=False then."""
 _IMAGE_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
-_ALL_TRAIN = "All workers train together."
 MOUNTING = frozenset({"ContainerCreating", "PodInitializing"})
-"""Waiting reasons of a container: for a volume that its pod mounts, or for its image."""
-UNREACHED_SECONDS = 60
-"""A coordinator whose pod runs answers within seconds."""
+"""Waiting reasons of a container whose pod mounts volumes, or whose image is pulled."""
+_UNREACHED_SECONDS = 60
+"""Time without an answer after which a coordinator whose pod runs stalls the job: most answer in seconds."""
 _CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 
 
 @dataclass(frozen=True)
-class Reason:
-    """A reason why the job does not run. `stalled`: it will not run by itself."""
+class Obstacle:
+    """Something that keeps the job from running. `reason` and `message`: as in a condition."""
 
     reason: str
     message: str
     stalled: bool = False
+    """Whether somebody has to act: the condition Stalled is True with this reason."""
 
 
 def is_running(view: View) -> bool:
-    """Whether there is a world, as far as is known. While the coordinator does not answer, or has just
-    booted, the world counts as unchanged: for as long as workers can be without a coordinator."""
+    """Whether there is a world, also one before its first step.
+
+    While the coordinator does not answer, or has just booted, the world of the saved status counts as
+    unchanged, until `is_training_unknown`."""
     report = view.report
     if report is None or report.phase is WorldPhase.WAITING:
-        return was_running(view) and not is_unknown(view)
+        return was_running(view) and not is_training_unknown(view)
     return report.phase in _RUNNING_PHASES
 
 
@@ -64,21 +63,23 @@ def was_running(view: View) -> bool:
 
 
 def is_training(view: View) -> bool:
-    """Whether the job runs, and was observed to make steps."""
+    """Whether the job runs, and its world has made its first step as far as is reported."""
     report = view.report
     if report is None or report.phase is WorldPhase.WAITING:
         return is_running(view) and view.status.holds(ConditionType.RUNNING)
     return is_running(view) and report.stage.value not in _BEFORE_THE_FIRST_STEP
 
 
-def is_unknown(view: View) -> bool:
-    """The coordinator has not answered for so long that without it every worker has ended its ranks."""
+def is_training_unknown(view: View) -> bool:
+    """Whether the coordinator has not answered the operator for so long that, if it did not answer the agents
+    either, all of them have ended their ranks."""
     limit = longest_life(view.spec.recovery.fence_seconds)
     return view.report is None and view.has_passed(view.status.coordinator_unreachable_start_time, limit)
 
 
 def is_recovering(view: View, status: JobStatus) -> bool:
-    """Whether a job that does not train did before in this attempt, or has had an incident since."""
+    """Whether a job that does not train now did so by the saved status, or `status` has a new incident.
+    A job that recovers stays so until it trains."""
     if is_training(view):
         return False
     was = view.status.holds(ConditionType.RUNNING) or view.status.holds(ConditionType.RECOVERING)
@@ -86,198 +87,116 @@ def is_recovering(view: View, status: JobStatus) -> bool:
     return was or any(each.id not in known for each in status.incidents)
 
 
-def live_state(view: View, status: JobStatus) -> str:
-    if is_training(view):
-        return "Running"
-    if is_recovering(view, status):
-        return "Recovering"
-    running = sum(pod.container.running for pod in view.workers.values())
-    return "Starting" if running == len(status.slots) else "Pending"
-
-
-def live_answer(view: View, status: JobStatus, why: str, actions: tuple[Action, ...] = ()) -> Answer:
-    """The answer for a job that was started and has not ended."""
-    return Answer(why, status, live_state(view, status), live_facts(view, status), actions)
-
-
-def live_facts(view: View, status: JobStatus) -> tuple[ConditionFact, ...]:
-    """Conditions of a job that was started and has not ended."""
-    running = _running_fact(view)
-    recovering = is_recovering(view, status)
-    last = status.incidents[-1] if status.incidents else None
-    cause = last.cause if last is not None and recovering else "NotRecovering"
-    facts = (
-        NOT_SUSPENDED,
-        running,
-        ConditionFact(
-            ConditionType.RECOVERING, recovering, cause, last.message if last and recovering else ""
-        ),
-    )
-    obstacle = _reported_obstacle(view) or (None if is_running(view) else worst_obstacle(view))
-    if obstacle is not None and obstacle.stalled:
-        return (*facts, ConditionFact(ConditionType.STALLED, True, obstacle.reason, obstacle.message))
-    return facts
-
-
-def _running_fact(view: View) -> ConditionFact:
-    return _trains_fact(view) if is_training(view) else _waits_fact(view)
-
-
-def _trains_fact(view: View) -> ConditionFact:
-    report, pod = view.report, view.coordinator
-    away = bool(view.seen.report_error) or pod is None or not pod.container.running
-    if away and report is None:
-        return ConditionFact(
-            ConditionType.RUNNING, True, "CoordinatorUnreachable", _unreachable_message(view)
-        )
-    if report is not None and report.phase is WorldPhase.WAITING:
-        return ConditionFact(
-            ConditionType.RUNNING, True, "CoordinatorRestarted", _adoption_message(report.why)
-        )
-    if report is not None and report.phase is WorldPhase.COMPLETING:
-        return ConditionFact(ConditionType.RUNNING, True, "WorldCompleting", report.why)
-    if report is not None and report.lag_seconds:
-        return ConditionFact(
-            ConditionType.RUNNING, True, "CoordinatorOverloaded", _late_message(view, report.lag_seconds)
-        )
-    if pod is not None and pod.contract < SIGNED:
-        return ConditionFact(ConditionType.RUNNING, True, "CoordinatorOutdated", _unsigned_message(view, pod))
-    return ConditionFact(ConditionType.RUNNING, True, "WorldRunning", _running_message(view))
-
-
-def _waits_fact(view: View) -> ConditionFact:
-    """The condition Running, with what the first step waits for."""
-    report, saved = view.report, view.status.condition(ConditionType.RUNNING)
-    if is_running(view):
-        reason, message = (saved.reason, saved.message) if saved else ("", "")
-        if report is not None:
-            reason, message = report.stage.value or reason, report.why
-        return ConditionFact(ConditionType.RUNNING, False, reason, message)
-    if (obstacle := worst_obstacle(view)) is not None:
-        return ConditionFact(ConditionType.RUNNING, False, obstacle.reason, obstacle.message)
-    if report is not None:
-        return ConditionFact(ConditionType.RUNNING, False, "WorldForming", report.why)
-    return ConditionFact(ConditionType.RUNNING, False, "PodsStarting", "Pods are being created and started.")
-
-
-def _running_message(view: View) -> str:
-    has_notice = view.report is not None and view.report.notice is not None
-    return "All workers run, but see the condition Degraded." if has_notice else _ALL_TRAIN
-
-
-def _unreachable_message(view: View) -> str:
-    """Message of what is known, what is not, and what can be done."""
-    since, fence = (
-        view.status.coordinator_unreachable_start_time or view.now,
-        view.spec.recovery.fence_seconds,
-    )
+def unreachable_message(view: View) -> str:
+    """Message about a coordinator that does not answer the operator: what that means for training, and what
+    to do. It changes once `is_training_unknown`."""
+    since = view.status.coordinator_unreachable_start_time or view.now
+    fence = view.spec.recovery.fence_seconds
+    namespace, job = view.job.namespace, view.job.name
+    pod = names.coordinator(job, view.status.coordinator.term)
     intro = f"The operator has not reached the job's coordinator since {since:%Y-%m-%d %H:%M:%S} UTC."
-    if not is_unknown(view):
+    if not is_training_unknown(view):
         return (
             f"{intro} Whether training continues is unknown: workers continue for {fence} s after their "
-            "coordinator's last answer."
+            "coordinator's last answer. Then they end their ranks, and the job resumes from its last "
+            "checkpoint once the coordinator answers. Nothing needs to be done yet. To look: kubectl get pod "
+            f"-n {namespace} {pod}"
         )
-    name = names.coordinator(view.job.name, view.status.coordinator.term)
     return (
-        f"{intro} If it does not answer the workers either, each has ended its ranks by now, and the kubelet "
-        "restarts the coordinator. If only the operator cannot reach it (network policy?), training may "
-        f"continue. To replace its pod: kubectl delete pod -n {view.job.namespace} {name}"
+        f"{intro} Whether ranks still run is in the workers' logs: kubectl logs -n {namespace} "
+        f"-l {names.JOB}={job},{names.ROLE}={Role.WORKER.value} --prefix --tail=5. If they run, only the "
+        f"operator is cut off: check the network policies of namespace {namespace}. If they have ended, the "
+        "coordinator answers nobody: delete its pod, and a new one resumes the job. A new coordinator adopts "
+        f"ranks that run, so this stops none: kubectl delete pod -n {namespace} {pod}"
     )
 
 
-def _late_message(view: View, seconds: int) -> str:
-    pod, node = names.coordinator(view.job.name, view.status.coordinator.term), view.status.coordinator.node
-    return (
-        f"{_running_message(view)} Their coordinator does not keep up: it was late by up to {seconds} s, "
-        "and recovery from a fault takes as much longer. No worker counts as lost because of that. If this "
-        f"persists, pod {pod} gets too little CPU time on node {node}."
-    )
-
-
-def _unsigned_message(view: View, pod: PodSeen) -> str:
-    return (
-        f"{_running_message(view)} Their coordinator is of an earlier release (contract {pod.contract}, "
-        f"this one has {VERSION}). Messages between it and the operator are not signed: anyone with access "
-        "to that traffic can replay or forge them. The job continues. To give it a coordinator of this "
-        f"release, which adopts the running world: kubectl delete pod -n {view.job.namespace} {pod.name}"
-    )
-
-
-def _adoption_message(why: str) -> str:
-    return f"The coordinator has restarted and is {why}. Until then it is unknown whether training continues."
-
-
-def _reported_obstacle(view: View) -> Reason | None:
-    """Obstacle that the coordinator reports, and against which it tries again and again."""
+def reported_obstacle(view: View) -> Obstacle | None:
+    """Obstacle that the coordinator reports while it retries. None: it reports none, or does not answer."""
     stalled = view.report.stalled if view.report else None
-    return Reason(stalled.reason.value, stalled.message, stalled=True) if stalled else None
+    return Obstacle(stalled.reason.value, stalled.message, stalled=True) if stalled else None
 
 
-def worst_obstacle(view: View) -> Reason | None:
-    """The worst obstacle that keeps pods from running. The same message of all pods is given once."""
+def first_obstacle(view: View) -> Obstacle | None:
+    """The obstacle to report of all that keep pods, or the world, from running. None: none is known.
+
+    First match wins, in the order in which a start meets them: policy, node, containers, Secret, coordinator.
+    What may pass by itself comes last. Of several pods with one obstacle, the first is named."""
     pods = [pod for pod in (*view.workers.values(), view.coordinator) if pod is not None and not pod.deleting]
     return (
-        _policy_refused(view)
-        or _unscheduled(view, pods)
-        or _stuck_container(pods)
-        or _secret_missing(view, pods)
-        or _unreachable(view)
-        or _previous_coordinator(view)
-        or _secret_mounting(view, pods)
-        or _initializing(view, pods)
+        _policy_obstacle(view)
+        or _scheduling_obstacle(view, pods)
+        or _container_obstacle(view, pods)
+        or _missing_secret_obstacle(view, pods)
+        or _unreachable_obstacle(view)
+        or _previous_coordinator_obstacle(view)
+        or _secret_mount_obstacle(view, pods)
+        or _init_container_obstacle(view, pods)
     )
 
 
-def _policy_refused(view: View) -> Reason | None:
+def _policy_obstacle(view: View) -> Obstacle | None:
+    """The NetworkPolicy is refused, and the gang waits for it. `refusal` has the next step already."""
     refusal = view.seen.policy.refusal
     if not refusal or not policy.blocks_gang_start(view):
         return None
-    return Reason(
+    return Obstacle(
         "NetworkPolicyRefused", f"The job's NetworkPolicy cannot be created: {refusal}.", stalled=True
     )
 
 
-def _previous_coordinator(view: View) -> Reason | None:
-    """The world waits only for proof that a previous coordinator has ended."""
-    report, message = view.report, previouscoordinators.message(view)
+def _previous_coordinator_obstacle(view: View) -> Obstacle | None:
+    """The world forms, but waits for proof that a previous coordinator has ended."""
+    report, message = view.report, previouscoordinators.waiting_message(view)
     if not message or report is None or report.phase is not WorldPhase.FORMING:
         return None
-    return Reason("PreviousCoordinatorMayRun", message, stalled=previouscoordinators.needs_confirmation(view))
+    return Obstacle(
+        "PreviousCoordinatorMayRun", message, stalled=previouscoordinators.needs_confirmation(view)
+    )
 
 
-def _unscheduled(view: View, pods: list[PodSeen]) -> Reason | None:
+def _scheduling_obstacle(view: View, pods: list[PodSeen]) -> Obstacle | None:
+    """Pods have no node: scheduling gates, then a scheduler that is silent, then what a scheduler reports."""
     for reason, found in (
-        ("SchedulingGated", unservedrequests.gates(view)),
-        ("SchedulerNotResponding", unservedrequests.silent(view)),
+        ("SchedulingGated", unservedrequests.gates_message(view)),
+        ("SchedulerNotResponding", unservedrequests.silent_scheduler_message(view)),
     ):
         if found:
-            return Reason(reason, found, stalled=True)
+            return Obstacle(reason, found, stalled=True)
     waiting = [pod for pod in pods if not pod.node and pod.scheduled_message]
     if not waiting:
         return None
     text = waiting[0].scheduled_message
     volume = "persistentvolumeclaim" in text.lower()
-    fix = _claim_fix(view, text) if volume else _requests(view)
-    message = f"{len(waiting)} of {len(pods)} pods wait for a node. The scheduler reports: {text} {fix}"
-    return Reason("VolumeClaimNotBound" if volume else "Unschedulable", message, stalled=True)
+    advice = _claim_advice(view, text) if volume else _requests_advice(view)
+    message = f"{len(waiting)} of {len(pods)} pods wait for a node. The scheduler reports: {text} {advice}"
+    return Obstacle("VolumeClaimNotBound" if volume else "Unschedulable", message, stalled=True)
 
 
-def _claim_fix(view: View, text: str) -> str:
-    """Fix of a claim. The scheduler names one that does not exist; of an unbound one it reports only that."""
+def _claim_advice(view: View, text: str) -> str:
+    """Advice about a claim. `text` is the scheduler's: it names a claim that does not exist, but not one
+    that is unbound, so then all claims of the job are listed."""
     requested = claims(view.seen.spec)
     missing = next((name for name in requested if f'"{name}"' in text), None)
     if missing is not None:
         return f"{requested[missing]} requires it: create the claim {missing}, or correct its name there."
     named = "; ".join(f"{name} ({field})" for name, field in requested.items())
-    look = f"for the reason: kubectl describe pvc -n {view.job.namespace}"
+    look = f"for the reason that one is not bound: kubectl describe pvc -n {view.job.namespace}"
     return f"The job's claims: {named or 'none'}; {look}"
 
 
-def _requests(view: View) -> str:
-    """Resources that the whole job requests, to be compared with those of the cluster."""
+def _requests_advice(view: View) -> str:
+    """Resources that the whole job requests, to be compared with those of the nodes, and what to do."""
+    return (
+        f"{_requests_sentence(view)} Add or free such nodes, or request less: set spec.suspend to true, "
+        "change the spec, and resume."
+    )
+
+
+def _requests_sentence(view: View) -> str:
     spec = view.spec
     resources = spec.resources or {}
-    requested: dict[str, object] = {}
+    requested: dict[str, object] = {}  # of one worker; requests win over limits
     for part in (resources.get("limits"), resources.get("requests")):
         requested |= part if isinstance(part, dict) else {}
     if spec.gpus_per_worker:
@@ -290,91 +209,108 @@ def _requests(view: View) -> str:
     return f"This job requests {slots - spec.servers} x ({per_worker}){servers}."
 
 
-def _stuck_container(pods: list[PodSeen]) -> Reason | None:
+def _container_obstacle(view: View, pods: list[PodSeen]) -> Obstacle | None:
+    """A container, or init container, that the kubelet cannot start: the first one that is found."""
     for pod in pods:
         for container in (pod.init, pod.container):
-            reason, prefix = container.waiting_reason, _prefix(container)
+            reason, prefix = container.waiting_reason, _init_prefix(container)
             if reason in _IMAGE_REASONS:
-                return Reason("ImagePullFailed", _image_message(pod, container), stalled=True)
+                return Obstacle("ImagePullFailed", _image_message(pod, container), stalled=True)
             if reason in _CONFIG_REASONS:
-                text = f"{container.waiting_message or reason}. Correct what the pod refers to."
-                return Reason("ContainerConfigError", f"Pod {pod.name}: {prefix}{text}", stalled=True)
+                text = f"{container.waiting_message or reason}. Correct what the pod refers to, or create it."
+                return Obstacle("ContainerConfigError", f"Pod {pod.name}: {prefix}{text}", stalled=True)
             if reason == "CrashLoopBackOff":
-                command = f"kubectl logs {pod.name}{f' -c {container.name}' if prefix else ''}"
-                message = f"Pod {pod.name}: {prefix}exits again and again: see `{command}`."
-                return Reason("CrashLoopBackOff", message, stalled=True)
+                option = f" -c {container.name}" if prefix else ""
+                message = (
+                    f"Pod {pod.name}: {prefix}exits again and again. For the last lines that it wrote: "
+                    f"kubectl logs -n {view.job.namespace} --previous {pod.name}{option}"
+                )
+                return Obstacle("CrashLoopBackOff", message, stalled=True)
     return None
 
 
-def _prefix(container: ContainerSeen) -> str:
+def _init_prefix(container: ContainerSeen) -> str:
+    """Text that names an init container. Empty: it is the trainer's or the coordinator's own."""
     return f"init container {container.name}: " if container.name else ""
 
 
-def _initializing(view: View, pods: list[PodSeen]) -> Reason | None:
-    """An init container of the user that takes its time, and is no part of the training."""
+def _init_container_obstacle(view: View, pods: list[PodSeen]) -> Obstacle | None:
+    """An init container of the template still runs. This is no fault: it may be slow."""
     pod = next((each for each in pods if each.init.running), None)
     if pod is None:
         return None
     message = (
-        f"Pod {pod.name}: {_prefix(pod.init)}running; the trainer starts after it has ended: "
+        f"Pod {pod.name}: {_init_prefix(pod.init)}running; the trainer starts after it has ended: "
         f"kubectl logs -n {view.job.namespace} {pod.name} -c {pod.init.name}"
     )
-    return Reason("PodsStarting", message)
+    return Obstacle("PodsStarting", message)
 
 
-def _signing_secret(view: View, pods: list[PodSeen]) -> tuple[str, list[ContainerSeen]]:
-    """Name of the job's Secret of keys, and containers that may wait for it."""
+def _secret_and_waiting_containers(view: View, pods: list[PodSeen]) -> tuple[str, list[ContainerSeen]]:
+    """Name of the Secret of spec.checkpoint.signing, and the workers' containers that may wait for it to
+    exist. Empty and empty: the job does not sign."""
     signing = view.spec.checkpoint.signing if view.spec.checkpoint else None
     workers = (pod.container for pod in pods if pod.role is not Role.COORDINATOR)
     waiting = [each for each in workers if signing and each.waiting_reason in MOUNTING]
     return signing.secret_name if signing else "", waiting
 
 
-def _secret_missing(view: View, pods: list[PodSeen]) -> Reason | None:
-    name, waiting = _signing_secret(view, pods)
+def _missing_secret_obstacle(view: View, pods: list[PodSeen]) -> Obstacle | None:
+    """The kubelet reports in a container's status that the signing Secret does not exist."""
+    name, waiting = _secret_and_waiting_containers(view, pods)
     message = next((each.waiting_message for each in waiting if f'"{name}"' in each.waiting_message), "")
     fix = "Create it, or correct spec.checkpoint.signing.secretName."
-    return Reason("SecretNotFound", f"{message}. {fix}", stalled=True) if message else None
+    return Obstacle("SecretNotFound", f"{message}. {fix}", stalled=True) if message else None
 
 
-def _secret_mounting(view: View, pods: list[PodSeen]) -> Reason | None:
-    """Containers that may wait for the Secret. Most kubelets report a failed mount in events alone."""
-    name, waiting = _signing_secret(view, pods)
+def _secret_mount_obstacle(view: View, pods: list[PodSeen]) -> Obstacle | None:
+    """Containers may wait for the signing Secret. Most kubelets report a failed mount in events alone, which
+    the operator does not read; so this is no certainty, and does not stall the job."""
+    name, waiting = _secret_and_waiting_containers(view, pods)
     if not waiting:
         return None
     message = (
         f"Pods are being created and started. They mount Secret {name} (spec.checkpoint.signing.secretName), "
         f"and wait until it exists: kubectl get secret -n {view.job.namespace} {name}"
     )
-    return Reason("PodsStarting", message)
+    return Obstacle("PodsStarting", message)
 
 
 def _image_message(pod: PodSeen, container: ContainerSeen) -> str:
-    fix = "Correct spec.image."
+    """Message about an image that cannot be pulled. The fix depends on who has chosen the image."""
+    secret = "if the registry needs a login, name its Secret in spec.template.spec.imagePullSecrets."
+    fix = f"Correct spec.image; {secret}"
     if pod.role is Role.COORDINATOR:
-        fix = "Set the operator's image so that this cluster can pull it."
+        fix = (
+            "Set the operator's image so that this cluster can pull it (values image and "
+            "jobDefaults.imagePullSecrets of Ropeteam's chart)."
+        )
     elif container is pod.init:
-        fix = "Correct its image in spec.template."
-    return (
-        f"Pod {pod.name}: {_prefix(container)}{container.waiting_message or container.waiting_reason}. {fix}"
-    )
+        fix = f"Correct its image in spec.template; {secret}"
+    text = container.waiting_message or container.waiting_reason
+    return f"Pod {pod.name}: {_init_prefix(container)}{text}. {fix}"
 
 
-def _unreachable(view: View) -> Reason | None:
+def _unreachable_obstacle(view: View) -> Obstacle | None:
+    """The coordinator's pod runs, but does not answer the operator. It stalls the job after
+    _UNREACHED_SECONDS; before that most coordinators are just starting."""
     pod = view.coordinator
     if view.report is not None or not view.seen.report_error or pod is None or not pod.container.running:
         return None
-    if is_unknown(view):
-        return Reason("CoordinatorUnreachable", _unreachable_message(view), stalled=True)
-    late = view.has_passed(view.status.coordinator_unreachable_start_time, UNREACHED_SECONDS)
-    message = "The coordinator's pod runs but does not answer the operator yet."
-    return Reason("CoordinatorUnreachable", _unreached_message(view, pod) if late else message, late)
+    if is_training_unknown(view):
+        return Obstacle("CoordinatorUnreachable", unreachable_message(view), stalled=True)
+    late = view.has_passed(view.status.coordinator_unreachable_start_time, _UNREACHED_SECONDS)
+    message = (
+        "The coordinator's pod runs but does not answer the operator yet. Nothing needs to be done: most "
+        "coordinators answer within seconds."
+    )
+    return Obstacle("CoordinatorUnreachable", _unreached_message(view, pod) if late else message, late)
 
 
 def _unreached_message(view: View, pod: PodSeen) -> str:
     namespace, service = view.job.namespace, names.service(view.job.name)
     return (
-        f"The operator has not reached the job's coordinator for {UNREACHED_SECONDS} s, and no world can "
+        f"The operator has not reached the job's coordinator for {_UNREACHED_SECONDS} s, and no world can "
         f"form until it does: Service {service}, port {COORDINATOR_HTTP_PORT}: {view.seen.report_error}. "
         f"Check that no NetworkPolicy of namespace {namespace} blocks the operator. For the coordinator's "
         f"log: kubectl logs -n {namespace} {pod.name}"

@@ -1,4 +1,8 @@
-"""Names and labels of objects. A name contains its owner and number: creating twice is creating once."""
+"""Names and labels of Kubernetes objects. A name contains the job and a number or digest, so that to create
+an object twice is to create it once.
+
+A function that is named as a kind or role returns the name of that object.
+"""
 
 from __future__ import annotations
 
@@ -35,46 +39,48 @@ def coordinator(job: str, term: int) -> str:
 
 
 def service(job: str) -> str:
-    return job
+    return job  # one Service for all terms: workers know its address only
 
 
 def secret(job: Metadata, key_id: str) -> str:
-    """Name with the job's UID: the next job of this name gets another token. With the key's id: keys can be
-    rotated.
+    """Name of the job's Secret. It has the job's UID, so that the next job of this name gets another token,
+    and the id of the operator's key, so that keys can be rotated.
     """
     return f"{job.name}-{job.uid[:8]}-{key_id}"
 
 
 def policy(job: str, digest: str) -> str:
-    """Name by the digest of the content, the job's UID included: another content has another name."""
+    """Name of the job's NetworkPolicy. `digest`: of its content, which has the job's UID."""
     return f"{job}-{digest[:10]}"
 
 
 def agent_secret(digest: str) -> str:
-    """Name by the digest of the content, one in each namespace: another agent has another name."""
+    """Name of the Secret with our agent, the same in each namespace. `digest`: of its content."""
     return f"ropeteam-agent-{digest[:10]}"
 
 
 def labels(job: Metadata, role: Role | None = None, **more: int) -> dict[str, str]:
-    """Labels of every object of `job`. `more`: slot, incarnation, term, attempt."""
+    """Labels of an object of `job`. `role`: of a pod; `more`: values of slot, incarnation, term, attempt."""
     own = {MANAGED_BY: "ropeteam", JOB: job.name, JOB_UID: job.uid}
     if role is not None:
         own[ROLE] = role.value
     return own | {f"{GROUP}/{key}": str(value) for key, value in more.items()}
 
 
-def not_ours(entries: dict[str, Any]) -> dict[str, Any]:
-    """Labels or annotations that a user may set on a pod: only we write `ropeteam.dev/`."""
+def user_entries(entries: dict[str, Any]) -> dict[str, Any]:
+    """The labels or annotations of a template that a pod gets: all but `ropeteam.dev/`, which only the
+    operator sets."""
     return {key: value for key, value in entries.items() if not key.startswith(f"{GROUP}/")}
 
 
 def coordinator_selector(job: Metadata, term: int) -> dict[str, str]:
-    """Selector of the coordinator pod of exactly this term: an older one gets no new connections."""
+    """The Service's selector, of the coordinator pod of exactly this term: an older one gets no new
+    connections."""
     return {JOB_UID: job.uid, ROLE: Role.COORDINATOR.value, TERM: str(term)}
 
 
-def owner(job: Metadata) -> dict[str, Any]:
-    """Owner reference: every object of a job is garbage-collected with it."""
+def owner_reference(job: Metadata) -> dict[str, Any]:
+    """Owner reference to the job: every object that has it is garbage-collected with the job."""
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,

@@ -1,4 +1,4 @@
-"""Coordinators of earlier terms that may still live, and what proves that they do not.
+"""Coordinators of earlier terms that may still run, and what proves that they do not.
 
 A previous coordinator that is partitioned together with its agents keeps them and their world alive: nothing
 there is fenced. Below feature level 2, where the script writes its own checkpoints, no fence of a replaced
@@ -9,10 +9,9 @@ current coordinator.
 From feature level 2 on the storage decides which checkpoints count.
 A coordinator that only agents report, because status was restored from before it (a backup of etcd), counts
 too.
-Limits: a coordinator whose pod was never seen on a node, and that no agent follows, is not remembered.
-With recovery.selfFence no proof is needed: such a coordinator is silent when no operator has received
-anything of it for its leaseSeconds, and that moment is known by the operator's own clock
+With recovery.selfFence no proof is needed: such a coordinator answers no agent once its lease has expired
 (View.seconds_silent).
+Limits: a coordinator whose pod was never observed on a node, and that no agent follows, is not recorded.
 """
 
 from __future__ import annotations
@@ -20,8 +19,9 @@ from __future__ import annotations
 import math
 
 from ropeteam.api.status import CoordinatorStatus, PreviousCoordinatorStatus
-from ropeteam.core.seen.classify import has_ended
+from ropeteam.core.seen.classify import is_end_reported
 from ropeteam.core.seen.names import COORDINATORS_ENDED
+from ropeteam.core.seen.names import coordinator as coordinator_name
 from ropeteam.core.seen.view import View
 from ropeteam_trainer.contract.featurelevel import FeatureLevel
 from ropeteam_trainer.contract.fence import longest_lease
@@ -32,25 +32,28 @@ Coordinators = tuple[PreviousCoordinatorStatus, ...]
 
 
 def with_retired(view: View, old: CoordinatorStatus, newest: int = 0) -> Coordinators:
-    """Previous coordinators, once `old` is replaced: those that may still live, `old` among them, and
-    those up to term `newest` that status does not have."""
+    """Value of status.coordinator.previous once `old` is replaced, oldest first: those before `old`; `old`,
+    unless it had no node or is proven to have ended; and those up to term `newest` that status does not have.
+
+    Beyond MAX_COORDINATORS the oldest are merged into one without pod and node. Only a person can confirm its
+    end."""
     this = PreviousCoordinatorStatus(
         term=old.term, pod_uid=old.pod_uid, node=old.node, lease_seconds=old.lease_seconds
     )
     known = old.previous
     is_known = any(each.pod_uid == old.pod_uid for each in known)
-    if old.pod_uid and old.node and not is_known and not _ended(view, this):
+    if old.pod_uid and old.node and not is_known and not _has_ended(view, this):
         known = (*known, this)
-    known = (*known, *_unknown(view, old.term, newest))
+    known = (*known, *_missing_in_status(view, old.term, newest))
     if len(known) <= MAX_COORDINATORS:
         return known
-    # And those before it: only a person can confirm.
     oldest = PreviousCoordinatorStatus(term=known[-MAX_COORDINATORS].term)
     return (oldest, *known[1 - MAX_COORDINATORS :])
 
 
-def _unknown(view: View, known: int, newest: int) -> Coordinators:
-    """Coordinators that a restored status does not have. One whose pod is not seen may live all the same."""
+def _missing_in_status(view: View, known: int, newest: int) -> Coordinators:
+    """Coordinators of terms after `known`, up to `newest`, which a restored status does not have. A pod that
+    is not observed may run all the same, so it is listed without UID and node."""
     pods = {pod.term: pod for pod in view.all_coordinators}
     found = ((term, pods.get(term)) for term in range(max(known, newest - MAX_COORDINATORS) + 1, newest + 1))
     return tuple(
@@ -60,26 +63,28 @@ def _unknown(view: View, known: int, newest: int) -> Coordinators:
 
 
 def remaining(view: View) -> Coordinators:
-    """Previous coordinators that may still live, as far as is known now."""
+    """Previous coordinators that may still run and matter. Empty from feature level 2 on, and once all agents
+    follow the current coordinator."""
     previous = view.status.coordinator.previous
-    saves = view.status.feature_level >= FeatureLevel.CHECKPOINTS
-    if not previous or saves or _have_agents_moved(view):
+    commits = view.status.feature_level >= FeatureLevel.CHECKPOINTS
+    if not previous or commits or _have_agents_moved(view):
         return ()
-    return tuple(each for each in previous if not _ended(view, each))
+    return tuple(each for each in previous if not _has_ended(view, each))
 
 
-def message(view: View) -> str:
-    """Text: the reason for waiting, and the command that ends it. "": nothing is waited for."""
-    previous, open_slots = (
-        remaining(view),
-        [slot for slot in view.status.slots if not slot.previous_pod_fenced],
-    )
-    if not previous or not open_slots:
+def waiting_message(view: View) -> str:
+    """Message: which coordinators may still run, why the job waits for them, and what ends that. Empty: it
+    waits for none, or no slot has a previous pod that may still write."""
+    previous = remaining(view)
+    unfenced = [slot for slot in view.status.slots if not slot.previous_pod_fenced]
+    if not previous or not unfenced:
         return ""
-    some = ", ".join(f"term {each.term} on node {each.node or 'unknown'}" for each in previous)
+    pods = ", ".join(
+        f"{coordinator_name(view.job.name, each.term)} on node {each.node or 'unknown'}" for each in previous
+    )
     head = (
-        f"A previous coordinator may still run ({some}), and with it a previous pod of slot "
-        f"{open_slots[0].slot} that writes its own checkpoints."
+        f"A previous coordinator may still run (pod {pods}), and with it a previous pod of slot "
+        f"{unfenced[0].slot} that writes its own checkpoints."
     )
     if not needs_confirmation(view):
         longest = max(each.lease_seconds for each in previous)
@@ -88,27 +93,30 @@ def message(view: View) -> str:
             f"{longest} s (spec.recovery.selfFence), and spec.recovery.fenceSeconds later."
         )
     return (
-        f"{head} The job waits until the kubelet reports its end. If you know that it has ended: taint that "
-        "node with node.kubernetes.io/out-of-service, or "
-        f"kubectl annotate trainingjob -n {view.job.namespace} {view.job.name} "
+        f"{head} The job waits until the kubelet reports its end. If you know that it has ended, as its node "
+        "is off: taint that node with node.kubernetes.io/out-of-service, or confirm the end "
+        f"of all these pods: kubectl annotate trainingjob -n {view.job.namespace} {view.job.name} "
         f"{COORDINATORS_ENDED}={previous[-1].term} --overwrite"
     )
 
 
 def needs_confirmation(view: View) -> bool:
-    """Whether one that may live has no lease that could expire."""
+    """Whether a coordinator that may still run has no lease, so that only evidence or a person can end the
+    wait."""
     return any(not each.lease_seconds for each in remaining(view))
 
 
-def lease_expires_in(view: View, previous: PreviousCoordinatorStatus) -> float:
-    """Seconds until its lease expires and it answers no agent any more. Infinite, if it has no lease."""
+def seconds_to_lease_expiry(view: View, previous: PreviousCoordinatorStatus) -> float:
+    """Seconds until the lease of a coordinator expires, and with it its answers to agents. 0 or less: it has
+    expired. Infinite: it has no lease."""
     if not previous.lease_seconds:
         return math.inf
     return longest_lease(previous.lease_seconds) - view.seconds_silent(previous.term)
 
 
 def _have_agents_moved(view: View) -> bool:
-    """Whether every pod that may write is registered at the current coordinator and refuses previous ones."""
+    """Whether no pod can follow a previous coordinator: previous pods are fenced, and the agent of every slot
+    is registered with the current one, has seen its term, and so refuses lower ones."""
     reports = view.report.slots if view.report else {}
     term = view.status.coordinator.term
     return bool(view.status.slots) and all(
@@ -117,11 +125,13 @@ def _have_agents_moved(view: View) -> bool:
     )
 
 
-def _ended(view: View, previous: PreviousCoordinatorStatus) -> bool:
+def _has_ended(view: View, previous: PreviousCoordinatorStatus) -> bool:
+    """Whether the end is proven: by a person's annotation, a dead node, an expired lease, or the kubelet. An
+    annotation that is no number is ignored; 18 digits are more than any term has."""
     text = view.job.annotations.get(COORDINATORS_ENDED, "")
     if text.isascii() and text.isdigit() and int(text[:18]) >= previous.term:
         return True
-    if previous.node in view.seen.dead_nodes or lease_expires_in(view, previous) <= 0:
+    if previous.node in view.seen.dead_nodes or seconds_to_lease_expiry(view, previous) <= 0:
         return True
     pods = (pod for pod in view.all_coordinators if pod.uid == previous.pod_uid)
-    return previous.pod_uid in view.seen.ended_pods or any(has_ended(pod) for pod in pods)
+    return previous.pod_uid in view.seen.ended_pods or any(is_end_reported(pod) for pod in pods)

@@ -1,7 +1,7 @@
 """Requests of a job that no controller is seen to serve: queues, other schedulers, scheduling gates.
 
 Derived from the job and its own pods alone, since the operator may not read objects of Kueue or of a
-scheduler. So the sentences state what was looked for and not seen, never that there is no such thing.
+scheduler. So messages state what no pod shows, never that a controller does not exist.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from ropeteam.core.seen.observation import PodSeen
 from ropeteam.core.seen.view import View
 
 QUEUE = "kueue.x-k8s.io/queue-name"
+"""Label by which a job or pod requests a queue of Kueue."""
 KUEUE = "kueue.x-k8s.io"
 MANAGED = f"{KUEUE}/managed"
 """Label that Kueue sets on each pod that it queues."""
 DEFAULT_SCHEDULER = "default-scheduler"
 SILENT_SECONDS = 30
-"""Schedulers report within a second or two why a pod has no node; but one may just be starting."""
-_SCHEDULERS = {
+"""Seconds after which a scheduler that has reported on no pod counts as silent. One that runs reports within
+a second or two; it may just be starting."""
+_SCHEDULER_BY_PREFIX = {
     "scheduling.k8s.io": "Volcano",
     "scheduling.volcano.sh": "Volcano",
     "volcano.sh": "Volcano",
@@ -33,18 +35,25 @@ _SCHEDULERS = {
 """Scheduler that reads a label or annotation, by its prefix. kube-scheduler reads none of them."""
 
 
-def is_request(key: str) -> bool:
+def is_queue_or_gang_key(key: str) -> bool:
     """Whether a label or annotation of this name requests a queue or a gang."""
-    return key == QUEUE or key.partition("/")[0] in _SCHEDULERS
+    return key == QUEUE or key.partition("/")[0] in _SCHEDULER_BY_PREFIX
 
 
-def of_labels(view: View) -> tuple[tuple[str, str], ...]:
-    """Requests without effect, a reason and a message each: pods run, or will, but not as requested."""
-    found = (_queue_of_job(view), _queue_of_pods(view), _gang(view), _scheduling_group(view))
+def ignored_requests(view: View) -> tuple[tuple[str, str], ...]:
+    """Requests without effect, each a reason and a message for the condition Degraded: pods run, or will, but
+    not as requested. Empty: there are none."""
+    found = (
+        _ignored_queue_of_job(view),
+        _ignored_queue_of_pods(view),
+        _ignored_gang_keys(view),
+        _ignored_scheduling_group(view),
+    )
     return tuple(each for each in found if each is not None)
 
 
-def _queue_of_job(view: View) -> tuple[str, str] | None:
+def _ignored_queue_of_job(view: View) -> tuple[str, str] | None:
+    """Reason and message that the queue label of the TrainingJob itself has no effect. None: it has none."""
     queue = view.job.labels.get(QUEUE)
     if queue is None:
         return None
@@ -55,7 +64,9 @@ def _queue_of_job(view: View) -> tuple[str, str] | None:
     )
 
 
-def _queue_of_pods(view: View) -> tuple[str, str] | None:
+def _ignored_queue_of_pods(view: View) -> tuple[str, str] | None:
+    """Reason and message that the template's queue label has no effect. None: there is none, no pods exist
+    yet, or Kueue manages one of them."""
     pods = _live_pods(view)
     if QUEUE not in _template_metadata(view, "labels") or not pods or any(pod.queued for pod in pods):
         return None
@@ -66,8 +77,9 @@ def _queue_of_pods(view: View) -> tuple[str, str] | None:
     )
 
 
-def _gang(view: View) -> tuple[str, str] | None:
-    """Gang request without a scheduler that serves it, by the pods: a webhook may have set another one."""
+def _ignored_gang_keys(view: View) -> tuple[str, str] | None:
+    """Reason and message that labels or annotations request a gang, but all pods use the default scheduler.
+    None otherwise. The pods count, not the template: a webhook may have set another scheduler."""
     pods = _live_pods(view)
     keys = {
         *view.job.labels,
@@ -75,18 +87,21 @@ def _gang(view: View) -> tuple[str, str] | None:
         *_template_metadata(view, "labels"),
         *_template_metadata(view, "annotations"),
     }
-    requested = sorted(key for key in keys if is_request(key) and key != QUEUE)
-    if not requested or not pods or not all(_is_default(pod) for pod in pods):
+    requested = sorted(key for key in keys if is_queue_or_gang_key(key) and key != QUEUE)
+    if not requested or not pods or not all(_uses_default_scheduler(pod) for pod in pods):
         return None
-    readers = ", ".join(sorted({_SCHEDULERS[key.partition("/")[0]] for key in requested}))
+    readers = ", ".join(sorted({_SCHEDULER_BY_PREFIX[key.partition("/")[0]] for key in requested}))
     return "GangSchedulingIgnored", (
-        f"{', '.join(requested[:4])}: read by {readers}, but the pods of this job use the scheduler "
-        f"{DEFAULT_SCHEDULER}, which does not read these as shipped: pods are scheduled one by one. Set "
-        "spec.template.spec.schedulerName to the intended scheduler, or remove these labels and annotations."
+        f"Labels or annotations without effect: {', '.join(requested[:4])} (read by {readers}). The pods of "
+        f"this job use the scheduler {DEFAULT_SCHEDULER}, which as shipped does not read them, so pods are "
+        "scheduled one by one. Set spec.template.spec.schedulerName to the intended scheduler, or remove "
+        "these labels and annotations."
     )
 
 
-def _scheduling_group(view: View) -> tuple[str, str] | None:
+def _ignored_scheduling_group(view: View) -> tuple[str, str] | None:
+    """Reason and message that the template names a group of Kubernetes' gang scheduling, and no pod has it.
+    None otherwise."""
     pods = _live_pods(view)
     wanted = [name for name in ("schedulingGroup", "workloadRef") if at(view.spec.template, f"spec.{name}")]
     if not wanted or not pods or any(pod.grouped for pod in pods):
@@ -94,25 +109,27 @@ def _scheduling_group(view: View) -> tuple[str, str] | None:
     return "GangSchedulingIgnored", (
         f"spec.template.spec.{wanted[0]} has no effect: the API server has dropped it from the pods, so this "
         "cluster has no such field (it depends on the release of Kubernetes and the feature gate "
-        "GenericWorkload): pods are scheduled one by one. Remove it, or enable the gate."
+        "GenericWorkload). Pods are scheduled one by one. Remove the field, or enable the gate."
     )
 
 
 def _template_metadata(view: View, part: str) -> dict[str, object]:
+    """Labels or annotations (`part`) of spec.template; empty if they are of another type."""
     found = at(view.spec.template, f"metadata.{part}")
     return found if isinstance(found, dict) else {}
 
 
 def _live_pods(view: View) -> list[PodSeen]:
+    """Current pods of the slots that are not terminating. The coordinator's pod is no user's request."""
     return [pod for pod in view.workers.values() if not pod.deleting]
 
 
-def _is_default(pod: PodSeen) -> bool:
+def _uses_default_scheduler(pod: PodSeen) -> bool:
     return pod.scheduler in ("", DEFAULT_SCHEDULER)
 
 
-def gates(view: View) -> str:
-    """Message: the gates that pods wait for, and the controller that removes them. Empty: no gates."""
+def gates_message(view: View) -> str:
+    """Message about the scheduling gates that pods wait for, and what removes them. Empty: no pod waits."""
     pods = _live_pods(view)
     gated = [pod for pod in pods if pod.gates and not pod.node]
     if not gated:
@@ -134,36 +151,26 @@ def gates(view: View) -> str:
     return text
 
 
-def silent_at(view: View) -> datetime | None:
-    """Time at which the scheduler that the pods name, if not the default one, has reported on none of them
-    for SILENT_SECONDS, by the clock of the API server. None: it has reported."""
-    pods = [pod for pod in _live_pods(view) if not _is_default(pod)]
+def scheduler_silent_at(view: View) -> datetime | None:
+    """Time from which on a scheduler other than the default one counts as silent: SILENT_SECONDS after the
+    first creation of a pod that names it, by the API server's clock. It may be in the future.
+
+    None: no pod names one, or it has reported on one of them, or bound one."""
+    pods = [pod for pod in _live_pods(view) if not _uses_default_scheduler(pod)]
     created = [pod.created for pod in pods if pod.created is not None]
     if not created or any(pod.node or pod.scheduled for pod in pods):
         return None
     return min(created) + timedelta(seconds=SILENT_SECONDS)
 
 
-def silent(view: View) -> str:
-    """Message that no scheduler of that name seems to run. Empty: not for so long yet, or it has reported."""
-    due = silent_at(view)
+def silent_scheduler_message(view: View) -> str:
+    """Message that no scheduler of the name in the pods seems to run. Empty: it is not silent, or not yet."""
+    due = scheduler_silent_at(view)
     if due is None or view.now < due:
         return ""
-    names = sorted({pod.scheduler for pod in _live_pods(view) if not _is_default(pod)})
+    names = sorted({pod.scheduler for pod in _live_pods(view) if not _uses_default_scheduler(pod)})
     return (
         f"No pod of this job has got a node, or a scheduler's message, for {SILENT_SECONDS} s: no scheduler "
-        f"named {', '.join(names)} seems to run. Check it, or suspend the job and correct "
-        "spec.template.spec.schedulerName."
+        f"named {', '.join(names)} seems to run. Start it; or set spec.suspend to true, correct "
+        "spec.template.spec.schedulerName, and resume."
     )
-
-
-def resumption(view: View) -> str:
-    """Message: how a suspension is lifted."""
-    text = (
-        f"No pod runs. Set spec.suspend to false to resume: kubectl patch tj {view.job.name} "
-        f'-n {view.job.namespace} --type merge -p \'{{"spec":{{"suspend":false}}}}\''
-    )
-    queue = view.job.labels.get(QUEUE)
-    if queue is None:
-        return text
-    return f"{text} (Queue {queue}, of the label {QUEUE}, does not resume it: see the condition Degraded.)"

@@ -2,10 +2,10 @@
 they are charged to.
 
 A world that ends is one incident, reported by the coordinator (id: the world's number). A pod that ends is
-evidence. It is kept as an incident of its own (`pod-<slot>-<incarnation>`) until the world's one appears and
-takes its cause over; if none appears, the pod was in no world, and its incident stays.
-Cause and charge are provisional for FINAL_AFTER_SECONDS; only a final incident is charged. Charges are stored
-by id until the window has passed: no restart of any process refills the budget.
+evidence. It is an incident of its own (`pod-<slot>-<incarnation>`) until the world's one is reported and
+takes its cause over; if none is reported, the pod was in no world, and its incident stays. Cause and charge
+are provisional until `final_at`; only a final incident is charged. Charges are stored by id until the window
+has passed: no restart of any process refills the budget.
 """
 
 from __future__ import annotations
@@ -28,19 +28,24 @@ from ropeteam_trainer.contract.world import Cause, WorldId
 
 FINAL_AFTER_SECONDS = 10
 MAX_INCIDENTS = 10
+"""The newest stay in status; older ones become final and leave it."""
+MAX_CHARGES = 1001
+"""The newest stay: one more than the largest spec.recovery.maxFailures."""
 NO_WORLD = WorldId(0, 0, 0)
+"""Older than every world."""
+_POD_PREFIX = "pod-"
 _OF_KUBERNETES = frozenset(
     {Cause.EVICTED, Cause.NODE_LOST, Cause.OUT_OF_MEMORY, Cause.POD_DELETED, Cause.POD_FAILED}
 )
-"""Causes that Kubernetes can report."""
+"""Causes for which Kubernetes' evidence is the best there is."""
 _UNCERTAIN = frozenset({Cause.AGENT_LOST, Cause.SIGNAL, Cause.UNKNOWN, Cause.POD_DELETED, Cause.POD_FAILED})
-"""Causes that a coordinator reports for a pod that is gone: Kubernetes' evidence is better."""
+"""Causes that Kubernetes' evidence about the pod replaces, because it is better."""
 
 
 def pod_incident(slot: SlotStatus, cause: Cause, message: str, node: str, now: datetime) -> IncidentStatus:
-    """Incident: the current pod of `slot` is lost."""
+    """Incident of the loss of `slot`'s current pod, not in any status yet."""
     return IncidentStatus(
-        id=pod_id(slot.slot, slot.incarnation),
+        id=pod_incident_id(slot.slot, slot.incarnation),
         time=now,
         cause=cause.value,
         charged=cause.charged,
@@ -50,16 +55,20 @@ def pod_incident(slot: SlotStatus, cause: Cause, message: str, node: str, now: d
     )
 
 
-def pod_id(slot: int, incarnation: int) -> str:
-    return f"pod-{slot}-{incarnation}"
+def pod_incident_id(slot: int, incarnation: int) -> str:
+    return f"{_POD_PREFIX}{slot}-{incarnation}"
 
 
 def is_of_pod(incident: IncidentStatus) -> bool:
-    return incident.id.startswith("pod-")
+    """Whether this is the incident of a pod alone. False: it is a world's."""
+    return incident.id.startswith(_POD_PREFIX)
 
 
 def with_pod_incident(status: JobStatus, found: IncidentStatus, alone: bool) -> JobStatus:
-    """Add evidence of a lost pod, once: to the world that ended with it, or (`alone`) as its own incident."""
+    """Status with the evidence `found` of a lost pod, once.
+
+    It is joined to the newest world's incident that is not final and after which no world was planned. If
+    there is none, or the pod was in no world (`alone`), it is added as an incident of its own."""
     if any(each.id == found.id for each in status.incidents):
         return status
     ends = (each for each in reversed(status.incidents) if not is_of_pod(each) and not each.final)
@@ -68,32 +77,39 @@ def with_pod_incident(status: JobStatus, found: IncidentStatus, alone: bool) -> 
         return with_changes(
             status, incidents=(*status.incidents, with_changes(found, attempt=status.attempt))
         )
-    joined = _joined(world, (found,))
+    joined = _with_pod_evidence(world, (found,))
     return with_changes(
         status, incidents=tuple(joined if each is world else each for each in status.incidents)
     )
 
 
-def merge(status: JobStatus, reported: tuple[Incident, ...], now: datetime) -> JobStatus:
-    """Merge the coordinator's reports: new worlds that ended, and updates of those that are known."""
+def with_reported_incidents(status: JobStatus, reported: tuple[Incident, ...], now: datetime) -> JobStatus:
+    """Status with the coordinator's `reported` incidents: known ones updated, new ones added.
+
+    New is a world after failures.lastWorld: a coordinator repeats its last ten, and status may have dropped
+    some. Evidence of pods that is not final is joined to the new ones, and no incident of its own any
+    more."""
     known = {each.id: each for each in status.incidents}
-    last = _world_id(status.failures.last_world)
-    unknown = (each for each in reported if each.id not in known and _world_id(each.id) > last)
-    fresh = sorted(unknown, key=lambda each: _world_id(each.id))
-    updates = {each.id: _updated(known[each.id], each, now) for each in reported if each.id in known}
+    last = _parsed_world_id(status.failures.last_world)
+    unknown = (each for each in reported if each.id not in known and _parsed_world_id(each.id) > last)
+    new = sorted(unknown, key=lambda each: _parsed_world_id(each.id))
+    updates = {each.id: _with_report(known[each.id], each, now) for each in reported if each.id in known}
     listed = [updates.get(each.id, each) for each in status.incidents]
-    if fresh:
+    if new:
         evidence = tuple(each for each in listed if is_of_pod(each) and not each.final)
         listed = [each for each in listed if each not in evidence]
-        found = (with_changes(_incident_status(each, now), attempt=status.attempt) for each in fresh)
-        listed += [_joined(each, evidence) for each in found]
-        last = _world_id(fresh[-1].id)
+        found = (with_changes(_incident_status(each, now), attempt=status.attempt) for each in new)
+        listed += [_with_pod_evidence(each, evidence) for each in found]
+        last = _parsed_world_id(new[-1].id)
     failures = with_changes(status.failures, last_world=str(last) if last > NO_WORLD else "")
     return with_changes(status, incidents=tuple(listed), failures=failures)
 
 
-def with_evidence(status: JobStatus, evidence: Callable[[SlotStatus], tuple[Cause, str] | None]) -> JobStatus:
-    """Look up `evidence` about the pods of slots whose incident is not final yet."""
+def with_better_causes(
+    status: JobStatus, evidence: Callable[[SlotStatus], tuple[Cause, str] | None]
+) -> JobStatus:
+    """Status in which `evidence` about the pod that a slot's incarnation replaced gives the cause, where the
+    incident is not final and its cause is uncertain. `evidence` returns cause and sentence, or None."""
     slots = {slot.slot: slot for slot in status.slots}
     listed = []
     for each in status.incidents:
@@ -104,20 +120,21 @@ def with_evidence(status: JobStatus, evidence: Callable[[SlotStatus], tuple[Caus
     return with_changes(status, incidents=tuple(listed))
 
 
-def finalize(
+def with_final_incidents(
     status: JobStatus,
     policy: Recovery,
     now: datetime,
     job_time: datetime,
     final: frozenset[str] = frozenset(),
 ) -> JobStatus:
-    """Make final, and charge, incidents that are old enough or in `final`. Charges that have left the window,
-    which is measured by the job's clock, are dropped."""
-    gone = {slot.slot: slot.previous_pod_fenced for slot in status.slots}
+    """Status in which incidents that are old enough, have ids in `final`, or are too many, are final, and
+    those of them with a charge are charged. Charges older than the window, by the job's clock, are
+    dropped."""
+    fenced = {slot.slot: slot.previous_pod_fenced for slot in status.slots}
     overflow = len(status.incidents) - MAX_INCIDENTS
     listed = [
         with_changes(each, final=True)
-        if each.id in final or index < overflow or now >= final_at(each, policy, gone.get(each.slot, True))
+        if each.id in final or index < overflow or now >= final_at(each, policy, fenced.get(each.slot, True))
         else each
         for index, each in enumerate(status.incidents)
     ]
@@ -125,8 +142,8 @@ def finalize(
     newly = [after for before, after in pairs if after.final and not before.final]
     begin = job_time - timedelta(seconds=policy.window_seconds)
     charged = [each for each in newly if each.charged]
-    charges = (*status.failures.charges, *(_charge(each, policy, now, job_time) for each in charged))
-    charges = tuple(charge for charge in charges if charge.time > begin)[-1001:]
+    charges = (*status.failures.charges, *(_charge_of(each, policy, now, job_time) for each in charged))
+    charges = tuple(charge for charge in charges if charge.time > begin)[-MAX_CHARGES:]
     failures = FailuresStatus(
         charged=len(charges),
         allowed=policy.max_failures,
@@ -137,15 +154,18 @@ def finalize(
     return with_changes(status, incidents=tuple(listed[-MAX_INCIDENTS:]), failures=failures)
 
 
-def _charge(each: IncidentStatus, policy: Recovery, now: datetime, job_time: datetime) -> ChargeStatus:
-    """Charge, with its time by the job's clock. The other may have stepped: never older than it
-    takes to become final."""
+def _charge_of(each: IncidentStatus, policy: Recovery, now: datetime, job_time: datetime) -> ChargeStatus:
+    """Charge of an incident, with the time of the fault by the job's clock. The age is measured by the wall
+    clock, which may have stepped: it is limited to the longest time in which an incident becomes final."""
     most = final_at(each, policy, previous_pod_fenced=False) - each.time
     return ChargeStatus(id=each.id, time=job_time - max(timedelta(), min(now - each.time, most)))
 
 
 def final_at(incident: IncidentStatus, policy: Recovery, previous_pod_fenced: bool) -> datetime:
-    """Time at which cause and charge become final, unless better evidence comes before."""
+    """Time at which cause and charge become final, by the wall clock.
+
+    `previous_pod_fenced`: of the incident's slot. While that is open, a lost agent may still turn out to be a
+    lost node."""
     seconds = FINAL_AFTER_SECONDS
     if is_of_pod(incident):
         seconds += policy.lost_seconds  # the coordinator may take so long to report the world that it ended
@@ -155,28 +175,31 @@ def final_at(incident: IncidentStatus, policy: Recovery, previous_pod_fenced: bo
 
 
 def counted_ids(status: JobStatus, reported: tuple[str, ...]) -> tuple[str, ...]:
-    """Ids of worlds' incidents that the budget has counted: final ones, charged or not, in or out of the
-    window.
+    """Sorted ids of worlds' incidents that Desired.allowance accounts for: final ones, charged or not, in or
+    out of the window. `reported`: ids in the coordinator's report; worlds up to failures.lastWorld were
+    counted even if status has dropped them.
     """
     open_ids = {each.id for each in status.incidents if not each.final}
-    last = _world_id(status.failures.last_world)
+    last = _parsed_world_id(status.failures.last_world)
     final = {each.id for each in status.incidents} | {each.id for each in status.failures.charges}
-    final |= {each for each in reported if _world_id(each) <= last}
-    return tuple(sorted(each for each in final - open_ids if not each.startswith("pod-")))
+    final |= {each for each in reported if _parsed_world_id(each) <= last}
+    return tuple(sorted(each for each in final - open_ids if not each.startswith(_POD_PREFIX)))
 
 
 def pods_failed_in_a_row(status: JobStatus, slot: SlotStatus) -> int:
-    """Number of pods of this slot, up to the last one lost, that failed by themselves outside any world."""
+    """Number of the newest lost pods of this slot, without a gap, that have charged incidents of their own:
+    they failed by themselves, outside any world. Charges that have left the window do not count."""
     failed = {charge.id for charge in status.failures.charges}
     failed |= {each.id for each in status.incidents if each.charged}
     count = 0
-    while pod_id(slot.slot, slot.incarnation - 1 - count) in failed:
+    while pod_incident_id(slot.slot, slot.incarnation - 1 - count) in failed:
         count += 1
     return count
 
 
-def _joined(world: IncidentStatus, evidence: tuple[IncidentStatus, ...]) -> IncidentStatus:
-    """Incident of a world, with the pods lost when it ended; the pod where it began gives the cause."""
+def _with_pod_evidence(world: IncidentStatus, evidence: tuple[IncidentStatus, ...]) -> IncidentStatus:
+    """Incident of a world, with the cause of the lost pod where it began: the evidence of its slot, if there
+    is one and the reported cause is uncertain. Evidence of other slots is a consequence."""
     of_slot = next((each for each in evidence if each.slot == world.slot), None)
     if of_slot is None or world.cause not in _UNCERTAIN:
         return world
@@ -184,10 +207,12 @@ def _joined(world: IncidentStatus, evidence: tuple[IncidentStatus, ...]) -> Inci
 
 
 def _with_cause(incident: IncidentStatus, cause: Cause, message: str) -> IncidentStatus:
+    """Incident with another cause, and so another charge, which follows from the cause."""
     return with_changes(incident, cause=cause.value, charged=cause.charged, message=message[:4096])
 
 
 def _incident_status(reported: Incident, now: datetime) -> IncidentStatus:
+    """Reported incident as status stores it, within the limits of its fields."""
     return IncidentStatus(
         id=reported.id,
         time=clamp_timestamp(reported.unix_ms, now),
@@ -196,39 +221,44 @@ def _incident_status(reported: Incident, now: datetime) -> IncidentStatus:
         slot=max(0, reported.slot),
         rank=reported.rank,
         node=reported.node[:253],
-        recovery_milliseconds=_stages(reported),
+        recovery_milliseconds=_recovery_times(reported),
         steps_lost=reported.steps_lost,
-        message=_message(reported)[:4096],
+        message=_message_with_last_lines(reported)[:4096],
     )
 
 
-def _updated(known: IncidentStatus, reported: Incident, now: datetime) -> IncidentStatus:
-    """Known incident with a later report. The stages always come later; the cause changes only until the
-    incident is final, and never over better evidence.
+def _with_report(known: IncidentStatus, reported: Incident, now: datetime) -> IncidentStatus:
+    """Incident in status with a later report of it. Recovery stages are always taken over. Cause, charge and
+    place are taken only until the incident is final, and not in place of Kubernetes' better evidence.
     """
-    updated = with_changes(known, recovery_milliseconds=_stages(reported), steps_lost=reported.steps_lost)
-    ours = known.slot == reported.slot and reported.cause in _UNCERTAIN and known.cause in _OF_KUBERNETES
-    if known.final or ours:
+    updated = with_changes(
+        known, recovery_milliseconds=_recovery_times(reported), steps_lost=reported.steps_lost
+    )
+    has_better_cause = (
+        known.slot == reported.slot and reported.cause in _UNCERTAIN and known.cause in _OF_KUBERNETES
+    )
+    if known.final or has_better_cause:
         return updated
-    fresh = _incident_status(reported, now)
+    new = _incident_status(reported, now)
     fields = ("cause", "charged", "slot", "rank", "node", "message")
-    return with_changes(updated, **{name: getattr(fresh, name) for name in fields})
+    return with_changes(updated, **{name: getattr(new, name) for name in fields})
 
 
-def _message(reported: Incident) -> str:
-    """The exception, then the last lines of its rank."""
+def _message_with_last_lines(reported: Incident) -> str:
+    """Message of the incident, then the last lines that the rank wrote, if any."""
     lines = reported.exit.last_lines if reported.exit else ()
     return "\n".join([reported.message, *lines]) if lines else reported.message
 
 
-def _stages(reported: Incident) -> RecoveryTimesStatus:
+def _recovery_times(reported: Incident) -> RecoveryTimesStatus:
     stages = reported.recovery_milliseconds
     return RecoveryTimesStatus(
         stopped=stages.stopped, planned=stages.planned, started=stages.started, first_step=stages.first_step
     )
 
 
-def _world_id(text: str) -> WorldId:
+def _parsed_world_id(text: str) -> WorldId:
+    """The number of a world; NO_WORLD for any other text, as a pod's incident id."""
     try:
         return WorldId.parse(text)
     except ValueError:
