@@ -397,4 +397,4 @@ def test_a_term_is_above_all_that_have_claimed_the_checkpoints() -> None:
     """Status may be from before a restore of etcd: then its term was used already."""
     decision = decide(a_running_job().after(reporting(newer_term=5)))
     assert decision.status.coordinator.term == 6
-    assert "a coordinator of term 5, which is not in status" in decision.why
+    assert "status is older than the coordinator of term 5" in decision.why

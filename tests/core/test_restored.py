@@ -56,4 +56,4 @@ def test_a_term_is_above_that_of_a_coordinator_that_is_seen() -> None:
     ahead = PodSeen(name="mnist-coordinator-4", uid="c4", role=Role.COORDINATOR, term=4, node="node-7")
     decision = decide(seen.but(pods=(*seen.pods, ahead)))
     assert decision.status.coordinator.term == 5
-    assert "a coordinator of term 4, which is not in status" in decision.why
+    assert "status is older than the coordinator of term 4" in decision.why

@@ -49,7 +49,7 @@ def job_view(name: str, status: JobStatus, report: JobReport | None, now: dateti
     if report is not None and (report.term != status.coordinator.term or status.finished):
         report = None
     if report is not None:
-        status = incidents.merge(status, report.incidents, now)
+        status = incidents.with_reported_incidents(status, report.incidents, now)
     refused, shown = is_refused(status), explaining(status)
     progress = status.progress
     view = JobView(

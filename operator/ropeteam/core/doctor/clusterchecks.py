@@ -165,7 +165,9 @@ def _some_paths(paths: frozenset[str]) -> str:
 def _local_operator_finding(seen: Cluster) -> Finding:
     if seen.operator:
         return fail_finding(
-            "operator", seen.operator, "stop `ropeteam up`, start it again; see operator.log there"
+            "operator",
+            seen.operator,
+            "stop `ropeteam up` and start it again; for the reason: operator.log in its state folder",
         )
     return ok_finding("operator", "of the local cluster, ready")
 

@@ -18,6 +18,8 @@ Object = dict[str, Any]
 
 
 class Level(StrEnum):
+    """Level of a finding, as it is printed."""
+
     OK = "ok"
     WARN = "warn"
     FAIL = "FAIL"

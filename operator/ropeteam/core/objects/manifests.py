@@ -155,6 +155,7 @@ def _coordinator_resources(slots: int) -> dict[str, Any]:
 
 
 def _coordinator_config(seen: Observation, spec: TrainingJobSpec) -> contract.CoordinatorConfig:
+    """Config of the coordinator's process, which its pod has in an environment variable."""
     return contract.CoordinatorConfig(
         job=seen.metadata.name,
         namespace=seen.metadata.namespace,
@@ -204,6 +205,7 @@ def token_volume(seen: Observation) -> dict[str, Any]:
 
 
 def token_mount() -> dict[str, Any]:
+    """The volumeMount of `token_volume`, at the path that configs name."""
     return {"name": TOKEN_VOLUME, "mountPath": contract.TOKEN_PATH.rpartition("/")[0], "readOnly": True}
 
 

@@ -44,7 +44,7 @@ def blocks_gang_start(view: View) -> bool:
 
 
 def _has_gang_started(view: View) -> bool:
-    """Whether worker pods have been created, of this attempt or of an earlier one that may still write."""
+    """Whether status shows that worker pods existed, of the current incarnations or of those before them."""
     return any(
         slot.pod_uid or slot.previous_pod_uid or not slot.previous_pod_fenced for slot in view.status.slots
     )

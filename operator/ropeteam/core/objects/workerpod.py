@@ -127,7 +127,8 @@ def _add_shard_cache(size: str, container: dict[str, Any], pod_spec: dict[str, A
 
 def _set_resources(spec: TrainingJobSpec, container: dict[str, Any], is_parameter_server: bool) -> None:
     """Set the container's resources, in place. A worker's get the GPUs of spec.gpusPerWorker; a parameter
-    server's are its own of the spec, or else a worker's, without extended resources as GPUs."""
+    server's are its own of the spec, or else a worker's, without extended resources as GPUs, which have a
+    domain in their names."""
     resources = container["resources"]
     if not is_parameter_server:
         if spec.gpus_per_worker:
@@ -136,9 +137,7 @@ def _set_resources(spec: TrainingJobSpec, container: dict[str, Any], is_paramete
     own = spec.strategy.sync.parameter_server.resources if spec.strategy else None
     source = copy.deepcopy(own) if own is not None else resources
     container["resources"] = {
-        kind: {
-            name: amount for name, amount in amounts.items() if "/" not in name
-        }  # extended resources have a domain
+        kind: {name: amount for name, amount in amounts.items() if "/" not in name}
         for kind, amounts in source.items()
         if kind in ("limits", "requests") and isinstance(amounts, dict)
     }

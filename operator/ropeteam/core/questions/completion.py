@@ -154,26 +154,28 @@ def cleanup_answer(view: View, _: JobStatus) -> Answer | None:
     """Answer about a finished job, with what is to be deleted now; None: it has not finished.
 
     First match wins. The TTL has passed: the job itself, and with it all else. Then wait for workers that
-    exit by themselves; delete workers by spec.cleanPodPolicy; when none runs, delete coordinators and
-    Service."""
+    exit by themselves; delete workers by spec.cleanPodPolicy; when none that is to go may run, delete
+    coordinators and Service."""
     status = view.status
     if not status.finished:
         return None
     ttl = view.spec.ttl_seconds_after_finished
     if ttl is not None and view.has_passed(status.completion_time, ttl):
         deletion = DeleteJob(view.job.name, view.job.uid)
-        return _cleanup_with(view, "spec.ttlSecondsAfterFinished has passed: deleting the job", (deletion,))
+        return _finished_answer(
+            view, "spec.ttlSecondsAfterFinished has passed: deleting the job", (deletion,)
+        )
     failed, keeps_pods = status.state == "Failed", view.spec.clean_pod_policy is CleanPodPolicy.NONE
     if may_any_run(view.all_workers) and not view.has_passed(status.completion_time, exit_seconds(status)):
-        return _cleanup_with(view, "the workers are about to exit by themselves", ())
+        return _finished_answer(view, "the workers are about to exit by themselves", ())
     workers = _pods_to_delete(view)
     if workers:
-        return _cleanup_with(view, "the job has ended: deleting pods", deletions(workers))
+        return _finished_answer(view, "the job has ended: deleting pods", deletions(workers))
     if may_any_run(view.all_workers) and (failed or not keeps_pods):
-        return _cleanup_with(view, "deleting the workers, then the coordinator", ())
+        return _finished_answer(view, "deleting the workers, then the coordinator", ())
     service = view.seen.service
     more: tuple[Action, ...] = (DeleteService(service.name, service.uid),) if service else ()
-    return _cleanup_with(view, "the job has ended", (*deletions(view.all_coordinators), *more))
+    return _finished_answer(view, "the job has ended", (*deletions(view.all_coordinators), *more))
 
 
 def _pods_to_delete(view: View) -> tuple[PodSeen, ...]:
@@ -192,6 +194,6 @@ def _pods_to_delete(view: View) -> tuple[PodSeen, ...]:
     )
 
 
-def _cleanup_with(view: View, why: str, actions: tuple[Action, ...]) -> Answer:
+def _finished_answer(view: View, why: str, actions: tuple[Action, ...]) -> Answer:
     """Answer with these actions about a finished job, whose status stays."""
     return Answer(why, view.status, view.status.state, actions=actions)

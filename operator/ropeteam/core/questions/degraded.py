@@ -48,6 +48,7 @@ def _is_retained(view: View, saved: Condition) -> bool:
 
 
 def _is_world_unknown(view: View) -> bool:
+    """Whether the coordinator does not answer, or waits after a boot for agents to report their world."""
     return view.report is None or view.report.phase is WorldPhase.WAITING
 
 

@@ -122,6 +122,7 @@ def _next_slot(
 
 
 def _service_address(view: View) -> str:
+    """Address of the job's Service: the observed one, or the saved one, which the next Service requests."""
     return view.seen.service.cluster_ip if view.seen.service else view.status.coordinator.address
 
 

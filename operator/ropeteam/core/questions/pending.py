@@ -136,7 +136,8 @@ def first_obstacle(view: View) -> Obstacle | None:
 
 
 def _policy_obstacle(view: View) -> Obstacle | None:
-    """The NetworkPolicy is refused, and the gang waits for it. `refusal` has the next step already."""
+    """Obstacle that the NetworkPolicy is refused, and the gang waits for it. `refusal` has the next step
+    already."""
     refusal = view.seen.policy.refusal
     if not refusal or not policy.blocks_gang_start(view):
         return None
@@ -146,7 +147,7 @@ def _policy_obstacle(view: View) -> Obstacle | None:
 
 
 def _previous_coordinator_obstacle(view: View) -> Obstacle | None:
-    """The world forms, but waits for proof that a previous coordinator has ended."""
+    """Obstacle that the world forms, but waits for proof that a previous coordinator has ended."""
     report, message = view.report, previouscoordinators.waiting_message(view)
     if not message or report is None or report.phase is not WorldPhase.FORMING:
         return None
@@ -156,7 +157,8 @@ def _previous_coordinator_obstacle(view: View) -> Obstacle | None:
 
 
 def _scheduling_obstacle(view: View, pods: list[PodSeen]) -> Obstacle | None:
-    """Pods have no node: scheduling gates, then a scheduler that is silent, then what a scheduler reports."""
+    """Obstacle that pods have no node. First match wins: scheduling gates, a silent scheduler, its
+    message."""
     for reason, found in (
         ("SchedulingGated", unservedrequests.gates_message(view)),
         ("SchedulerNotResponding", unservedrequests.silent_scheduler_message(view)),
@@ -194,6 +196,8 @@ def _requests_advice(view: View) -> str:
 
 
 def _requests_sentence(view: View) -> str:
+    """Sentence with the number of workers, and the resources of each; with the number of pods, if the spec's
+    short form requests none."""
     spec = view.spec
     resources = spec.resources or {}
     requested: dict[str, object] = {}  # of one worker; requests win over limits
@@ -210,7 +214,7 @@ def _requests_sentence(view: View) -> str:
 
 
 def _container_obstacle(view: View, pods: list[PodSeen]) -> Obstacle | None:
-    """A container, or init container, that the kubelet cannot start: the first one that is found."""
+    """Obstacle that the kubelet cannot start a container or init container: of the first that is found."""
     for pod in pods:
         for container in (pod.init, pod.container):
             reason, prefix = container.waiting_reason, _init_prefix(container)
@@ -235,7 +239,7 @@ def _init_prefix(container: ContainerSeen) -> str:
 
 
 def _init_container_obstacle(view: View, pods: list[PodSeen]) -> Obstacle | None:
-    """An init container of the template still runs. This is no fault: it may be slow."""
+    """Obstacle that an init container of the template still runs. This is no fault: it may be slow."""
     pod = next((each for each in pods if each.init.running), None)
     if pod is None:
         return None
@@ -256,7 +260,7 @@ def _secret_and_waiting_containers(view: View, pods: list[PodSeen]) -> tuple[str
 
 
 def _missing_secret_obstacle(view: View, pods: list[PodSeen]) -> Obstacle | None:
-    """The kubelet reports in a container's status that the signing Secret does not exist."""
+    """Obstacle that the kubelet reports in a container's status that the signing Secret does not exist."""
     name, waiting = _secret_and_waiting_containers(view, pods)
     message = next((each.waiting_message for each in waiting if f'"{name}"' in each.waiting_message), "")
     fix = "Create it, or correct spec.checkpoint.signing.secretName."
@@ -264,8 +268,8 @@ def _missing_secret_obstacle(view: View, pods: list[PodSeen]) -> Obstacle | None
 
 
 def _secret_mount_obstacle(view: View, pods: list[PodSeen]) -> Obstacle | None:
-    """Containers may wait for the signing Secret. Most kubelets report a failed mount in events alone, which
-    the operator does not read; so this is no certainty, and does not stall the job."""
+    """Obstacle that containers may wait for the signing Secret. Most kubelets report a failed mount in events
+    alone, which the operator does not read; so this is no certainty, and does not stall the job."""
     name, waiting = _secret_and_waiting_containers(view, pods)
     if not waiting:
         return None
@@ -292,7 +296,7 @@ def _image_message(pod: PodSeen, container: ContainerSeen) -> str:
 
 
 def _unreachable_obstacle(view: View) -> Obstacle | None:
-    """The coordinator's pod runs, but does not answer the operator. It stalls the job after
+    """Obstacle that the coordinator's pod runs, but does not answer the operator. It stalls the job after
     _UNREACHED_SECONDS; before that most coordinators are just starting."""
     pod = view.coordinator
     if view.report is not None or not view.seen.report_error or pod is None or not pod.container.running:
@@ -308,6 +312,7 @@ def _unreachable_obstacle(view: View) -> Obstacle | None:
 
 
 def _unreached_message(view: View, pod: PodSeen) -> str:
+    """Message about a coordinator that has not answered since its start: what to check, and its log."""
     namespace, service = view.job.namespace, names.service(view.job.name)
     return (
         f"The operator has not reached the job's coordinator for {_UNREACHED_SECONDS} s, and no world can "

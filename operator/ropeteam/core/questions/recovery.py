@@ -51,11 +51,11 @@ def coordinator_replacement_answer(view: View, status: JobStatus) -> Answer | No
 
 
 def _unknown_term_reason(old: CoordinatorStatus, newer: int) -> str | None:
-    """Reason for a term above `newer`, which is that of status or higher. None: `newer` is lower. The
-    operator alone creates terms, so status was restored from a backup of etcd."""
+    """Reason for a term above `newer`, if that is the term of status or a later one; else None. The operator
+    alone creates terms, so status was restored from a backup of etcd."""
     if newer < old.term:
         return None
-    return f"there is or was a coordinator of term {newer}, which is not in status"
+    return f"status is older than the coordinator of term {newer}, as after a restore of etcd"
 
 
 def _newest_unknown_term(view: View) -> int:

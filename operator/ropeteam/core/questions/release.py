@@ -63,9 +63,8 @@ def _backoff_answer(view: View, status: JobStatus, until: datetime) -> Answer:
     """Answer during the backoff: deletions until it has passed and no pod may run, then a new attempt."""
     pods = (*view.all_workers, *view.all_coordinators)
     if view.now < until or may_any_run(pods):
-        latest = view.now + timedelta(
-            seconds=_longest_backoff_seconds(view)
-        )  # the wall clock may have stepped back
+        # The wall clock may have stepped back, which must not prolong the backoff.
+        latest = view.now + timedelta(seconds=_longest_backoff_seconds(view))
         return _deletion_answer(view, with_changes(status, backoff_end_time=min(until, latest)))
     # No pod of this attempt has trained, so all count as drained. The fence still covers lost nodes.
     ended = not any(pod.node_lost for pod in view.all_workers) and all(

@@ -52,7 +52,7 @@ def bounded(report: JobReport, slots: int) -> JobReport:
 
 
 def _bounded_fields(value: T, slots: int) -> T:
-    """The dataclass with bounded fields; itself, not a copy, if all are within bounds, as in most reports."""
+    """The dataclass with bounded fields. Itself, if none has changed; lists and dicts are always rebuilt."""
     changed, name = {}, ""
     try:
         for name, old in vars(value).items():

@@ -24,6 +24,8 @@ class Observed(BaseModel):
 
 
 class Role(StrEnum):
+    """Role of a pod in its job: the value of its label ropeteam.dev/role."""
+
     WORKER = "worker"
     SERVER = "server"
     """Parameter server. It holds a slot as workers do, after theirs."""

@@ -44,14 +44,14 @@ def with_retired(view: View, old: CoordinatorStatus, newest: int = 0) -> Coordin
     is_known = any(each.pod_uid == old.pod_uid for each in known)
     if old.pod_uid and old.node and not is_known and not _has_ended(view, this):
         known = (*known, this)
-    known = (*known, *_missing_in_status(view, old.term, newest))
+    known = (*known, *_coordinators_missing_in_status(view, old.term, newest))
     if len(known) <= MAX_COORDINATORS:
         return known
     oldest = PreviousCoordinatorStatus(term=known[-MAX_COORDINATORS].term)
     return (oldest, *known[1 - MAX_COORDINATORS :])
 
 
-def _missing_in_status(view: View, known: int, newest: int) -> Coordinators:
+def _coordinators_missing_in_status(view: View, known: int, newest: int) -> Coordinators:
     """Coordinators of terms after `known`, up to `newest`, which a restored status does not have. A pod that
     is not observed may run all the same, so it is listed without UID and node."""
     pods = {pod.term: pod for pod in view.all_coordinators}

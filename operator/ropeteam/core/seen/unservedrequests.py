@@ -125,6 +125,7 @@ def _live_pods(view: View) -> list[PodSeen]:
 
 
 def _uses_default_scheduler(pod: PodSeen) -> bool:
+    """Whether the pod names the default scheduler, or none yet."""
     return pod.scheduler in ("", DEFAULT_SCHEDULER)
 
 

@@ -188,7 +188,8 @@ def counted_ids(status: JobStatus, reported: tuple[str, ...]) -> tuple[str, ...]
 
 def pods_failed_in_a_row(status: JobStatus, slot: SlotStatus) -> int:
     """Number of the newest lost pods of this slot, without a gap, that have charged incidents of their own:
-    they failed by themselves, outside any world. Charges that have left the window do not count."""
+    they failed by themselves, outside any world. One counts while it is in status or its charge in the
+    window."""
     failed = {charge.id for charge in status.failures.charges}
     failed |= {each.id for each in status.incidents if each.charged}
     count = 0

@@ -109,9 +109,8 @@ def merged_checkpoint(view: View, report: JobReport) -> CheckpointStatus | None:
     )
     spec = view.spec.checkpoint
     folder = checkpoint_directory(view.job.name, spec) if spec else ""
-    run_folder = (
-        f"run-{report.lineage[0].run}/" if report.lineage[0].run else ""
-    )  # none: of an earlier release
+    run = report.lineage[0].run  # empty: saved by an earlier release, without a folder of the run
+    run_folder = f"run-{run}/" if run else ""
     location = f"{folder}/{run_folder}step-{lineage[0].step}/{lineage[0].world}" if spec else ""
     if old is not None and old.lineage == lineage:
         return old
