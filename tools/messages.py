@@ -25,7 +25,7 @@ _CEL = re.compile(r"\b(?:self|oldSelf|c)\.\w|\bhas\(")
 _NO_MESSAGE = ("Options", "_object", "compile", "debug", "fullmatch")
 """Calls whose strings no user meets: options of launchers, field names, patterns, log lines below info."""
 _WITH_REASONS = (
-    *("Announcement", "ConditionFact", "Reason", "ended_facts", "not_accepted_facts"),
+    *("Announcement", "ConditionFact", "Obstacle", "ended_facts", "not_accepted_facts"),
     *("Cause", "ConditionType", "FailReason"),
     *("write", "write_if_changed", "write_limited"),
 )

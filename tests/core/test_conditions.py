@@ -194,7 +194,7 @@ def test_status_never_shows_that_training_continues_without_knowing_it() -> None
     running, stalled = condition(late, ConditionType.RUNNING), condition(late, ConditionType.STALLED)
     assert (running.holds, running.reason) == (False, "CoordinatorUnreachable")
     assert decide(late).status.state == "Recovering"
-    assert "Whether ranks still run is in the workers' logs" in stalled.message
+    assert "The workers' logs show whether ranks still run" in stalled.message
     assert stalled.message.endswith("kubectl delete pod -n lab mnist-coordinator-1")
     assert decide(late).status.coordinator.term == 1, "it may be the operator that is cut off"
     still = late.but(status=decide(late).status).after(seconds(600))

@@ -1,5 +1,6 @@
 """When to reconcile a job again although nothing happens. Whatever in `core` depends on the passing of time
-has its time here, except delays that an Answer or status/progress.py returns.
+has its time here, except what polls of the coordinator notice in time, and delays that an Answer or
+status/progress.py returns.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ def _is_foreign(policy: Object) -> bool:
 
 
 def _blocked_egress(policies: Iterable[Object]) -> Iterator[str]:
-    """Texts of what worker pods cannot connect to. None: egress is allowed, or no policy restricts egress."""
+    """Texts of what worker pods cannot connect to. Empty: egress is allowed, or no policy restricts it."""
     rules = _joint_rules(policies, "Egress", "egress")
     if rules is None:
         return
@@ -171,7 +171,7 @@ def _blocked_egress(policies: Iterable[Object]) -> Iterator[str]:
 
 
 def _blocked_ingress(policies: Iterable[Object]) -> Iterator[str]:
-    """Texts of what cannot connect to pods of jobs. None: ingress is allowed, or no policy restricts it."""
+    """Texts of what cannot connect to pods of jobs. Empty: ingress is allowed, or no policy restricts it."""
     rules = _joint_rules(policies, "Ingress", "ingress")
     if rules is None:
         return
@@ -221,8 +221,8 @@ def _selects_workers(policy: Object) -> bool:
 
 
 def _selects_worker_labels(selector: Any) -> bool:
-    """Whether a label selector matches the labels that all worker pods have. Its expressions are not read and
-    count as matching, so a policy is named too often rather than not at all."""
+    """Whether a label selector matches the labels that all worker pods have. Its
+    matchExpressions are not read: they count as matching."""
     ours = {names.MANAGED_BY: "ropeteam", names.ROLE: Role.WORKER.value}
     return (at(selector, "matchLabels") or {}).items() <= ours.items()
 
@@ -283,7 +283,9 @@ def _claim_finding(seen: Job, name: str, read: Read) -> Finding:
         return unknown_finding(what, read)
     if not read.items:
         return fail_finding(
-            what, "does not exist, and pods that mount it wait", "create the PersistentVolumeClaim"
+            what,
+            "does not exist, and pods that mount it wait",
+            f"create the PersistentVolumeClaim in namespace {seen.namespace}",
         )
     claim = read.items[0]
     phase, modes = at(claim, "status.phase"), at(claim, "spec.accessModes") or ()

@@ -43,7 +43,7 @@ def live_state(view: View, status: JobStatus) -> str:
 
 def live_facts(view: View, status: JobStatus) -> tuple[ConditionFact, ...]:
     """Facts about Suspended, Running and Recovering of a live job, and about Stalled only if somebody has to
-    act. Stalled is False otherwise (acceptance.facts)."""
+    act. Otherwise Stalled is as acceptance.facts returns it."""
     recovering = is_recovering(view, status)
     last = status.incidents[-1] if status.incidents else None
     cause = last.cause if last is not None and recovering else "NotRecovering"
@@ -61,8 +61,8 @@ def live_facts(view: View, status: JobStatus) -> tuple[ConditionFact, ...]:
 
 
 def _training_fact(view: View) -> ConditionFact:
-    """Running=True, with the first reason that applies: what is unknown comes before what is wrong, and that
-    before WorldRunning."""
+    """Running=True, with its reason. First match wins: the coordinator is unreachable or has restarted, so
+    that training is only assumed; the world completes; the coordinator is overloaded or outdated; none."""
     report, pod = view.report, view.coordinator
     away = bool(view.seen.report_error) or pod is None or not pod.container.running
     if away and report is None:
@@ -123,4 +123,5 @@ def _unsigned_message(view: View, pod: PodSeen) -> str:
 
 
 def _restarted_message(why: str) -> str:
+    """Message about a coordinator in phase Waiting. `why`: JobReport.why, which begins with a participle."""
     return f"The coordinator has restarted and is {why}. Until then it is unknown whether training continues."

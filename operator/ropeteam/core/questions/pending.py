@@ -103,8 +103,8 @@ def unreachable_message(view: View) -> str:
             f"-n {namespace} {pod}"
         )
     return (
-        f"{intro} Whether ranks still run is in the workers' logs: kubectl logs -n {namespace} "
-        f"-l {names.JOB}={job},{names.ROLE}={Role.WORKER.value} --prefix --tail=5. If they run, only the "
+        f"{intro} The workers' logs show whether ranks still run (kubectl logs -n {namespace} "
+        f"-l {names.JOB}={job},{names.ROLE}={Role.WORKER.value} --prefix --tail=5). If they run, only the "
         f"operator is cut off: check the network policies of namespace {namespace}. If they have ended, the "
         "coordinator answers nobody: delete its pod, and a new one resumes the job. A new coordinator adopts "
         f"ranks that run, so this stops none: kubectl delete pod -n {namespace} {pod}"
