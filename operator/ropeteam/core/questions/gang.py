@@ -136,7 +136,7 @@ def start_answer(view: View, status: JobStatus) -> Answer | None:
     since = condition.last_transition_time if condition and resumed else None
     opened = with_changes(with_new_attempt(view, status, since), start_time=view.job_time)
     verb = "resumes" if resumed else "starts"
-    why = f"the job {verb}: attempt {opened.attempt} with {len(opened.slots)} workers"
+    why = f"the job {verb}: attempt {opened.attempt} with {view.spec.workers} workers"
     return live_answer(view, opened, why)
 
 

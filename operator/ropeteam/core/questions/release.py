@@ -71,7 +71,7 @@ def _backoff_answer(view: View, status: JobStatus, until: datetime) -> Answer:
         slot.previous_pod_fenced for slot in status.slots
     )
     opened = with_new_attempt(view, with_changes(status, drained=ended))
-    why = f"creating all pods again: attempt {opened.attempt} with {len(opened.slots)} workers"
+    why = f"creating all pods again: attempt {opened.attempt} with {view.spec.workers} workers"
     return Answer(why, opened, "Pending")
 
 
