@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from ropeteam.controller.assembly import Operator, assembled
+from ropeteam.controller.assembly import Operator, open_operator
 from ropeteam.controller.cache.informer import Key
 from ropeteam.controller.client.apiclient import ApiClient, NotFound, Object, ObjectRef
 from ropeteam.controller.reconcile.jobread import read_job
@@ -32,7 +32,7 @@ def job(name: str = "job", **spec: Any) -> Object:
 async def operator_of(cluster: LocalCluster, *flags: str, works: bool = True) -> AsyncIterator[Operator]:
     """Not `works`: the caches are listed once, and rounds are made by hand."""
     settings = read(["--kubeconfig", str(cluster.kubeconfig), "--home", str(cluster.home), *flags], {})
-    async with assembled(settings) as operator:
+    async with open_operator(settings) as operator:
         ready = asyncio.Event()
         if not works:
             for informer in operator.caches.all:
@@ -41,7 +41,7 @@ async def operator_of(cluster: LocalCluster, *flags: str, works: bool = True) ->
             return
         watching = asyncio.create_task(operator.watch(ready))
         await ready.wait()
-        acting = asyncio.create_task(operator.act())
+        acting = asyncio.create_task(operator.reconcile_jobs())
         try:
             yield operator
         finally:
@@ -57,7 +57,7 @@ async def observation(operator: Operator) -> Observation | None:
     read = await read_job(operator.caches, key)
     if read is None:
         return None
-    state = reconciler.jobs.of(key, read.metadata.uid, reconciler.observer.own_clock())
+    state = reconciler.jobs.state_of(key, read.metadata.uid, reconciler.observer.own_clock())
     return reconciler.observer.observe(read, state, None, "")
 
 

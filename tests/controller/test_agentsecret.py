@@ -15,13 +15,13 @@ from tests.controller.scripted import Scripted
 
 from ropeteam.controller.client.apiclient import ApiClient, NotFound, ObjectRef
 from ropeteam.controller.reconcile import agentsecret
-from ropeteam.controller.reconcile.agentsecret import AgentSecret, packed
+from ropeteam.controller.reconcile.agentsecret import AgentSecret, build_agent_archive
 from ropeteam.local.cluster import LocalCluster
 
 
 def test_it_is_named_after_what_is_in_it() -> None:
     assert AgentSecret(b"one").name == AgentSecret(b"one").name != AgentSecret(b"two").name
-    assert "__main__.py" in zipfile.ZipFile(io.BytesIO(packed())).namelist()
+    assert "__main__.py" in zipfile.ZipFile(io.BytesIO(build_agent_archive())).namelist()
 
 
 async def test_it_is_made_once_and_again_when_somebody_deleted_it(

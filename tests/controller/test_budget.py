@@ -166,7 +166,9 @@ async def test_what_is_wrong_with_it_is_reported_and_not_remembered_at_length(cl
             return str(accepted["message"]) if accepted.get("status") == "False" else ""
 
         assert "refuses the worker pod" in await wait_until_async("the job is not Accepted", refusal)
-        state = operator.reconciler.jobs.of(DEFAULT, (await operator.client.get(JOB))["metadata"]["uid"], 0.0)
+        state = operator.reconciler.jobs.state_of(
+            DEFAULT, (await operator.client.get(JOB))["metadata"]["uid"], 0.0
+        )
         assert state.admission.refusal is not None
         assert len(state.admission.refusal.message) <= 4096
         await wait_until_async("the reason is known", lambda: state.last.why != "")

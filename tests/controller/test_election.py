@@ -40,11 +40,11 @@ class Unhurried(Timing):
     """A lease that is looked at as often as a short one."""
 
     @property
-    def retry(self) -> float:
+    def retry_period(self) -> float:
         return 0.2
 
     @property
-    def look(self) -> float:
+    def poll_period(self) -> float:
         return 0.03
 
 
@@ -93,7 +93,7 @@ def test_a_lease_is_taken_when_its_holder_was_silent_for_as_long_as_it_declared(
 
 def is_renewed(leader: Elector, other: Elector, since: float) -> bool:
     """The leader has begun to renew its lease after `since`, and the other has seen it renewed."""
-    return leader._deadline >= since + LONG.renew and other._observed.since >= since
+    return leader._deadline >= since + LONG.renew_deadline and other._observed.since >= since
 
 
 async def test_one_leads_and_the_other_waits_until_it_is_given_back(cluster):
@@ -103,7 +103,7 @@ async def test_one_leads_and_the_other_waits_until_it_is_given_back(cluster):
         keeping = asyncio.create_task(a.renew())
         waiting = asyncio.create_task(b.acquire())
         for _ in range(3):  # longer than a lease lasts
-            clock.ahead += LONG.duration / 2
+            clock.ahead += LONG.lease_duration / 2
             await wait_until_async(
                 "the standby has seen the renewed Lease", partial(is_renewed, a, b, clock())
             )
@@ -128,13 +128,15 @@ async def test_a_standby_sees_how_far_the_clock_of_the_leader_is_ahead(cluster):
         await a.acquire()
         keeping = asyncio.create_task(a.renew())
         waiting = asyncio.create_task(b.acquire())
-        await wait_until_async("the difference of the clocks is known", lambda: b.ahead() != 0.0)
+        await wait_until_async(
+            "the difference of the clocks is known", lambda: b.predecessor_ahead_seconds() != 0.0
+        )
         keeping.cancel()
         while not waiting.done():  # what the leader wrote last may still be on its way
-            clock.ahead += LONG.duration
+            clock.ahead += LONG.lease_duration
             await asyncio.sleep(0.05)
         await waiting
-        assert (round(b.ahead() / 3600), a.ahead()) == (1, 0.0)
+        assert (round(b.predecessor_ahead_seconds() / 3600), a.predecessor_ahead_seconds()) == (1, 0.0)
 
 
 async def test_a_leader_that_dies_is_followed(cluster):
@@ -151,9 +153,9 @@ async def test_a_leader_that_was_frozen_may_not_write_before_it_knows(cluster):
         await a.acquire()
         winning = asyncio.create_task(b.acquire())
         await wait_until_async("the Lease is read", lambda: b._observed.record)
-        theirs.ahead = LONG.duration
+        theirs.ahead = LONG.lease_duration
         await winning  # a renews nothing, as if stopped
-        mine.ahead = LONG.renew
+        mine.ahead = LONG.renew_deadline
         assert not a.may_write()
         load = partial(access.load, cluster.kubeconfig)
         async with (

@@ -147,5 +147,5 @@ async def test_a_status_that_the_server_refuses_is_reported_in_an_event(
     await still.caches.jobs.parts[0].list()  # something to write about
     await fail(still, REPORT_AFTER_FAILURES)
     (found,) = await events(still)
-    assert "status.incidents[0].rank: odd. The operator continues when the API server" in found
+    assert "status.incidents[0].rank: odd. The API server refuses a request of the operator" in found
     assert (await stalled(still))["status"] == "False"

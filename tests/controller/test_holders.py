@@ -20,7 +20,7 @@ REPORT = a_report(SEEN)
 
 
 def seconds(holders: Holders, now: float) -> list[tuple[int, int, float]]:
-    return [(each.slot, each.incarnation, each.seconds) for each in holders.of(STATUS, now)]
+    return [(each.slot, each.incarnation, each.seconds) for each in holders.held_slots(STATUS, now)]
 
 
 def test_it_counts_from_the_first_answer_and_anew_for_another_pod():
@@ -31,7 +31,7 @@ def test_it_counts_from_the_first_answer_and_anew_for_another_pod():
     assert seconds(holders, 25.0) == [(0, 1, 15.0), (1, 2, 15.0)]
     holders.record(replace(DESIRED, slots={**DESIRED.slots, "1": SlotDesired(3)}), REPORT, 30.0)
     assert seconds(holders, 35.0) == [(0, 1, 25.0), (1, 3, 5.0)]
-    assert holders.of(SEEN.status, 35.0) == (), "whose former pod is gone needs none"
+    assert holders.held_slots(SEEN.status, 35.0) == (), "whose former pod is gone needs none"
 
 
 def test_another_coordinator_or_boot_may_have_answered_anybody_before():

@@ -40,4 +40,4 @@ def test_the_next_operator_adds_what_has_passed_since_the_last_write() -> None:
 def test_how_far_the_clock_of_the_one_before_was_ahead_is_no_time_that_passed() -> None:
     status, an_hour = saved(job=100, wall=160), 3600.0
     ours = NOON + after(190 - an_hour)
-    assert JobClock().time(status, ours, 7.0, ahead=an_hour) == NOON + after(130)
+    assert JobClock().time(status, ours, 7.0, predecessor_ahead_seconds=an_hour) == NOON + after(130)

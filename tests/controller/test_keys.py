@@ -17,7 +17,7 @@ from ropeteam.controller.assembly import Operator
 from ropeteam.controller.cache.informer import Key
 from ropeteam.controller.cache.parsing import pod
 from ropeteam.controller.client.apiclient import AlreadyGone, ObjectRef
-from ropeteam.controller.reconcile.executor import secret
+from ropeteam.controller.reconcile.executor import secret_manifest
 from ropeteam.controller.settings import OperatorKey, OperatorKeys, SettingsError, load_keys, read
 from ropeteam.core.objects.actions import CreateSecret
 from ropeteam.core.objects.manifests import key_id_of
@@ -31,7 +31,7 @@ BEFORE, NOW, BOTH = OperatorKeys((OLD,)), OperatorKeys((NEW,)), OperatorKeys((NE
 
 
 def entries(keys: OperatorKeys, key: OperatorKey, uid: str = "uid", folder: str = "") -> dict[str, str]:
-    made = secret(CreateSecret("name", uid, {}, {}, key.id, folder), "space", keys)
+    made = secret_manifest(CreateSecret("name", uid, {}, {}, key.id, folder), "space", keys)
     assert made["immutable"]
     return {name: base64.b64decode(text).decode() for name, text in made["data"].items()}
 

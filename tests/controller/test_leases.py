@@ -20,7 +20,7 @@ STATUS = SEEN.status.model_copy(
 
 
 def seconds(leases: Leases, now: float) -> list[tuple[int, float]]:
-    return [(each.term, each.seconds) for each in leases.of(STATUS, now)]
+    return [(each.term, each.seconds) for each in leases.silent_coordinators(STATUS, now)]
 
 
 def test_what_was_received_last_is_acknowledged_to_that_coordinator_only():

@@ -47,5 +47,5 @@ def test_a_disk_without_space_is_no_error() -> None:
     log = Output(os.open("/dev/full", os.O_WRONLY))
     log.write_line("no space")
     log.flush()
-    assert log._written == log._taken == 1, "it is counted as written, so no later line is dropped for it"
+    assert log._written == log._queued == 1, "it is counted as written, so no later line is dropped for it"
     log.close()

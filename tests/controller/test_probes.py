@@ -18,7 +18,7 @@ from ropeteam.controller import probes
 async def test_a_request_that_is_none_is_refused_without_a_line_in_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with probes.served("127.0.0.1:0", lambda: "", lambda: 0.0) as address:
+    async with probes.serve("127.0.0.1:0", lambda: "", lambda: 0.0) as address:
         status, _ = await http(int(address.rpartition(":")[2]), b"GET /metrics HTTP/1.1\r\nno colon\r\n\r\n")
     assert status == 400
     assert caplog.records == []
@@ -29,7 +29,7 @@ async def test_half_requests_end_for_their_number_and_with_their_time_and_keep_n
     monkeypatch: pytest.MonkeyPatch, seconds: float, most: int
 ) -> None:
     monkeypatch.setattr(probes, "HEAD_SECONDS", seconds)
-    async with probes.served("127.0.0.1:0", lambda: "", lambda: 0.0) as address:
+    async with probes.serve("127.0.0.1:0", lambda: "", lambda: 0.0) as address:
         crowd = Crowd(int(address.rpartition(":")[2]), 100, b"GET /metrics HTTP/1.1\r\n")
         await crowd.has_come()
         await wait_until_async(
@@ -45,7 +45,7 @@ async def test_half_requests_end_for_their_number_and_with_their_time_and_keep_n
 
 
 async def test_a_probe_waits_in_the_queue_behind_who_comes_while_the_operator_is_busy() -> None:
-    async with probes.served("127.0.0.1:0", lambda: "", lambda: 0.0) as address:
+    async with probes.serve("127.0.0.1:0", lambda: "", lambda: 0.0) as address:
         port = int(address.rpartition(":")[2])
         come_at_once(port)
         assert (await http(port, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"))[0] == 200
@@ -58,7 +58,7 @@ def test_connections_that_are_reset_at_once_leave_nothing_behind() -> None:
         errors = list[str]()
         asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(str(context)))
         before = len(asyncio.all_tasks())
-        async with probes.served("127.0.0.1:0", str, lambda: 0.0) as address:
+        async with probes.serve("127.0.0.1:0", str, lambda: 0.0) as address:
             port = int(address.rpartition(":")[2])
             for _ in range(60):
                 with socket.create_connection(("127.0.0.1", port)) as peer:

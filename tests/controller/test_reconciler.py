@@ -64,8 +64,8 @@ async def test_a_new_job_gets_its_secret_service_coordinator_and_workers(cluster
 
 async def test_a_secret_that_somebody_deleted_comes_back_with_the_next_pod(still: Operator) -> None:
     seen = await with_pods(still)
-    created = still.reconciler.jobs.of(KEY, seen.metadata.uid, 0.0).created
-    assert created.secret
+    created = still.reconciler.jobs.state_of(KEY, seen.metadata.uid, 0.0).created
+    assert created.secret_at is not None
     created.secret_at -= ASSUMED_UP_TO_DATE_SECONDS
 
     async def known() -> bool:
@@ -133,7 +133,7 @@ async def test_every_action_may_be_carried_out_twice(still: Operator) -> None:
         seen = await observation(still)
         assert seen is not None
         actions = decide(seen).actions
-        created = still.reconciler.jobs.of(KEY, seen.metadata.uid, 0.0).created
+        created = still.reconciler.jobs.state_of(KEY, seen.metadata.uid, 0.0).created
         for action in (*actions, *actions):
             await still.reconciler.executor.execute(action, seen.metadata, created)
             done.append(type(action).__name__)
@@ -197,7 +197,7 @@ async def with_pods(still: Operator) -> Observation:
 async def test_each_action_does_what_it_names(still: Operator) -> None:
     seen = await with_pods(still)
     assert seen.service is not None
-    created = still.reconciler.jobs.of(KEY, seen.metadata.uid, 0.0).created
+    created = still.reconciler.jobs.state_of(KEY, seen.metadata.uid, 0.0).created
     worker = next(pod for pod in seen.pods if pod.name == "job-0-1")
     selector = {"ropeteam.dev/term": "2"}
     point = PointService("job", seen.service.uid, selector)
@@ -250,7 +250,7 @@ async def test_what_cannot_be_done_is_reported_to_the_user(still: Operator) -> N
 
 async def test_a_pod_is_deleted_by_its_uid_only(still: Operator) -> None:
     seen = await with_pods(still)
-    created = still.reconciler.jobs.of(KEY, seen.metadata.uid, 0.0).created
+    created = still.reconciler.jobs.state_of(KEY, seen.metadata.uid, 0.0).created
     await still.reconciler.executor.execute(DeletePod("job-0-1", "another-uid"), seen.metadata, created)
     assert (
         "deletionTimestamp"
@@ -277,7 +277,7 @@ async def test_a_pod_whose_name_another_owner_has_is_not_taken_for_ours(still: O
         "uid": seen.metadata.uid,
     }
     owned = {**pod, "metadata": {**pod["metadata"], "ownerReferences": [owner]}}  # type: ignore[dict-item]
-    created = still.reconciler.jobs.of(KEY, seen.metadata.uid, 0.0).created
+    created = still.reconciler.jobs.state_of(KEY, seen.metadata.uid, 0.0).created
     with pytest.raises(Conflict):
         await still.reconciler.executor.execute(CreatePod(owned), seen.metadata, created)
 

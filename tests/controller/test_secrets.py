@@ -13,7 +13,7 @@ from ropeteam.controller.cache.caches import Caches
 from ropeteam.controller.client.apiclient import ApiClient, ApiError
 from ropeteam.controller.reconcile import agentsecret
 from ropeteam.controller.reconcile.agentsecret import AgentSecret
-from ropeteam.controller.reconcile.created import Created
+from ropeteam.controller.reconcile.created import CreatedObjects
 from ropeteam.controller.reconcile.executor import Executor
 from ropeteam.controller.settings import OperatorKey, OperatorKeys
 from ropeteam.core.objects.actions import CreateSecret
@@ -28,7 +28,7 @@ async def test_a_jobs_secret_that_was_there_is_taken_to_be_there_still(
 ) -> None:
     """Quotas are checked before names: else each round of a job whose pods wait would fail, and its
     coordinator would receive no request."""
-    created, now = Created(), 100.0
+    created, now = CreatedObjects(), 100.0
     executor = Executor(client, cast(Caches, None), OperatorKeys((KEY,)), AgentSecret(b"agent"), lambda: now)
     api.answers = [FULL]
     with pytest.raises(ApiError, match="exceeded quota"):

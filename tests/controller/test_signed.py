@@ -195,7 +195,10 @@ async def voices_of(pods: tuple[PodSeen, ...], uid: str, more: str = "") -> list
 
 async def test_of_a_job_that_was_made_with_a_key_which_is_gone_it_names_what_to_do() -> None:
     pods = (PodSeen(name="c", uid="c", role=Role.COORDINATOR, key_id="gone"),)
-    fix = "give the operator that key as a previous key"
+    fix = (
+        "give the operator that key as a previous key, in the entry `previous` of its Secret or with "
+        "--previous-key-file"
+    )
     await voices_of(
         pods, "c", f" (the job was created with an operator key that is no longer accepted: {fix})"
     )

@@ -100,7 +100,7 @@ def test_an_incident_is_counted_once_when_it_has_settled() -> None:
     before = metrics.REGISTRY.get_sample_value("ropeteam_incidents_total", {"cause": "Hang"}) or 0
     story = [JobStatus(), JobStatus(incidents=(open_,)), *[JobStatus(incidents=(done,))] * 2]
     for old, new in pairwise(story):
-        metrics.count_final(old, new)
+        metrics.count_final_incidents(old, new)
     first_step = {"stage": "first_step"}
     assert metrics.REGISTRY.get_sample_value("ropeteam_incidents_total", {"cause": "Hang"}) == before + 1
     assert metrics.REGISTRY.get_sample_value("ropeteam_recovery_seconds_sum", first_step) == 2.0
@@ -161,7 +161,7 @@ async def test_a_round_that_fails_is_counted_and_timed_as_one_that_ends_well_is(
 async def test_probes_report_ready_healthy_and_numbers() -> None:
     unready, longest = "still listing", 0.0
     async with (
-        probes.served("127.0.0.1:0", lambda: unready, lambda: longest) as address,
+        probes.serve("127.0.0.1:0", lambda: unready, lambda: longest) as address,
         aiohttp.ClientSession(f"http://{address}") as session,
     ):
 

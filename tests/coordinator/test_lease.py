@@ -82,7 +82,7 @@ class Game:
 
     def look(self) -> None:
         status = JobStatus(coordinator=CoordinatorStatus(term=1, lease_seconds=self.lease))
-        (seen,) = self.leases.of(status, self.there)
+        (seen,) = self.leases.silent_coordinators(status, self.there)
         self.over |= seen.seconds >= longest_lease(self.lease)
 
 

@@ -219,10 +219,10 @@ async def _decided(link: CoordinatorLink, observer: Observer, pod_check: PodChec
     for _ in range(2):
         read = await read_job(observer.caches, JOB)
         assert read
-        state = states.of(JOB, read.metadata.uid, 0.0)
+        state = states.state_of(JOB, read.metadata.uid, 0.0)
         report, error = await link.exchange(read, state.exchange, state.last.desired)
         seen = observer.observe(read, state, report, error)
-        decision = decide(with_changes(seen, refusal=await pod_check.check(seen, state.admission)))
+        decision = decide(with_changes(seen, refusal=await pod_check.refusal(seen, state.admission)))
         orjson.dumps(decision.status.to_json())
         for action in decision.actions:
             orjson.dumps([str(action), getattr(action, "manifest", None)])

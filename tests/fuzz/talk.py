@@ -168,7 +168,7 @@ async def _metrics() -> AsyncIterator[Attempt]:
 
 @asynccontextmanager
 async def _probes() -> AsyncIterator[Attempt]:
-    async with probes.served("127.0.0.1:0", lambda: "", lambda: 0.0) as address:
+    async with probes.serve("127.0.0.1:0", lambda: "", lambda: 0.0) as address:
         port = int(address.rpartition(":")[2])
 
         async def attempt(case: bytes) -> list[str]:

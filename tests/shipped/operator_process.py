@@ -1,4 +1,5 @@
-"""The shipped operator as a process: assembly.connected and the election, without kopf and without probes.
+"""The shipped operator as a process: assembly.make_operator and the election, without kopf and without
+probes.
 
 kopf only rings the bell that the informer rings, too (tests/controller/test_kopfwatch.py); probes and
 signals are tests/controller/test_process.py's.
@@ -17,7 +18,7 @@ from tests.shipped.loop import Process
 from tests.shipped.session import ApiSession, CoordinatorSession
 
 from ropeteam.api.defaults import JobPolicy
-from ropeteam.controller.assembly import Clocks, connected
+from ropeteam.controller.assembly import Clocks, make_operator
 from ropeteam.controller.client.access import Access
 from ropeteam.controller.client.apiclient import ApiClient, ApiError, ObjectRef
 from ropeteam.controller.client.coordinator import Coordinators
@@ -71,11 +72,13 @@ async def _lead(site: Site, process: Process) -> None:
     async with elector._client, client, coordinators:
         agent, now = AgentSecret(b"agent"), site.loop.time
         settings, keys = _PREVIOUS if process.previous else _SETTINGS, OperatorKeys((KEY,))
-        operator = connected(settings, client, coordinators, keys, agent, Clocks(clock, now, elector.ahead))
+        operator = make_operator(
+            settings, client, coordinators, keys, agent, Clocks(clock, now, elector.predecessor_ahead_seconds)
+        )
         ready = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             group.create_task(operator.watch(ready))
             await ready.wait()
             await elector.acquire()
             group.create_task(elector.renew())
-            group.create_task(operator.act())
+            group.create_task(operator.reconcile_jobs())

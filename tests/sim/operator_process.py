@@ -202,8 +202,8 @@ class Operator:
             report=report,
             report_error=error,
             reachable_seconds=exchange.holders.reachable_seconds(own_now),
-            held_slots=exchange.holders.of(job.status, own_now),
-            silent_coordinators=exchange.leases.of(job.status, own_now),
+            held_slots=exchange.holders.held_slots(job.status, own_now),
+            silent_coordinators=exchange.leases.silent_coordinators(job.status, own_now),
             defaults=_DEFAULTS,
         )
         if self._world.codec:

@@ -25,6 +25,10 @@ cycles among all objects of the informers took a twelfth of a processor while a 
 
 
 def main() -> int:
+    """Run the operator; returns the exit status. The order matters: the log is set up before anything can
+    write to it. With --wait-for-stdin all imports are done by now, and nothing has started. Raises SystemExit
+    (2) for invalid flags.
+    """
     settings = read(sys.argv[1:], os.environ)
     output = Output(sys.stderr.fileno())
     logging.basicConfig(level=settings.log_level, handlers=[output])

@@ -32,7 +32,7 @@ from ropeteam.controller.kopfwatch import thread
 from ropeteam.controller.kopfwatch.crosscheck import CrossCheck
 from ropeteam.controller.queue.workqueue import WorkQueue, serve
 from ropeteam.controller.reconcile.admission import PodCheck
-from ropeteam.controller.reconcile.agentsecret import AgentSecret, packed
+from ropeteam.controller.reconcile.agentsecret import AgentSecret, build_agent_archive
 from ropeteam.controller.reconcile.exchange import CoordinatorLink
 from ropeteam.controller.reconcile.executor import Executor
 from ropeteam.controller.reconcile.observer import Observer
@@ -47,22 +47,24 @@ log = logging.getLogger(__name__)
 _RESYNC_SECONDS = 600
 _RETRY_SECONDS = 1.0
 _STALE_CACHE_SECONDS = 180.0
-"""An API server writes a bookmark into each watch every minute."""
+"""Three times as long as a watch is silent: an API server writes a bookmark into each every minute."""
 
 
-def _always() -> bool:
+def _always_may_write() -> bool:
+    """For an operator without leader election."""
     return True
 
 
 class Clocks(NamedTuple):
-    """The clocks of Observer."""
+    """The clocks of Observer, in the order of its parameters; tests give other ones."""
 
     wall: Callable[[], datetime] = utc_now
     own: Callable[[], float] = boot_seconds
-    ahead: Callable[[], float] = float
+    predecessor_ahead_seconds: Callable[[], float] = float
+    """As of Elector; without an election 0.0, which `float()` returns."""
 
 
-OURS = Clocks()
+SYSTEM_CLOCKS = Clocks()
 
 
 class CrdMissing(CannotRun):
@@ -79,16 +81,18 @@ class Operator:
     reconciler: Reconciler
 
     async def watch(self, ready: asyncio.Event) -> None:
-        """Keep the caches up to date, for ever. `ready` is set when each has been listed."""
+        """Keep the caches up to date until cancelled. `ready` is set when each has been listed once."""
         async with asyncio.TaskGroup() as group:
             for informer in self.caches.all:
                 group.create_task(informer.run())
             await asyncio.gather(*(informer.synced.wait() for informer in self.caches.all))
-            log.info("ready: %d jobs", len(self.caches.jobs.known_keys()))
+            log.info("ready: the caches are listed, with %d jobs", len(self.caches.jobs.known_keys()))
             ready.set()
 
-    async def act(self) -> None:
-        """Reconcile jobs for ever; called once the caches have been listed."""
+    async def reconcile_jobs(self) -> None:
+        """Reconcile jobs until cancelled. Only once `watch` has set `ready`, and this operator may write: a
+        job whose pods are not in the cache yet would get others.
+        """
         async with asyncio.TaskGroup() as group:
             group.create_task(serve(self.queue, self.reconciler))
             group.create_task(self._resync())
@@ -100,12 +104,14 @@ class Operator:
             for key in self.caches.jobs.known_keys():
                 self.queue.add(key)
 
-    def states(self) -> list[tuple[str, bool]]:
+    def job_states(self) -> list[tuple[str, bool]]:
         """State of each job, and whether it is stalled."""
         return [(job.state, job.stalled) for job in self.caches.jobs.values()]
 
     def cache_ages(self) -> dict[str, float]:
-        """Age of the caches by kind: seconds since the last list or line (also a bookmark) of a watch."""
+        """Age of the caches by kind: seconds since the last list or line (also a bookmark) of a watch. The
+        oldest counts, where a kind has an informer for each of several namespaces.
+        """
         kinds = {informer.kind for informer in self.caches.all}
         return {
             kind: max(each.age_seconds() for each in self.caches.all if each.kind == kind)
@@ -113,36 +119,47 @@ class Operator:
         }
 
     def stale_caches(self) -> str:
-        """The kinds whose caches have been out of date for too long, as a sentence; "": none."""
+        """The kinds whose caches have been out of date for too long, as text for /readyz; "": none."""
         stale = {
             kind: seconds for kind, seconds in self.cache_ages().items() if seconds > _STALE_CACHE_SECONDS
         }
-        return "; ".join(f"no data of {kind} for {seconds:.0f} s" for kind, seconds in stale.items())
+        ages = ", ".join(f"{kind}: {seconds:.0f} s" for kind, seconds in stale.items())
+        return ages and (
+            f"the caches are out of date, the API server has sent nothing for too long ({ages}; limit: "
+            f"{_STALE_CACHE_SECONDS:.0f} s): check that this operator can reach it"
+        )
 
 
 @asynccontextmanager
-async def assembled(settings: Settings, elector: Elector | None = None) -> AsyncIterator[Operator]:
-    """Raises CrdMissing, AccessError, SettingsError, ApiError, connection errors."""
-    may_write = elector.may_write if elector else _always
+async def open_operator(settings: Settings, elector: Elector | None = None) -> AsyncIterator[Operator]:
+    """The operator, with its connections, which are closed at the end of the block. Waits for an API server
+    that cannot be reached. Raises CrdMissing, AccessError, SettingsError, ApiError, connection errors.
+    """
+    may_write = elector.may_write if elector else _always_may_write
     keys, load = load_keys(settings), partial(access.load, settings.kubeconfig)
     async with (
         ApiClient(load, may_write, metrics.count_request) as client,
         Coordinators(may_write=may_write) as coordinators,
     ):
         await _require_crd(client, settings.namespaces)
-        agent = AgentSecret(await asyncio.to_thread(packed))
-        clocks = Clocks(ahead=elector.ahead) if elector else OURS
-        yield connected(settings, client, coordinators, keys, agent, clocks)
+        agent = AgentSecret(await asyncio.to_thread(build_agent_archive))
+        clocks = SYSTEM_CLOCKS
+        if elector:
+            clocks = Clocks(predecessor_ahead_seconds=elector.predecessor_ahead_seconds)
+        yield make_operator(settings, client, coordinators, keys, agent, clocks)
 
 
-def connected(
+def make_operator(
     settings: Settings,
     client: ApiClient,
     coordinators: Coordinators,
     keys: OperatorKeys,
     agent: AgentSecret,
-    clocks: Clocks = OURS,
+    clocks: Clocks = SYSTEM_CLOCKS,
 ) -> Operator:
+    """The operator, put together without I/O. Namespaces share the queue fairly. Nodes are watched only by an
+    operator of all namespaces: the role of one namespace cannot grant that.
+    """
     queue = WorkQueue[Key](settings.max_concurrent_reconciles, lambda key: key.namespace)
     caches = make_caches(client, settings.namespaces, queue.add, with_nodes=not settings.namespaces)
     defaults = settings.defaults.model_copy(update={"agent_secret": agent.name})
@@ -158,8 +175,10 @@ def connected(
 
 
 @asynccontextmanager
-async def elected(settings: Settings) -> AsyncIterator[Elector | None]:
-    """The Elector that decides whether we act; None: we always do. The lease is released at the end."""
+async def open_elector(settings: Settings) -> AsyncIterator[Elector | None]:
+    """The Elector that decides whether we act, which has not acquired the lease yet; None: we always act. The
+    lease is released at the end of the block, when all that acts must have ended. Raises AccessError.
+    """
     if not settings.lease:
         yield None
         return
@@ -174,55 +193,63 @@ async def elected(settings: Settings) -> AsyncIterator[Elector | None]:
 
 
 async def run(settings: Settings) -> None:
-    """Run the operator until SIGTERM or SIGINT. Raises LeadershipLost, and what `assembled` raises."""
-    async with elected(settings) as elector, assembled(settings, elector) as operator:
+    """Run the operator until SIGTERM or SIGINT. Raises LeadershipLost, OSError if the port of the probes is
+    taken, and the errors of `open_operator`.
+    """
+    async with open_elector(settings) as elector, open_operator(settings, elector) as operator:
         lost = ""
         try:
-            await _serve(settings, operator, elector)
+            await _run_until_signal(settings, operator, elector)
         except* LeadershipLost as group:
             lost = str(group.exceptions[0])
         if lost:  # raised in the block above it would come in an exception group again
             raise LeadershipLost(lost)
 
 
-async def _serve(settings: Settings, operator: Operator, elector: Elector | None) -> None:
+async def _run_until_signal(settings: Settings, operator: Operator, elector: Elector | None) -> None:
+    """Serve the probes, fill the caches, acquire the lease, reconcile: in this order, each after the one
+    before. Returns after a signal, which ends each of these waits. Raises an exception group with the first
+    error of a task, such as LeadershipLost of `renew`.
+    """
     ready, ended, queue = asyncio.Event(), asyncio.Event(), operator.queue
 
     def unready() -> str:
-        return operator.stale_caches() if ready.is_set() else "still listing"
+        return operator.stale_caches() if ready.is_set() else "the caches have not been listed yet"
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, ended.set)
     metrics.MAX_CONCURRENT_RECONCILES.set(settings.max_concurrent_reconciles)
     metrics.REGISTRY.register(
-        metrics.ScrapeCollector(operator.states, queue.running_seconds, operator.cache_ages)
+        metrics.ScrapeCollector(operator.job_states, queue.running_seconds, operator.cache_ages)
     )
     async with (
-        probes.served(settings.probe_address, unready, queue.longest_running_seconds) as address,
+        probes.serve(settings.probe_address, unready, queue.longest_running_seconds) as address,
         asyncio.TaskGroup() as group,
     ):
-        settings.publish_address(address)
+        settings.write_probe_address(address)
         tasks = [group.create_task(operator.watch(ready))]
-        if await _unless(ended, ready.wait()) and (
-            elector is None or await _unless(ended, elector.acquire())
+        if await _completes_before(ended, ready.wait()) and (
+            elector is None or await _completes_before(ended, elector.acquire())
         ):
             metrics.LEADER.set(1)
             tasks += [group.create_task(elector.renew())] if elector else []
-            tasks.append(group.create_task(operator.act()))
-            tasks += [group.create_task(each) for each in _cross_check(settings, operator)]
+            tasks.append(group.create_task(operator.reconcile_jobs()))
+            tasks += [group.create_task(each) for each in _cross_check_parts(settings, operator)]
             await ended.wait()
         for task in tasks:
             task.cancel()
 
 
-def _cross_check(settings: Settings, operator: Operator) -> Iterator[Coroutine[None, None, None]]:
+def _cross_check_parts(settings: Settings, operator: Operator) -> Iterator[Coroutine[None, None, None]]:
+    """The two coroutines that compare kopf's watch with the cache of jobs; each runs until cancelled."""
     cross_check = CrossCheck(operator.caches.jobs, operator.queue.add)
     yield cross_check.run()
-    yield thread.run(partial(access.load, settings.kubeconfig), cross_check.changed, settings.namespaces)
+    yield thread.run(partial(access.load, settings.kubeconfig), cross_check.record, settings.namespaces)
 
 
-async def _unless(ended: asyncio.Event, work: Coroutine[None, None, object]) -> bool:
-    """Await `work`. False: `ended` was set before it was done."""
+async def _completes_before(ended: asyncio.Event, work: Coroutine[None, None, object]) -> bool:
+    """Await `work`, or until `ended` is set, which cancels it. False: `ended` is set. Raises what `work`
+    raises."""
     working, ending = asyncio.ensure_future(work), asyncio.ensure_future(ended.wait())
     try:
         await asyncio.wait((working, ending), return_when=asyncio.FIRST_COMPLETED)
@@ -235,14 +262,18 @@ async def _unless(ended: asyncio.Event, work: Coroutine[None, None, object]) -> 
 
 
 async def _require_crd(client: ApiClient, namespaces: tuple[str, ...]) -> None:
-    """Wait for an API server that cannot be reached: a container that exits is restarted with backoff."""
+    """Return once the API server serves TrainingJobs: in the first of `namespaces`, or in all. Raises
+    CrdMissing, ApiError. Waits for a server that cannot be reached: a container that exits instead is
+    restarted with backoff.
+    """
     try:
         while True:
             try:
                 await client.request("GET", ObjectRef(KIND, *namespaces[:1]).path, params={"limit": "1"})
                 return
             except (aiohttp.ClientConnectionError, TimeoutError) as error:
-                log.warning("the API server cannot be reached, trying again: %s", error)
+                name = type(error).__name__
+                log.warning("the API server cannot be reached, trying again: %s: %s", name, error)
                 await asyncio.sleep(_RETRY_SECONDS)
     except NotFound:
         raise CrdMissing(

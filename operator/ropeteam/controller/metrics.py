@@ -42,19 +42,23 @@ STATES = (
     "Failed",
     "Invalid",
 )
+"""States of TrainingJobs; each has a series from the start."""
 _CONTROLLER = {"controller": "trainingjob"}
 _QUEUE = {"name": "trainingjob", **_CONTROLLER}
 _RESULTS = ("success", "requeue", "requeue_after", "error")
-_FAST = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60)
-_RECOVERY = (0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600)
+"""Results of a reconcile in controller-runtime."""
+_RECONCILE_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60)
+_RECOVERY_BUCKETS = (0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600)
 
 
 def _queue_counter(name: str, text: str) -> Counter:
+    """A counter of the work queue, registered, with the queue's labels."""
     return Counter(name, text, list(_QUEUE), registry=REGISTRY).labels(**_QUEUE)
 
 
-def _queue_seconds(name: str, text: str) -> Histogram:
-    return Histogram(name, text, list(_QUEUE), buckets=_FAST, registry=REGISTRY).labels(**_QUEUE)
+def _queue_seconds_histogram(name: str, text: str) -> Histogram:
+    """A histogram of the work queue, in seconds, registered, with the queue's labels."""
+    return Histogram(name, text, list(_QUEUE), buckets=_RECONCILE_BUCKETS, registry=REGISTRY).labels(**_QUEUE)
 
 
 QUEUE_ADDS = _queue_counter(
@@ -62,8 +66,12 @@ QUEUE_ADDS = _queue_counter(
 )
 QUEUE_RETRIES = _queue_counter("workqueue_retries_total", "Keys added again after a failed reconcile.")
 QUEUE_DEPTH = Gauge("workqueue_depth", "Keys that are due.", list(_QUEUE), registry=REGISTRY).labels(**_QUEUE)
-QUEUE_WAIT = _queue_seconds("workqueue_queue_duration_seconds", "Seconds that a key waits in the queue.")
-QUEUE_WORK = _queue_seconds("workqueue_work_duration_seconds", "Seconds that processing a key takes.")
+QUEUE_WAIT = _queue_seconds_histogram(
+    "workqueue_queue_duration_seconds", "Seconds that a key waits in the queue."
+)
+QUEUE_WORK = _queue_seconds_histogram(
+    "workqueue_work_duration_seconds", "Seconds that processing a key takes."
+)
 RECONCILES = Counter(
     "controller_runtime_reconcile_total",
     "Reconciles, by result.",
@@ -77,7 +85,7 @@ RECONCILE_SECONDS = Histogram(
     "controller_runtime_reconcile_time_seconds",
     "Duration of a reconcile, including failed ones.",
     list(_CONTROLLER),
-    buckets=_FAST,
+    buckets=_RECONCILE_BUCKETS,
     registry=REGISTRY,
 ).labels(**_CONTROLLER)
 MAX_CONCURRENT_RECONCILES = Gauge(
@@ -102,7 +110,7 @@ RECOVERY = Histogram(
     "ropeteam_recovery_seconds",
     "From the fault to each stage of the recovery. Counted with the incident.",
     ["stage"],
-    buckets=_RECOVERY,
+    buckets=_RECOVERY_BUCKETS,
     registry=REGISTRY,
 )
 STEPS_LOST = Counter(
@@ -127,7 +135,7 @@ BUILD = Gauge("ropeteam_build_info", "1, with the version of the operator.", ["v
 
 
 def _create_series() -> None:
-    """Create every series, at 0."""
+    """Create the series of all labels, at 0, and set the one of this build to 1."""
     for cause in Cause:
         INCIDENTS.labels(cause=cause.value)
         STEPS_LOST.labels(cause=cause.value)
@@ -147,7 +155,7 @@ _create_series()
 
 
 def count_reconcile(result: str, seconds: float) -> None:
-    """Count a reconcile. `result`: one of controller-runtime's four values."""
+    """Count a reconcile. `result`: one of `_RESULTS`. The counter of errors is the work queue's."""
     RECONCILES.labels(result=result, **_CONTROLLER).inc()
     RECONCILE_SECONDS.observe(seconds)
 
@@ -157,15 +165,16 @@ def count_request(method: str, status: int) -> None:
     REQUESTS.labels(code=str(status), method=method).inc()
 
 
-def count_final(before: JobStatus, after: JobStatus) -> None:
+def count_final_incidents(before: JobStatus, after: JobStatus) -> None:
     """Count the incidents that `after`, which has just been saved, makes final."""
     known = {incident.id for incident in before.incidents if incident.final}
     for incident in after.incidents:
         if incident.final and incident.id not in known:
-            _count(incident)
+            _count_incident(incident)
 
 
-def _count(incident: IncidentStatus) -> None:
+def _count_incident(incident: IncidentStatus) -> None:
+    """Count one incident, its lost steps and its stages, with those that it never reached left out."""
     INCIDENTS.labels(cause=incident.cause).inc()
     STEPS_LOST.labels(cause=incident.cause).inc(incident.steps_lost or 0)
     for stage, milliseconds in incident.recovery_milliseconds:
@@ -187,6 +196,7 @@ class ScrapeCollector(Collector):
         self._jobs, self._running_seconds, self._cache_ages = jobs, running_seconds, cache_ages
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
+        """The families: jobs by state, stalled jobs, ages of the caches, running reconciles."""
         jobs = list(self._jobs())
         counts = Tally(state for state, _ in jobs)
         family = GaugeMetricFamily("ropeteam_jobs", "TrainingJobs, by state.", labels=["state"])
@@ -205,16 +215,17 @@ class ScrapeCollector(Collector):
         yield age
         running_seconds = list(self._running_seconds())
         running = "controller_runtime_active_workers"
-        yield _gauge(running, "Running reconciles.", _CONTROLLER, len(running_seconds))
+        yield _gauge_family(running, "Running reconciles.", _CONTROLLER, len(running_seconds))
         unfinished = "workqueue_unfinished_work_seconds"
-        yield _gauge(unfinished, "Seconds of all running reconciles.", _QUEUE, sum(running_seconds))
+        yield _gauge_family(unfinished, "Seconds of all running reconciles.", _QUEUE, sum(running_seconds))
         longest = "workqueue_longest_running_processor_seconds"
-        yield _gauge(
+        yield _gauge_family(
             longest, "Seconds of the longest running reconcile.", _QUEUE, max(running_seconds, default=0.0)
         )
 
 
-def _gauge(name: str, text: str, labels: dict[str, str], value: float) -> GaugeMetricFamily:
+def _gauge_family(name: str, text: str, labels: dict[str, str], value: float) -> GaugeMetricFamily:
+    """A family of one sample."""
     family = GaugeMetricFamily(name, text, labels=list(labels))
     family.add_metric(list(labels.values()), value)
     return family

@@ -21,13 +21,15 @@ from ropeteam.controller import metrics
 from ropeteam_trainer.contract.preauth import BACKLOG, HEAD_SECONDS, UnauthenticatedConnections
 
 _HUNG_SECONDS = 300.0
+"""A reconcile that runs for longer hangs: /healthz then fails, and the kubelet restarts the operator."""
 _MAX_CONNECTIONS = 64
 
 
 class _Connection(web.RequestHandler):
-    """One connection. aiohttp alone limits neither their number nor their time."""
+    """One connection, aborted after `HEAD_SECONDS` or when newer ones need its place. aiohttp alone limits
+    neither their number nor their time. The methods are hooks of asyncio and aiohttp."""
 
-    __slots__ = ("_address", "_unauthenticated", "_until")
+    __slots__ = ("_address", "_timeout", "_unauthenticated")
 
     def __init__(self, server: web.Server, admission: UnauthenticatedConnections) -> None:
         super().__init__(server, loop=asyncio.get_running_loop(), access_log=None)  # type: ignore[arg-type]
@@ -37,11 +39,11 @@ class _Connection(web.RequestHandler):
         super().connection_made(transport)
         # uvloop looks the name up only now; for a connection that was reset meanwhile there is none
         self._address: str = (transport.get_extra_info("peername") or ("",))[0]
-        self._until = self._loop.call_later(HEAD_SECONDS, self._abort)
+        self._timeout = self._loop.call_later(HEAD_SECONDS, self._abort)
         self._unauthenticated.admit(self._address, self._abort)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._until.cancel()
+        self._timeout.cancel()
         self._unauthenticated.free(self._address, self._abort)
         super().connection_lost(exc)
 
@@ -52,7 +54,8 @@ class _Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Log nothing for errors of the peer; aiohttp would log a traceback."""
+        """The answer to a request that failed. Logs nothing for errors of the peer (status below 500), for
+        which aiohttp would log a traceback."""
         if status >= 500:
             return super().handle_error(request, status, exc, message)
         answer = web.Response(status=status, text=message)
@@ -60,36 +63,39 @@ class _Connection(web.RequestHandler):
         return answer
 
     def _abort(self) -> None:
+        """Close the connection at once, without a last answer; `connection_lost` follows."""
         if self.transport:
             self.transport.abort()
 
 
 @asynccontextmanager
-async def served(
-    address: str, unready: Callable[[], str], longest_reconcile: Callable[[], float]
+async def serve(
+    address: str, unready: Callable[[], str], longest_reconcile_seconds: Callable[[], float]
 ) -> AsyncIterator[str]:
-    """Serve while the block runs; yields `host:port`. `unready` returns the reason, "" if ready. Raises
-    OSError when the port is taken.
+    """Serve while the block runs; yields `host:port`, with the real port. `address`: the same, with port 0
+    for a free one; no host: all addresses. `unready`: returns the reason, "" if ready. Raises OSError when
+    the port is taken, ValueError if it is no number.
     """
 
     def health() -> web.Response:
-        seconds = longest_reconcile()
-        hung = seconds > _HUNG_SECONDS
-        return web.Response(status=503 if hung else 200, text=f"longest reconcile: {seconds:.1f} s\n")
+        seconds = longest_reconcile_seconds()
+        text = f"the longest running reconcile has taken {seconds:.1f} s (limit: {_HUNG_SECONDS:.0f} s)\n"
+        return web.Response(status=503 if seconds > _HUNG_SECONDS else 200, text=text)
 
-    def ready() -> web.Response:
+    def readiness() -> web.Response:
         why = unready()
         return web.Response(status=503, text=f"{why}\n") if why else web.Response(text="ok\n")
 
-    def prometheus() -> web.Response:
+    def prometheus_metrics() -> web.Response:
         return web.Response(
             body=generate_latest(metrics.REGISTRY), headers={"Content-Type": CONTENT_TYPE_LATEST}
         )
 
-    pages = {"/healthz": health, "/readyz": ready, "/metrics": prometheus}
+    pages = {"/healthz": health, "/readyz": readiness, "/metrics": prometheus_metrics}
 
     async def answer(request: web.BaseRequest) -> web.Response:
-        """Answer one request. aiohttp's own routes answer 500 to an `Expect:` header that is not UTF-8."""
+        """Answer one request, after which the connection is closed. A function instead of aiohttp's routes:
+        those answer 500 to an `Expect:` header that is not UTF-8."""
         page = pages.get(request.path)
         if page is None:
             response = web.Response(status=404, text="404: Not Found")
@@ -108,7 +114,7 @@ async def served(
             connection, host or None, int(port), backlog=BACKLOG
         )
         with closing(listener):
-            taken = listener.sockets[0].getsockname()
-            yield f"{taken[0]}:{taken[1]}"
+            bound = listener.sockets[0].getsockname()
+            yield f"{bound[0]}:{bound[1]}"
     finally:
-        await server.shutdown(1)
+        await server.shutdown(1)  # running answers get 1 s

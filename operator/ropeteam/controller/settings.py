@@ -40,37 +40,44 @@ class OperatorKey:
 
     @property
     def id(self) -> str:
+        """A short hash of the secret, which may be shown."""
         return hashlib.sha256(b"id:" + self.secret).hexdigest()[:8]
 
     def token(self, job_uid: str) -> bytes:
+        """The job's token, a secret of its pods and of us."""
         return wire.job_token(self.secret, job_uid)
 
 
 @dataclass(frozen=True)
 class OperatorKeys:
-    """The accepted keys. New jobs get the first one."""
+    """The accepted keys. The first one is the current key, which new jobs get."""
 
     accepted: tuple[OperatorKey, ...]
 
     def accepts(self, key_id: str) -> bool:
+        """Whether the key with this id is there."""
         return any(key.id == key_id for key in self.accepted)
 
-    def of(self, key_id: str) -> OperatorKey:
-        """The key with this id; the current key if it is not accepted."""
+    def key_or_current(self, key_id: str) -> OperatorKey:
+        """The key with this id; the current key if it is not accepted, or if `key_id` is ""."""
         return next((key for key in self.accepted if key.id == key_id), self.accepted[0])
 
-    def of_folder(self, folder: str, key_id: str) -> seals.Keys:
-        """The keys that checkpoints in this folder may be signed with, that of the job's key first."""
-        own = self.of(key_id)
+    def folder_keys(self, folder: str, key_id: str) -> seals.Keys:
+        """The keys of this checkpoint folder, one derived from each accepted key. The first, from the key of
+        the job, signs; checkpoints signed with any of them are accepted."""
+        own = self.key_or_current(key_id)
         keys = (own, *(key for key in self.accepted if key != own))
         return tuple(seals.folder_key(key.secret, folder) for key in keys)
 
 
 @dataclass(frozen=True)
 class Settings:
+    """The settings of one operator process."""
+
     kubeconfig: Path | None
     """None: the service account of the pod we run in."""
     home: Path
+    """State folder: the operator key, and the address of the probes."""
     key_file: Path | None
     """None: `<home>/operator.key`, created if it is missing."""
     previous_key_file: Path | None
@@ -81,6 +88,7 @@ class Settings:
     image: str
     """Image of coordinators."""
     image_pull_policy: str
+    """Of coordinators. Empty: Kubernetes' default."""
     job_defaults: JobDefaults
     """Defaults for the pods of all jobs."""
     job_policy: JobPolicy | None
@@ -98,12 +106,13 @@ class Settings:
     `<home>/operator.address`.
     """
     log_level: str
+    """Name of a level of `logging`, in capitals."""
     wait_for_stdin: bool
     """Wait for a line on stdin after all imports: the parent process prepares other things meanwhile."""
 
     @property
     def defaults(self) -> Defaults:
-        """The settings that `core` may read."""
+        """The settings that `core` may read; `agent_secret` is added later (assembly.py)."""
         return Defaults(
             operator_image=self.image,
             image_pull_policy=self.image_pull_policy,
@@ -111,8 +120,9 @@ class Settings:
             policy=self.job_policy,
         )
 
-    def publish_address(self, address: str) -> None:
-        """Write the probe address to a file, for callers that set port 0."""
+    def write_probe_address(self, address: str) -> None:
+        """Write the address of the probes to `<home>/operator.address`, for callers that set port 0. Raises
+        OSError."""
         self.home.mkdir(parents=True, exist_ok=True)
         (self.home / "operator.address").write_text(address + "\n")
 
@@ -123,7 +133,7 @@ def default_home(environ: Mapping[str, str]) -> Path:
 
 
 def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
-    """The parser. Each flag is an environment variable, too: --key-file is ROPETEAM_KEY_FILE."""
+    """The parser. Each flag with a value is an environment variable, too: --key-file is ROPETEAM_KEY_FILE."""
     parser = argparse.ArgumentParser(
         prog="python -m ropeteam.controller", description="The Ropeteam operator."
     )
@@ -148,13 +158,17 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     setting("max-concurrent-reconciles", "32", "maximum number of concurrent reconciles")
     setting("probe-address", "127.0.0.1:0", "where to serve /healthz, /readyz and /metrics")
     setting("log-level", "INFO", "DEBUG, INFO, WARNING or ERROR")
-    setting("deleted-nodes", "unknown", "`ended`: nothing runs on a node whose object is deleted")
+    setting("deleted-nodes", "unknown", "`ended` if nothing runs any more on a node whose object is deleted")
     parser.add_argument("--wait-for-stdin", action="store_true", help="start when a line arrives on stdin")
     return parser
 
 
 def read(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
-    """Raises SystemExit (2) for an unknown flag."""
+    """The settings from flags and environment, in `--job-defaults` and `--job-policy` also from files. Raises
+    SystemExit (2), with usage and error on stderr, for an unknown flag or a value that is not valid.
+
+    Limits: `--log-level` and `--probe-address` are not validated here.
+    """
     parser = _parser(environ)
     given = parser.parse_args(arguments)
     if given.deleted_nodes not in ("unknown", "ended"):
@@ -162,9 +176,9 @@ def read(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
     for name in ("max-concurrent-reconciles", "lease-seconds"):
         value = getattr(given, name.replace("-", "_"))
         if not value.isdigit() or int(value) < 1:
-            parser.error(f"--{name} {value}: must be a positive number")
+            parser.error(f"--{name} {value}: must be a whole number, 1 or more")
     if given.lease and given.lease.count("/") != 1:
-        parser.error(f"--lease {given.lease}: must be namespace/name")
+        parser.error(f"--lease {given.lease}: must be namespace/name, such as ropeteam-system/ropeteam")
     return Settings(
         kubeconfig=Path(given.kubeconfig) if given.kubeconfig else None,
         home=Path(given.home),
@@ -173,8 +187,8 @@ def read(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
         namespaces=tuple(name for name in given.namespaces.split(",") if name),
         image=given.image,
         image_pull_policy=given.image_pull_policy,
-        job_defaults=_of_file(parser, "job-defaults", given.job_defaults, JobDefaults) or JobDefaults(),
-        job_policy=_of_file(parser, "job-policy", given.job_policy, JobPolicy),
+        job_defaults=_read_json(parser, "job-defaults", given.job_defaults, JobDefaults) or JobDefaults(),
+        job_policy=_read_json(parser, "job-policy", given.job_policy, JobPolicy),
         lease=given.lease,
         lease_seconds=int(given.lease_seconds),
         max_concurrent_reconciles=int(given.max_concurrent_reconciles),
@@ -185,7 +199,8 @@ def read(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
     )
 
 
-def _of_file(parser: argparse.ArgumentParser, flag: str, file: str, shape: type[M]) -> M | None:
+def _read_json(parser: argparse.ArgumentParser, flag: str, file: str, shape: type[M]) -> M | None:
+    """The value in a JSON file that a flag names. None: the flag is not set. Raises SystemExit (2)."""
     if not file:
         return None
     try:
@@ -195,27 +210,34 @@ def _of_file(parser: argparse.ArgumentParser, flag: str, file: str, shape: type[
 
 
 def load_keys(settings: Settings) -> OperatorKeys:
-    """Read the operator keys. Raises SettingsError."""
+    """Read the operator keys; creates the key file in the state folder, if that is used and has none. Raises
+    SettingsError for a file that cannot be read, or has no key; OSError if it cannot be created."""
     file = settings.key_file or settings.home / "operator.key"
     if settings.key_file is None:
-        _make_key(file)
-    before = settings.previous_key_file or settings.home / "operator.key.previous"
-    lines = _text(before).split() if before.exists() else []
-    return OperatorKeys((_key(file, _text(file)), *(_key(before, line) for line in lines)))
+        _create_key_file(file)
+    previous = settings.previous_key_file or settings.home / "operator.key.previous"
+    lines = _read_key_file(previous).split() if previous.exists() else []
+    return OperatorKeys(
+        (_parse_key(file, _read_key_file(file)), *(_parse_key(previous, line) for line in lines))
+    )
 
 
-def _text(file: Path) -> str:
+def _read_key_file(file: Path) -> str:
+    """The file's text. Raises SettingsError."""
     try:
         return file.read_text()
     except (OSError, ValueError) as error:
-        raise SettingsError(f"cannot use the operator key {file}: {error}") from None
+        raise SettingsError(f"cannot read the operator key {file}: {error}") from None
 
 
-def _key(file: Path, text: str) -> OperatorKey:
+def _parse_key(file: Path, text: str) -> OperatorKey:
+    """The key in `text`, a line of `file`. Raises SettingsError."""
     try:
         secret = bytes.fromhex(text.strip())
     except ValueError as error:
-        raise SettingsError(f"cannot use the operator key {file}: {error}") from None
+        raise SettingsError(
+            f"the operator key {file} is not hexadecimal ({error}); make one: openssl rand -hex 32"
+        ) from None
     if len(secret) < 32:
         raise SettingsError(
             f"the operator key {file} is shorter than 32 bytes; make one: openssl rand -hex 32"
@@ -223,8 +245,12 @@ def _key(file: Path, text: str) -> OperatorKey:
     return OperatorKey(secret)
 
 
-def _make_key(file: Path) -> None:
-    """Create the key file atomically; of several operators that start at the same time the first one wins."""
+def _create_key_file(file: Path) -> None:
+    """Create the key file, unless it exists, readable for its owner only. Raises OSError.
+
+    It appears with its whole content (a link to a finished file): of several operators that start at the same
+    time the first one wins, and the others read its key.
+    """
     if file.exists():
         return
     file.parent.mkdir(parents=True, exist_ok=True)

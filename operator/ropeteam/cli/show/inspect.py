@@ -55,7 +55,7 @@ async def snapshot(
         defaults=Defaults(operator_image=IMAGE),
         clock=lambda: datetime.now(UTC),
     )
-    state = JobStates().of(key, read.metadata.uid, observer.own_clock())
+    state = JobStates().state_of(key, read.metadata.uid, observer.own_clock())
     seen = observer.observe(read, state, report, "")
     fields = {
         "secret_exists": bool(secrets),

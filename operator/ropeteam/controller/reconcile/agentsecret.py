@@ -27,14 +27,17 @@ _RECHECK_SECONDS = 60.0
 
 
 @cache
-def packed() -> bytes:
-    """The bytes of agent.pyz, built in a subprocess: the operator imports only the trainer's contract."""
+def build_agent_archive() -> bytes:
+    """Build agent.pyz and return its bytes. Blocks for a subprocess, at the first call: the operator imports
+    only the trainer's contract. Raises CalledProcessError."""
     command = [sys.executable, "-m", "ropeteam_trainer.agent.pack"]
     return subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
 
 
 @dataclass(frozen=True)
 class AgentSecret:
+    """The Secret of this operator's version. `content`: the bytes of agent.pyz."""
+
     content: bytes
     _known_at: dict[str, float] = field(default_factory=dict)
     """Namespace to the time when the Secret was last known to exist."""
@@ -46,7 +49,8 @@ class AgentSecret:
         return names.agent_secret(hashlib.sha256(self.content).hexdigest())
 
     async def ensure(self, client: ApiClient, namespace: str) -> None:
-        """Create the Secret in `namespace` unless it exists. Raises ApiError."""
+        """Create the Secret in `namespace` unless it exists; without a request, if that was known less than
+        `_RECHECK_SECONDS` ago. Raises ApiError, connection errors."""
         clock = asyncio.get_running_loop().time
         async with self._locks[namespace]:
             if clock() - self._known_at.get(namespace, float("-inf")) < _RECHECK_SECONDS:

@@ -10,10 +10,12 @@ from ropeteam.core.seen.observation import PolicySeen
 
 
 @dataclass
-class Created:
-    """Objects of one job that one operator process knows to exist."""
+class CreatedObjects:
+    """Objects of one job that one operator process knows to exist. Changed in place by executor.py."""
 
     policy: PolicySeen = PolicySeen()
+    """The NetworkPolicy, or its refusal; empty: not created by this process yet."""
     secret: str = ""
-    """Name of the Secret that the API server last confirmed, and when, by the clock of this process."""
+    """Name of the Secret that the API server confirmed last; "": none yet."""
     secret_at: float = 0.0
+    """When it confirmed that, by the clock of this process."""

@@ -19,16 +19,26 @@ from ropeteam.core.decision import Announcement
 log = logging.getLogger(__name__)
 
 
-async def announce(client: ApiClient, job: Metadata, announcement: Announcement, now: datetime) -> None:
+async def create_event(client: ApiClient, job: Metadata, announcement: Announcement, now: datetime) -> None:
+    """Create the event of an announcement. Errors are only logged, but Fenced is raised: this operator may no
+    longer write."""
     try:
         await client.create(_event(job, announcement, now))
     except (OwnedObjectExists, Conflict):
         pass
     except (ApiError, aiohttp.ClientError, TimeoutError) as error:
-        log.warning("%s/%s: cannot create event %s: %s", job.namespace, job.name, announcement.reason, error)
+        log.warning(
+            "%s/%s: event %s was not created and is dropped: %s: %s",
+            job.namespace,
+            job.name,
+            announcement.reason,
+            type(error).__name__,
+            error,
+        )
 
 
 def _event(job: Metadata, announcement: Announcement, now: datetime) -> Object:
+    """The event's manifest. The name has a hash of the job's resourceVersion, the reason and the message."""
     content = f"{job.uid} {job.resource_version} {announcement.reason} {announcement.message}"
     time = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
@@ -48,7 +58,7 @@ def _event(job: Metadata, announcement: Announcement, now: datetime) -> Object:
         },
         "type": announcement.type,
         "reason": announcement.reason,
-        "message": announcement.message[:1024],
+        "message": announcement.message[:1024],  # the API server accepts no longer one
         "source": {"component": "ropeteam"},
         "reportingComponent": "ropeteam.dev/operator",
         "reportingInstance": "ropeteam",

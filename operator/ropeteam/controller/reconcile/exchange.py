@@ -19,7 +19,7 @@ from ropeteam_trainer.system.clocks import boot_seconds
 
 _LOCKED_OUT = (
     " (the job was created with an operator key that is no longer accepted: give the operator that key as a "
-    "previous key)"
+    "previous key, in the entry `previous` of its Secret or with --previous-key-file)"
 )
 
 
@@ -30,16 +30,19 @@ class Exchange:
     leases: Leases
     holders: Holders = field(default_factory=Holders)
     _auth: tuple[Keys, int, RequestAuth] | None = None
+    """The arguments of the last call of `auth`, and its result."""
 
     def auth(self, keys: Keys, contract: int) -> RequestAuth:
-        """The RequestAuth of this coordinator, reused because it keeps the challenge."""
+        """The RequestAuth for a coordinator with this token, job, term and contract version. The same object
+        as long as they are the same: it has the challenge of the coordinator's last answer."""
         if self._auth is None or self._auth[:2] != (keys, contract):
             self._auth = keys, contract, auth_for(keys, contract)
         return self._auth[2]
 
     def record(self, desired: Desired, report: JobReport, now: float, *, has_previous: bool) -> None:
-        """Record the report that answers `desired`. `has_previous`: whether a previous coordinator may live.
-        `now`: by the clock of this process."""
+        """Record the report that answers `desired`. `now`: by the clock of this process. `has_previous`:
+        whether a previous coordinator may still run. Then it may renew leases of older pods, so that the
+        holders of slots count from zero."""
         self.leases.record(report, now)
         if has_previous:
             self.holders.forget()
@@ -59,15 +62,17 @@ class CoordinatorLink:
         self, read: JobRead, known: Exchange, desired: Desired | None
     ) -> tuple[JobReport | None, str]:
         """Send `desired` to the job's coordinator, signed with the key of its pods. Returns its report and
-        the error; neither, if there is nothing to send or no coordinator to send it to. Raises Fenced.
+        "", or None and why there is none. (None, ""): nothing was sent, for there is no `desired` yet, or no
+        Service or address to send it to. A report is recorded in `known`. Raises Fenced: this operator may no
+        longer write.
         """
         current = read.status.coordinator
         if desired is None or read.service is None or not current.address:
             return None, ""
         uid, key_id = read.metadata.uid, read.key_id
-        keys = Keys(self.keys.of(key_id).token(uid), uid, desired.term)
+        keys = Keys(self.keys.key_or_current(key_id).token(uid), uid, desired.term)
         contracts = (pod.contract for pod in read.pods if pod.uid == current.pod_uid)
-        auth = known.auth(keys, next(contracts, contract.VERSION))
+        auth = known.auth(keys, next(contracts, contract.VERSION))  # a pod that is not in the cache: ours
         try:
             report = await self.coordinators.send_desired(
                 current.address, auth, known.leases.with_acknowledgement(desired)

@@ -1,4 +1,5 @@
-"""Since when a job's coordinator answers, and no older pod of a slot, by the clock of this process.
+"""Since when a job's coordinator answers us, and since when it answers no older pod of a slot: both by the
+clock of this process.
 
 A fence that is counted by the wall clock of status ends early when that clock steps, or when an operator with
 another clock takes over; and until a coordinator has received that a pod was replaced, it renews the lease of
@@ -21,30 +22,33 @@ class Holders:
     any pod.
     """
 
-    who: tuple[int, int] = (0, 0)
-    """Term and boot."""
+    coordinator: tuple[int, int] = (0, 0)
+    """Term and boot of the coordinator that answered last; (0, 0): none."""
     began: float = 0.0
     """Time of its first answer."""
     since: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """By slot: the incarnation that the coordinator received last, and when it first answered to that."""
 
     def forget(self) -> None:
-        """Start from zero: another coordinator may answer too."""
-        self.who, self.since = (0, 0), {}
+        """Start from zero: a previous coordinator may still run, and renew the leases of older pods."""
+        self.coordinator, self.since = (0, 0), {}
 
     def record(self, desired: Desired, report: JobReport, now: float) -> None:
-        """Record the report that answers `desired`."""
-        if self.who != (report.term, report.boot):
-            self.who, self.began, self.since = (report.term, report.boot), now, {}
+        """Record the report that answers `desired`: its coordinator knows the incarnations in there."""
+        if self.coordinator != (report.term, report.boot):
+            self.coordinator, self.began, self.since = (report.term, report.boot), now, {}
         for slot, wanted in desired.slots.items():
             if self.since.get(slot, (-1, 0.0))[0] != wanted.incarnation:
                 self.since[slot] = wanted.incarnation, now
 
     def reachable_seconds(self, now: float) -> float:
-        """Seconds since the first answer. 0: no answer, or this is the first one."""
-        return now - self.began if self.who != (0, 0) else 0.0
+        """Seconds since the first answer of the coordinator that answered last. 0: none did, or just now."""
+        return now - self.began if self.coordinator != (0, 0) else 0.0
 
-    def of(self, status: JobStatus, now: float) -> tuple[HeldSlot, ...]:
-        """The holders of slots whose previous pod may still write."""
+    def held_slots(self, status: JobStatus, now: float) -> tuple[HeldSlot, ...]:
+        """The holders of slots whose previous pod may still write: its fence is not over. Slots of which the
+        coordinator knows no incarnation yet are left out.
+        """
         waiting = (str(slot.slot) for slot in status.slots if not slot.previous_pod_fenced)
         found = ((slot, *self.since[slot]) for slot in waiting if slot in self.since)
         return tuple(

@@ -16,12 +16,17 @@ from ropeteam.core.seen.observation import PodSeen, ServiceSeen
 
 @dataclass(frozen=True)
 class JobRead:
+    """One job, as the caches have it."""
+
     metadata: Metadata
     spec: dict[str, Any]
+    """As written, not validated; empty if there is a `spec_error`."""
     spec_error: str
+    """The error because of which the spec was left out of the cache, as text; "": it is there."""
     status: JobStatus
     service: ServiceSeen | None
     pods: tuple[PodSeen, ...]
+    """By name; no pods of an earlier job of this name."""
 
     @property
     def key_id(self) -> str:
@@ -31,7 +36,8 @@ class JobRead:
 
 async def read_job(caches: Caches, key: Key) -> JobRead | None:
     """Read one job. None: there is no such job (any more). Raises ApiError, connection errors: a job whose
-    text is not cached is read from the API server."""
+    text is not cached is read from the API server. Raises ValidationError for metadata or a status that no
+    operator of ours has written."""
     job = await caches.job(key)
     if job is None:
         return None
@@ -48,12 +54,13 @@ async def read_job(caches: Caches, key: Key) -> JobRead | None:
 
 
 def _service(caches: Caches, key: Key, job_uid: str) -> ServiceSeen | None:
-    """The job's Service, by name: we create no other."""
+    """The job's Service, by name: we create no other. None: it is not in the cache."""
     found = (service for uid, service in caches.services.of(key) if uid == job_uid)
     return next((service for service in found if service.name == names.service(key.name)), None)
 
 
 def _pods(caches: Caches, key: Key, job_uid: str) -> tuple[PodSeen, ...]:
+    """The job's pods by name, those on lost nodes with `node_lost`, which no kubelet reports."""
     pods = (pod for uid, pod in caches.pods.of(key) if uid == job_uid)
     return tuple(
         pod.model_copy(update={"node_lost": True}) if caches.node_is_lost(pod.node) else pod

@@ -9,7 +9,7 @@ from datetime import datetime
 
 from ropeteam.controller.cache.informer import Key
 from ropeteam.controller.reconcile.admission import Admission
-from ropeteam.controller.reconcile.created import Created
+from ropeteam.controller.reconcile.created import CreatedObjects
 from ropeteam.controller.reconcile.exchange import Exchange
 from ropeteam.controller.reconcile.jobclock import JobClock
 from ropeteam.controller.reconcile.leases import Leases
@@ -18,11 +18,14 @@ from ropeteam_trainer.contract.desired import Desired
 
 @dataclass
 class LastReconcile:
+    """Results of the last reconcile of one job."""
+
     desired: Desired | None = None
     """The desired state of the last decision that was saved, for the coordinator."""
     written_at: datetime | None = None
-    """When the status was last written."""
+    """When the status was last written, by the wall clock. None: not by this process."""
     why: str = ""
+    """The reason of the last decision, as it was logged."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class JobState:
     """Written by exchange.py."""
     admission: Admission = field(default_factory=Admission)
     """Written by admission.py."""
-    created: Created = field(default_factory=Created)
+    created: CreatedObjects = field(default_factory=CreatedObjects)
     """Written by executor.py."""
     last: LastReconcile = field(default_factory=LastReconcile)
     """Written by reconciler.py."""
@@ -48,12 +51,14 @@ class JobStates:
 
     _all: dict[Key, JobState] = field(default_factory=dict)
 
-    def of(self, key: Key, uid: str, now: float) -> JobState:
-        """The state of this job. `now`: by the clock of this process, for a new one."""
+    def state_of(self, key: Key, uid: str, now: float) -> JobState:
+        """The state of this job; a new one, if there is none for this UID. `now`: by the clock of this
+        process, the begin of the leases of a new one."""
         job = self._all.get(key)
         if job is None or job.uid != uid:
             job = self._all[key] = JobState(uid, Exchange(Leases(now)))
         return job
 
     def forget(self, key: Key) -> None:
+        """Drop the state of a job that is gone."""
         self._all.pop(key, None)

@@ -17,7 +17,7 @@ from ropeteam_trainer.contract.desired import Desired, JobReport
 
 @dataclass
 class Leases:
-    """The leases of one job's coordinators. `now` is by a clock of this process."""
+    """Receipts of reports of one job's coordinators. `now` is by a clock of this process."""
 
     began: float
     """Since when this operator has known the job, and led."""
@@ -27,18 +27,21 @@ class Leases:
     """When the newest report of each term was received."""
 
     def with_acknowledgement(self, desired: Desired) -> Desired:
-        """`desired` with an acknowledgement of the last report of that coordinator."""
+        """`desired` with an acknowledgement of the last report of that coordinator; unchanged if none of its
+        term was received last."""
         if self.newest is None or self.newest[0] != desired.term:
             return desired
         _, boot, sent = self.newest
         return replace(desired, acknowledged_boot=boot, acknowledged_sent=sent)
 
     def record(self, report: JobReport, now: float) -> None:
+        """Record the receipt of a report."""
         self.newest = report.term, report.boot, report.sent
         self.at[report.term] = now
 
-    def of(self, status: JobStatus, now: float) -> tuple[SilentCoordinator, ...]:
-        """Seconds without a report, of each coordinator with a lease."""
+    def silent_coordinators(self, status: JobStatus, now: float) -> tuple[SilentCoordinator, ...]:
+        """Seconds without a report, of each coordinator in `status` with a lease, current and previous ones,
+        by term. One that has never answered this operator counts from `began`."""
         current = status.coordinator
         terms = {each.term for each in current.previous if each.lease_seconds}
         terms |= {current.term} if current.lease_seconds else set()

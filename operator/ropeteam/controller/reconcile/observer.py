@@ -24,24 +24,30 @@ from ropeteam_trainer.system.clocks import boot_seconds
 
 @dataclass(frozen=True)
 class Observer:
+    """The parts of all Observations of this operator process that do not come from one job."""
+
     caches: Caches
     keys: OperatorKeys
     defaults: Defaults
     clock: Callable[[], datetime]
+    """The wall clock."""
     own_clock: Callable[[], float] = boot_seconds
-    ahead: Callable[[], float] = float
-    """Seconds by which the wall clock of the operator that led before us was ahead of ours, if known."""
+    """Seconds, by a clock of this process that no step of a wall clock moves."""
+    predecessor_ahead_seconds: Callable[[], float] = float
+    """As of Elector; 0.0, which `float()` returns, if it is not known."""
     deletion_proves_end: bool = False
     """Whether a node whose object is gone counts as a node on which nothing runs any more."""
 
     def observe(self, read: JobRead, job: JobState, report: JobReport | None, error: str) -> Observation:
-        """Observe one job, all but the refusal of its pod. `report`, `error`: of the exchange that followed
-        `read`."""
+        """The Observation of one job, all but `refusal`, which the dry run of its pod adds. `report`,
+        `error`: of the exchange that followed `read`. Starts the job's clock with the first call
+        (jobclock.py).
+        """
         now, own_now, status = self.clock(), self.own_clock(), read.status
-        key = self.keys.of(read.key_id)
+        key = self.keys.key_or_current(read.key_id)
         return Observation(
             now=now,
-            job_time=job.clock.time(status, now, own_now, self.ahead()),
+            job_time=job.clock.time(status, now, own_now, self.predecessor_ahead_seconds()),
             metadata=read.metadata,
             spec=read.spec,
             spec_error=read.spec_error,
@@ -58,17 +64,18 @@ class Observer:
             dead_nodes=self._dead_nodes(status),
             ended_pods=self._ended_pods(status),
             reachable_seconds=job.exchange.holders.reachable_seconds(own_now),
-            held_slots=job.exchange.holders.of(status, own_now),
-            silent_coordinators=job.exchange.leases.of(status, own_now),
+            held_slots=job.exchange.holders.held_slots(status, own_now),
+            silent_coordinators=job.exchange.leases.silent_coordinators(status, own_now),
             defaults=self.defaults,
         )
 
     def _dead_nodes(self, status: JobStatus) -> tuple[str, ...]:
-        names = {each.node for each in status.coordinator.previous if each.node}
-        ended = (name for name in sorted(names) if self.caches.node_has_ended(name, self.deletion_proves_end))
-        return tuple(ended)
+        """Names of the nodes of previous coordinators on which nothing runs any more."""
+        nodes = sorted({each.node for each in status.coordinator.previous if each.node})
+        return tuple(node for node in nodes if self.caches.node_has_ended(node, self.deletion_proves_end))
 
     def _ended_pods(self, status: JobStatus) -> tuple[str, ...]:
+        """UIDs of previous pods that were deleted after the kubelet had reported their end."""
         previous = [each.pod_uid for each in status.coordinator.previous]
         previous += [slot.previous_pod_uid for slot in status.slots]
         return tuple(uid for uid in previous if uid in self.caches.ended)

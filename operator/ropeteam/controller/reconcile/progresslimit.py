@@ -11,21 +11,24 @@ from datetime import datetime
 from ropeteam.api.status import JobStatus
 
 
-def only_progress(old: JobStatus, new: JobStatus) -> bool:
+def changes_only_progress(old: JobStatus, new: JobStatus) -> bool:
+    """Whether `progress` and `clock` are all that differs, and at least one of them does."""
     return old != new and old == new.model_copy(update={"progress": old.progress, "clock": old.clock})
 
 
 @dataclass
 class ProgressRateLimiter:
-    """A token bucket over all jobs."""
+    """A token bucket over all jobs. It holds `per_second` tokens at most, and is full at first."""
 
     per_second: float = 20.0
     _tokens: float = 20.0
     _filled: datetime | None = None
+    """When tokens were last added. None: never."""
 
     def permits(self, old: JobStatus, new: JobStatus, now: datetime) -> bool:
-        """Whether `new` may be written now. A refused one is not lost: the next reconcile has a newer one."""
-        if not only_progress(old, new):
+        """Whether `new` may be written now; takes a token if it changes only progress. A refused one is not
+        lost: the next reconcile has a newer one."""
+        if not changes_only_progress(old, new):
             return True
         elapsed = (now - self._filled).total_seconds() if self._filled else 0.0
         elapsed = max(0.0, elapsed)  # a clock that is set back takes no tokens away

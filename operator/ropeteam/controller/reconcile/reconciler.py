@@ -19,11 +19,11 @@ from ropeteam.controller.cache.informer import Key
 from ropeteam.controller.client.apiclient import AlreadyGone, ApiClient, NotFound, ObjectRef
 from ropeteam.controller.reconcile import failing
 from ropeteam.controller.reconcile.admission import PodCheck
-from ropeteam.controller.reconcile.created import Created
-from ropeteam.controller.reconcile.events import announce
+from ropeteam.controller.reconcile.created import CreatedObjects
+from ropeteam.controller.reconcile.events import create_event
 from ropeteam.controller.reconcile.exchange import CoordinatorLink
 from ropeteam.controller.reconcile.executor import Executor
-from ropeteam.controller.reconcile.failing import Failing
+from ropeteam.controller.reconcile.failing import RepeatedFailures
 from ropeteam.controller.reconcile.jobread import JobRead, read_job
 from ropeteam.controller.reconcile.jobstates import JobState, JobStates, LastReconcile
 from ropeteam.controller.reconcile.observer import Observer
@@ -35,7 +35,8 @@ from ropeteam.core.questions.idle import idle_pod_deletions
 from ropeteam.core.seen.observation import Observation
 from ropeteam.core.seen.view import with_changes
 
-_PACED_SECONDS = 1.0
+_RATE_LIMITED_SECONDS = 1.0
+"""Until the next reconcile of a job whose status may not be written yet."""
 _ORPHAN_GRACE_SECONDS = 2
 _ACTIONS_LOGGED = 20
 """Actions in a line of the log; a job of 4,096 pods has more."""
@@ -51,6 +52,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Reconciler:
+    """Reconciles any job, one at a time per key; what it keeps between reconciles is in `jobs`, `failures`
+    and `progress_limiter`, and may be lost."""
+
     client: ApiClient
     link: CoordinatorLink
     observer: Observer
@@ -58,11 +62,12 @@ class Reconciler:
     executor: Executor
     progress_limiter: ProgressRateLimiter
     jobs: JobStates = field(default_factory=JobStates)
-    failures: Failing = field(default_factory=Failing)
+    failures: RepeatedFailures = field(default_factory=RepeatedFailures)
 
     async def __call__(self, key: Key) -> float | None:
-        """Reconcile. Returns the seconds until the next reconcile; None: when something changes. Raises
-        ApiError, connection errors.
+        """Reconcile the job once, and count that in the metrics. Returns the seconds until the next
+        reconcile; None: when something changes. Raises any error of the reconcile, which the work queue
+        retries: ApiError, connection errors, Fenced. An error that repeats is reported on the job first.
         """
         clock, result = asyncio.get_running_loop().time, "error"
         began = clock()
@@ -73,7 +78,7 @@ class Reconciler:
         except Exception as error:
             now = self.observer.own_clock()
             if self.failures.record(key, error, now):
-                await failing.report(self.observer.caches, key, error, self.observer.clock())
+                await failing.report_failure(self.observer.caches, key, error, self.observer.clock())
             if self.failures.may_delete_idle(key, now):
                 await self._delete_idle_pods(key)
             raise
@@ -81,37 +86,45 @@ class Reconciler:
             metrics.count_reconcile(result, clock() - began)
 
     async def _reconcile(self, key: Key) -> float | None:
+        """The steps of one reconcile, in the module's order; returns and raises as `__call__`.
+
+        Early ends: the job is gone (orphans are deleted), or the status may not be written yet, and then no
+        action is carried out, because its intent is not saved. After a change, a new desired state or an
+        action the job is reconciled again at once, to observe the result.
+        """
         read = await read_job(self.observer.caches, key)
         if read is None:
             self.jobs.forget(key)
             self.failures.forget(key)
             await self._delete_orphans(key)
             return None
-        job = self._state(key, read)
+        job = self._state_of(key, read)
         report, error = await self.link.exchange(read, job.exchange, job.last.desired)
         observed = self.observer.observe(read, job, report, error)
-        observed = with_changes(observed, refusal=await self.pod_check.check(observed, job.admission))
+        observed = with_changes(observed, refusal=await self.pod_check.refusal(observed, job.admission))
         decision = decide(observed)
         _log_reason(key, job.last, decision)
         changed = decision.status != observed.status
         if changed and not self.progress_limiter.permits(observed.status, decision.status, observed.now):
-            return _PACED_SECONDS
+            return _RATE_LIMITED_SECONDS
         if changed:
-            await self._save(observed, decision)
+            await self._save_status(observed, decision)
             job.last.written_at = observed.now
         self.failures.forget(key)
         sent, job.last.desired = job.last.desired, decision.desired  # only a saved one is sent
-        await self._act(observed, decision.actions, job.created)
+        await self._execute(decision.actions, observed, job.created)
         if changed or decision.actions or sent != decision.desired:
             return 0.0
         return decision.requeue_after_seconds
 
-    def _state(self, key: Key, read: JobRead) -> JobState:
-        return self.jobs.of(key, read.metadata.uid, self.observer.own_clock())
+    def _state_of(self, key: Key, read: JobRead) -> JobState:
+        """The state of the job that was read, not of an earlier one of the same name."""
+        return self.jobs.state_of(key, read.metadata.uid, self.observer.own_clock())
 
-    async def _save(self, observed: Observation, decision: Decision) -> None:
-        """Write the status, then its announcements. Raises Conflict: the job has changed since it was read;
-        NotFound: it is gone, and the watch lags.
+    async def _save_status(self, observed: Observation, decision: Decision) -> None:
+        """Write the status to the API server and into the cache, count its final incidents, and create the
+        events that it justifies. Raises Conflict: the job has changed since it was read; NotFound: it is
+        gone, and the watch lags; ApiError, connection errors.
         """
         meta = observed.metadata
         identity = {"name": meta.name, "namespace": meta.namespace, "uid": meta.uid}
@@ -128,29 +141,37 @@ class Reconciler:
             self.observer.caches.jobs.remove_object(meta.uid)
             raise
         self.observer.caches.jobs.upsert(answer)
-        metrics.count_final(observed.status, decision.status)
+        metrics.count_final_incidents(observed.status, decision.status)
         for announcement in decision.announcements:
-            await announce(self.client, meta, announcement, observed.now)
+            await create_event(self.client, meta, announcement, observed.now)
 
     async def _delete_idle_pods(self, key: Key) -> None:
-        """Delete pods that do not train. Never raises: whatever breaks the reconcile may break this too."""
+        """Delete pods that certainly do not train, without a decision, which cannot be made. Errors are only
+        logged: whatever breaks the reconcile may break this too."""
         try:
             read = await read_job(self.observer.caches, key)
             if read is None:
                 return
-            job = self._state(key, read)
+            job = self._state_of(key, read)
             report, error = await self.link.exchange(read, job.exchange, job.last.desired)
             observed = self.observer.observe(read, job, report, error)
             if pods := idle_pod_deletions(observed):
-                message = f"{len(pods)} pods that do not train are deleted."
+                hours = failing.DELETE_IDLE_AFTER_SECONDS / 3600
+                message = (
+                    f"{len(pods)} pods that do not train are deleted: for {hours:.0f} h the operator could "
+                    "take no decision about this job. The condition Stalled has the error."
+                )
                 announcement = Announcement("Warning", failing.REASON, message)
-                await announce(self.client, observed.metadata, announcement, observed.now)
-                await self._act(observed, pods, job.created)
+                await create_event(self.client, observed.metadata, announcement, observed.now)
+                await self._execute(pods, observed, job.created)
         except Exception as broken:
             log.warning("%s: cannot delete its idle pods: %s", key, broken)
 
-    async def _act(self, observed: Observation, actions: tuple[Action, ...], created: Created) -> None:
-        """Carry out all actions, even if some fail; failures become events. Raises the first error."""
+    async def _execute(
+        self, actions: tuple[Action, ...], observed: Observation, created: CreatedObjects
+    ) -> None:
+        """Carry out all actions, `_CONCURRENT_ACTIONS` at a time, even if some fail; the first failures
+        become events. Raises the error of the first action that failed, once all are done."""
         limit = asyncio.Semaphore(_CONCURRENT_ACTIONS)
 
         async def execute_in_turn(action: Action) -> None:
@@ -161,13 +182,15 @@ class Reconciler:
         failed = [(a, e) for a, e in zip(actions, results, strict=True) if e is not None]
         for action, error in failed[:_FAILURES_REPORTED]:
             announcement = Announcement("Warning", "ActionFailed", f"cannot {action}: {error}")
-            await announce(self.client, observed.metadata, announcement, observed.now)
+            await create_event(self.client, observed.metadata, announcement, observed.now)
         for _, error in failed:
             raise error
 
     async def _delete_orphans(self, key: Key) -> None:
-        """Delete the pods and Services of a job that is gone. The garbage collector does it too, but not
-        quickly: no checkpoint is needed any more, and no coordinator is left to let the agents exit.
+        """Delete the cached pods and Services of a job that is gone, after the API server has confirmed that.
+        The garbage collector does it too, but with each pod's own grace period: no checkpoint is needed any
+        more, and no coordinator is left to let the agents exit. Pods that end soon anyway are left out.
+        Raises ApiError, connection errors.
         """
         caches = self.observer.caches
         soon = self.observer.clock() + timedelta(seconds=_ORPHAN_GRACE_SECONDS)
@@ -184,7 +207,7 @@ class Reconciler:
                 continue
 
     async def _job_exists(self, key: Key) -> bool:
-        """Whether the job exists. A live GET: the cache may be behind."""
+        """Whether the job exists. A live GET: the cache may be behind. Raises ApiError, connection errors."""
         try:
             await self.client.get(ObjectRef(KIND, key.namespace, key.name))
         except NotFound:
@@ -193,7 +216,7 @@ class Reconciler:
 
 
 def _log_reason(key: Key, last: LastReconcile, decision: Decision) -> None:
-    """Log a line for each new reason; the same one is not repeated in each reconcile."""
+    """Log the reason of a decision if it is new or there are actions, and remember it in `last`."""
     why = decision.why[:_LONGEST_REASON]
     if why != last.why or decision.actions:
         actions = [str(action) for action in decision.actions[:_ACTIONS_LOGGED]]
