@@ -123,12 +123,12 @@ class Stream:
 
 async def test_parts_of_lines_are_joined() -> None:
     stream: Any = Stream(b"one\ntw", b"o", b"\n\nthr", b"ee\nrest")
-    assert [line async for line in boundedjson.lines(stream, 10)] == [b"one", b"two", b"three"]
+    assert [line async for line in boundedjson.read_lines(stream, 10)] == [b"one", b"two", b"three"]
 
 
 async def test_a_line_without_end_is_not_gathered() -> None:
     stream: Any = Stream(b"one\n", b"x" * 6, b"x" * 6, b"never read")
-    taken = boundedjson.lines(stream, 10)
+    taken = boundedjson.read_lines(stream, 10)
     assert await anext(taken) == b"one"
     with pytest.raises(boundedjson.ResponseTooLarge):
         await anext(taken)

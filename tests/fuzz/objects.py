@@ -154,7 +154,7 @@ class Api:
         assert method == "GET"
         if len(self.pages[path]) > most_bytes:
             raise boundedjson.ResponseTooLarge(f"more than {most_bytes} bytes")
-        return apiclient._parse(self.pages[path])
+        return apiclient._parse_answer(self.pages[path])
 
     @asynccontextmanager
     async def watch(self, *_: object) -> AsyncIterator[Any]:

@@ -137,7 +137,7 @@ class _Requests:
 
     async def version(self) -> tuple[str, datetime]:
         """Fetch version and time of the server. Raises the error of a server that does not answer."""
-        async with self._client.open("/version", whatever=True) as answer:
+        async with self._client.open("/version", any_status=True) as answer:
             if answer.status == 401:
                 raise ApiError(401, "Unauthorized")
             body = await answer.json(content_type=None) if answer.status == 200 else {}

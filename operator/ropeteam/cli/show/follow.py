@@ -71,7 +71,7 @@ class JobPoller:
         """Fetch the encoded report. b"": none, or not authentic; at times because a challenge expired."""
         ref = ObjectRef("Service", self.namespace, f"{self.name}:{COORDINATOR_HTTP_PORT}", "proxy/status")
         headers = auth.headers("GET /status", b"", self._client.chance)
-        async with self._client.open(ref.path, headers=headers, whatever=True) as answer:
+        async with self._client.open(ref.path, headers=headers, any_status=True) as answer:
             body, signature = await answer.read(), answer.headers.get(signing.HEADER, "")
             genuine = auth.is_authentic(headers, answer.status, signature, body)
             return body if genuine and answer.status == 200 else b""

@@ -209,7 +209,7 @@ class Informer(Generic[T]):
         }
         async with self._client.watch(self._path, params) as self._stream:
             self._mark_received()
-            async for line in boundedjson.lines(self._stream.content, LARGEST_OBJECT):
+            async for line in boundedjson.read_lines(self._stream.content, LARGEST_OBJECT):
                 if self._version is None or not self._apply_event(self._spec.parse(line)):
                     self._version = None
                     return

@@ -24,6 +24,8 @@ from ropeteam.errors import CannotRun
 _PLAIN_USER = {"token", "tokenFile"} | {
     f"client-{part}{form}" for part in ("certificate", "key") for form in ("", "-data")
 }
+"""Fields of a kubeconfig's user that are read here; a user with any other is left to the Kubernetes
+client."""
 
 
 class AccessError(CannotRun, ConnectionError):
@@ -32,48 +34,62 @@ class AccessError(CannotRun, ConnectionError):
 
 @dataclass(frozen=True)
 class Access:
-    """Address and credentials. `token` is called before each request, since tokens are renewed."""
+    """Address and credentials."""
 
     server: str
+    """URL without a slash at the end."""
     tls: ssl.SSLContext | None
+    """None: plain HTTP."""
     token: Callable[[], Awaitable[str]]
+    """Called before each request, since tokens are renewed. "": no token."""
 
     async def headers(self) -> dict[str, str]:
+        """The headers that authenticate a request. Raises OSError for a token file that cannot be read."""
         token = await self.token()
         return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 async def load(kubeconfig: Path | None) -> Access:
-    """The access in `kubeconfig`; None: that of the service account of this pod. Raises AccessError."""
+    """Read the access in `kubeconfig`; None: that of the service account of this pod. Raises AccessError."""
     if kubeconfig is None:
-        return await _through_kubernetes_client(None)
+        return await _load_by_kubernetes_client(None)
     try:
-        cluster, user, folder = _current(kubeconfig)
+        cluster, user = _current_context(kubeconfig)
     except (OSError, yaml.YAMLError, LookupError, TypeError, ValueError, OverflowError) as error:
         raise AccessError(f"cannot read the kubeconfig {kubeconfig}: {error}") from None
     if not set(user) <= _PLAIN_USER:
-        return await _through_kubernetes_client(kubeconfig)
+        return await _load_by_kubernetes_client(kubeconfig)
     try:
-        return Access(cluster["server"].rstrip("/"), _tls(cluster, user, folder), _token_of(user, folder))
+        folder = kubeconfig.parent
+        return Access(
+            cluster["server"].rstrip("/"), _tls_context(cluster, user, folder), _token_source(user, folder)
+        )
     except (OSError, LookupError, ValueError) as error:
         raise AccessError(f"the kubeconfig {kubeconfig} is not usable: {error}") from None
 
 
-def _current(kubeconfig: Path) -> tuple[dict[str, Any], dict[str, Any], Path]:
+def _current_context(kubeconfig: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Cluster and user of the current context; a context without a user has an empty one. Raises OSError,
+    YAMLError, and for a file of another form LookupError, TypeError, ValueError."""
     config = yaml.safe_load(kubeconfig.read_text())
-    context = _entry(config, "context", config["current-context"])
-    user = _entry(config, "user", context["user"]) if context.get("user") else {}
-    return _entry(config, "cluster", context["cluster"]), user or {}, kubeconfig.parent
+    context = _named_entry(config, "context", config["current-context"])
+    user = _named_entry(config, "user", context["user"]) if context.get("user") else {}
+    return _named_entry(config, "cluster", context["cluster"]), user or {}
 
 
-def _entry(config: Mapping[str, Any], kind: str, name: str) -> dict[str, Any]:
+def _named_entry(config: Mapping[str, Any], kind: str, name: str) -> dict[str, Any]:
+    """The entry of this name in a list of a kubeconfig. `kind`: context, user or cluster. Raises
+    LookupError."""
     found = next((item[kind] for item in config[f"{kind}s"] if item["name"] == name), None)
     if not isinstance(found, dict):
         raise LookupError(f"it has no {kind} named {name!r}")
     return found
 
 
-def _token_of(user: Mapping[str, Any], folder: Path) -> Callable[[], Awaitable[str]]:
+def _token_source(user: Mapping[str, Any], folder: Path) -> Callable[[], Awaitable[str]]:
+    """A function that returns the user's token, "" if there is none. A token file, relative to `folder`, is
+    read in each call, because it is replaced when the token is renewed."""
+
     async def token() -> str:
         if "tokenFile" in user:
             return str((folder / user["tokenFile"]).read_text().strip())
@@ -82,14 +98,17 @@ def _token_of(user: Mapping[str, Any], folder: Path) -> Callable[[], Awaitable[s
     return token
 
 
-def _tls(cluster: Mapping[str, Any], user: Mapping[str, Any], folder: Path) -> ssl.SSLContext | None:
+def _tls_context(cluster: Mapping[str, Any], user: Mapping[str, Any], folder: Path) -> ssl.SSLContext | None:
+    """Trust in the server, and the user's client certificate if there is one. None: the server speaks plain
+    HTTP. Raises OSError (also for a certificate that is invalid), ValueError, LookupError."""
     if not cluster["server"].startswith("https"):
         return None
-    authority = _bytes(cluster, "certificate-authority", folder)
+    authority = _read_field(cluster, "certificate-authority", folder)
     context = ssl.create_default_context(cadata=authority.decode() if authority else None)
     if cluster.get("insecure-skip-tls-verify"):
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    certificate, key = _bytes(user, "client-certificate", folder), _bytes(user, "client-key", folder)
+    certificate = _read_field(user, "client-certificate", folder)
+    key = _read_field(user, "client-key", folder)
     if certificate and key:
         with tempfile.NamedTemporaryFile() as file:  # ssl loads certificates from files only
             file.write(certificate + b"\n" + key)
@@ -98,14 +117,17 @@ def _tls(cluster: Mapping[str, Any], user: Mapping[str, Any], folder: Path) -> s
     return context
 
 
-def _bytes(entry: Mapping[str, Any], name: str, folder: Path) -> bytes:
+def _read_field(entry: Mapping[str, Any], name: str, folder: Path) -> bytes:
+    """The content of a field that a kubeconfig has either inline, as `<name>-data`, or as the name of a file,
+    relative to `folder`. b"": it has neither. Raises OSError, ValueError."""
     if f"{name}-data" in entry:
         return base64.b64decode(entry[f"{name}-data"])
     return (folder / entry[name]).read_bytes() if name in entry else b""
 
 
-async def _through_kubernetes_client(kubeconfig: Path | None) -> Access:
-    from kubernetes.aio import config
+async def _load_by_kubernetes_client(kubeconfig: Path | None) -> Access:
+    """As `load`, by the Kubernetes client, for all kinds of users. Raises AccessError."""
+    from kubernetes.aio import config  # here, because it takes a second
     from kubernetes.aio.client import Configuration
 
     known = Configuration()

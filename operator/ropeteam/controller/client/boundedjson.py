@@ -17,6 +17,7 @@ import orjson
 from ropeteam.errors import RequestError
 
 _DEEPEST_PARSED = 1000
+"""Levels: somewhat less than orjson reads."""
 _BRACES_AND_STRINGS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[{}\[\]]', re.DOTALL)
 
 
@@ -32,21 +33,26 @@ def loads(text: bytes) -> Any:
         return orjson.loads(truncate_depth(text, _DEEPEST_PARSED))
 
 
-def parse_object(text: bytes, most: int, ends: bytes = b"}") -> Any:
-    """Parse an object that an API server has written, without its managedFields; a spec of more than `most`
-    bytes is replaced by its size. `ends`: the braces that close the object, and the one around it. Raises
-    orjson.JSONDecodeError.
+def parse_object(text: bytes, max_spec_bytes: int, closing: bytes = b"}") -> Any:
+    """Parse an object that an API server has written, without its managedFields; a spec of more than
+    `max_spec_bytes` is replaced by its size in bytes, an int. `closing`: the braces at the end of `text`, `}`
+    of the object, `}}` if it is in an event. Raises orjson.JSONDecodeError.
+
+    Text in another form is parsed as a whole, with all that it has: callers have to measure the spec again.
     """
     try:
-        return loads(_without_bulk(text, most, ends))
+        return loads(_without_bulk(text, max_spec_bytes, closing))
     except orjson.JSONDecodeError:  # another writer, another order of fields, or no JSON
         return loads(text)
 
 
-def _without_bulk(text: bytes, most: int, ends: bytes) -> bytes:
-    """`text` without its managedFields and a large spec. The searches are safe: in a string the quotes would
-    be escaped, metadata has no field spec, and a status that is not the object's own has more braces behind
-    it than `ends`.
+def _without_bulk(text: bytes, max_spec_bytes: int, closing: bytes) -> bytes:
+    """`text` without its managedFields, and with its size in place of a large spec; both are cut out of the
+    bytes before any is parsed. Text in another form may come back unchanged, or as invalid JSON.
+
+    Order of the fields: metadata (managedFields before name), spec, status. The searches are safe: in a
+    string the quotes would be escaped, metadata has no field spec, and a status that is not the object's own
+    has more braces behind it than `closing`.
     """
     begin = text.find(b'},"spec":{') + 1
     if not begin:
@@ -56,10 +62,10 @@ def _without_bulk(text: bytes, most: int, ends: bytes) -> bytes:
     if -1 < fields < name:
         meta = meta[:fields] + meta[name + 1 :]
     end = rest.rfind(b'},"status":{') + 1
-    if not end or not _is_json(b"{" + rest[end + 1 : -len(ends)] + b"}"):
-        end = len(rest) - len(ends)
+    if not end or not _is_json(b"{" + rest[end + 1 : -len(closing)] + b"}"):
+        end = len(rest) - len(closing)  # no status, or that was one inside the spec: the spec ends the object
     size = end - len(b',"spec":')
-    if size - 5 * rest.count(b"\\u", 0, end) <= most:  # `<` may be written as six bytes
+    if size - 5 * rest.count(b"\\u", 0, end) <= max_spec_bytes:  # `<` may be written as six bytes
         return meta + rest
     return meta + b',"spec":%d' % size + rest[end:]
 
@@ -73,7 +79,8 @@ def _is_json(text: bytes) -> bool:
 
 
 def truncate_depth(text: bytes, levels: int) -> bytes:
-    """JSON with null in place of values that are nested deeper than `levels`."""
+    """JSON text with null in place of objects and lists that are nested deeper than `levels`. One scan over
+    braces, brackets and strings: `level` counts the open ones, `begin` is the end of what was left out."""
     parts, level, begin = list[bytes](), 0, 0
     for found in _BRACES_AND_STRINGS.finditer(text):
         token = found[0]
@@ -90,31 +97,32 @@ def truncate_depth(text: bytes, levels: int) -> bytes:
 
 def is_deeper(value: object, levels: int) -> bool:
     """Whether parsed JSON is nested deeper than `levels`. An object or list of plain values is one level."""
-    layer = _parts([value])
+    layer = _containers_in([value])
     for _ in range(levels):
-        layer = [part for each in layer for part in _parts(each)]
+        layer = [part for each in layer for part in _containers_in(each)]
     return bool(layer)
 
 
-def _parts(value: object) -> list[object]:
+def _containers_in(value: object) -> list[object]:
+    """The objects and lists directly in `value`; none in a plain value."""
     found = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return [part for part in found if isinstance(part, dict | list)]
 
 
-async def read(answer: aiohttp.ClientResponse, most: int) -> bytes:
+async def read_body(answer: aiohttp.ClientResponse, max_bytes: int) -> bytes:
     """Read the whole body. Raises ResponseTooLarge, with the connection closed, aiohttp.ClientError."""
     content = bytearray()
     async for chunk in answer.content.iter_any():
         content += chunk
-        if len(content) > most:
+        if len(content) > max_bytes:
             answer.close()
-            raise ResponseTooLarge(f"more than {most} bytes")
+            raise ResponseTooLarge(f"the response has more than {max_bytes} bytes, which is the limit")
     return bytes(content)
 
 
-async def lines(stream: aiohttp.StreamReader, most: int) -> AsyncIterator[bytes]:
-    """The lines of a watch, without line ends and empty lines. Raises ResponseTooLarge, and errors of
-    aiohttp: ClientError."""
+async def read_lines(stream: aiohttp.StreamReader, max_bytes: int) -> AsyncIterator[bytes]:
+    """The lines of a watch, without line ends and empty lines; what follows the last line end is dropped.
+    Raises ResponseTooLarge for a line whose end does not come within `max_bytes`, aiohttp.ClientError."""
     partial = bytearray()
     async for chunk in stream.iter_any():
         *ends, rest = chunk.split(b"\n")
@@ -123,5 +131,5 @@ async def lines(stream: aiohttp.StreamReader, most: int) -> AsyncIterator[bytes]
             if line:
                 yield line
         partial += rest
-        if len(partial) > most:
-            raise ResponseTooLarge(f"a line of more than {most} bytes")
+        if len(partial) > max_bytes:
+            raise ResponseTooLarge(f"a line of the watch has more than {max_bytes} bytes, which is the limit")

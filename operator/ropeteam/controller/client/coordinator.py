@@ -44,35 +44,39 @@ class CoordinatorUnreachable(RopeteamError):
 
 
 class RequestAuth(Protocol):
-    """Authentication of requests to a coordinator, and of its answers."""
+    """Authentication of requests to one coordinator, and of its answers."""
 
-    def headers(self, what: str, body: bytes, chance: Random) -> dict[str, str]:
-        """The headers that authenticate a request."""
+    def headers(self, target: str, body: bytes, chance: Random) -> dict[str, str]:
+        """The headers that authenticate a request. `target`: method and path. `chance`: for a nonce."""
         ...
 
     def is_authentic(self, headers: dict[str, str], status: int, signature: str, body: bytes) -> bool:
-        """Whether this is the coordinator's answer to the request with these headers."""
+        """Whether this is the coordinator's answer to the request with these headers. `signature`: the header
+        of the answer, "" without one."""
         ...
 
 
 class SignedAuth:
+    """Signatures of requests and answers (contract/signing.py). It has a state: an authentic answer carries
+    the challenge for the next request."""
+
     def __init__(self, keys: signing.Keys) -> None:
         self._caller = signing.Client(keys)
 
-    def headers(self, what: str, body: bytes, chance: Random) -> dict[str, str]:
-        return {signing.HEADER: self._caller.sign(what, body, chance.randbytes(signing.NONCE_SIZE))}
+    def headers(self, target: str, body: bytes, chance: Random) -> dict[str, str]:
+        return {signing.HEADER: self._caller.sign(target, body, chance.randbytes(signing.NONCE_SIZE))}
 
     def is_authentic(self, headers: dict[str, str], status: int, signature: str, body: bytes) -> bool:
         return self._caller.is_genuine(headers[signing.HEADER], status, signature, body)
 
 
 class BearerAuth:
-    """For coordinators of earlier releases, which sign nothing."""
+    """For coordinators of earlier releases, which sign nothing: any answer counts as authentic."""
 
     def __init__(self, bearer: str) -> None:
         self._headers = {wire.PROXY_HEADER: bearer}
 
-    def headers(self, what: str, body: bytes, chance: Random) -> dict[str, str]:  # noqa: ARG002
+    def headers(self, target: str, body: bytes, chance: Random) -> dict[str, str]:  # noqa: ARG002
         return self._headers
 
     def is_authentic(self, headers: dict[str, str], status: int, signature: str, body: bytes) -> bool:  # noqa: ARG002
@@ -85,7 +89,8 @@ def auth_for(keys: signing.Keys, contract: int) -> RequestAuth:
     return SignedAuth(keys) if contract >= SIGNED else BearerAuth(wire.http_bearer(keys.token))
 
 
-def _connect() -> aiohttp.ClientSession:
+def _new_session() -> aiohttp.ClientSession:
+    """A session without reused connections, decompression and cookies. The work queue limits the requests."""
     connector = aiohttp.TCPConnector(limit=0, force_close=True)  # a Service may lead to another pod by now
     return aiohttp.ClientSession(
         connector=connector, timeout=_TIMEOUT, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
@@ -100,7 +105,7 @@ class Coordinators:
         self,
         port: int = COORDINATOR_HTTP_PORT,
         may_write: Callable[[], bool] = lambda: True,
-        connect: Callable[[], aiohttp.ClientSession] = _connect,
+        connect: Callable[[], aiohttp.ClientSession] = _new_session,
         chance: Random = _CHANCE,
     ) -> None:
         self._port, self._may_write, self._connect, self._chance = port, may_write, connect, chance
@@ -113,11 +118,16 @@ class Coordinators:
         await self._session.close()
 
     async def send_desired(self, address: str, auth: RequestAuth, desired: Desired) -> JobReport:
-        """Send the desired state; returns the report. Raises CoordinatorUnreachable, Fenced."""
+        """Send the desired state; returns the report, which is of the same term and within bounds. Raises
+        CoordinatorUnreachable, with the address and the reason, for whatever goes wrong; Fenced: nothing was
+        sent, this operator may not write any more. Takes 3 s at most, or twice as long with a new challenge.
+        """
         try:
             report = codec.decode(JobReport, await self._put(address, auth, desired))
-            if report.term != desired.term:  # a genuine one would have answered 409
-                raise CoordinatorUnreachable(f"its report is of term {report.term}, not of {desired.term}")
+            if report.term != desired.term:  # a coordinator of ours would have answered 409
+                raise CoordinatorUnreachable(
+                    f"its report is of term {report.term}, not of {desired.term}: another one answered"
+                )
             return bounds.bounded(report, len(desired.slots))
         except TimeoutError:
             why = f"no answer within {_TIMEOUT.total:.0f} s"
@@ -130,23 +140,29 @@ class Coordinators:
         raise CoordinatorUnreachable(f"{address}: {_printable(why)}")
 
     async def _put(self, address: str, auth: RequestAuth, desired: Desired) -> bytes:
-        """Send the PUT. Raises CoordinatorUnreachable, errors of aiohttp: ClientError, for odd headers
-        ValueError."""
-        body, most = codec.encode(desired), _BASE_BYTES + _SLOT_BYTES * len(desired.slots)
-        status, content = await self._send(address, auth, body, most)
+        """Send the PUT, again after an expired challenge. Returns the body of an authenticated answer of
+        status 200, JSON of a size that may be parsed. Raises CoordinatorUnreachable, Fenced, errors of
+        aiohttp: ClientError, TimeoutError, for invalid headers ValueError."""
+        slots = len(desired.slots)
+        body, max_bytes = codec.encode(desired), _BASE_BYTES + _SLOT_BYTES * slots
+        status, content = await self._send(address, auth, body, max_bytes)
         if status == 401 and isinstance(auth, SignedAuth):  # its answer carried a new challenge
-            status, content = await self._send(address, auth, body, most)
+            status, content = await self._send(address, auth, body, max_bytes)
         if status != 200:
-            raise CoordinatorUnreachable(_quoted(status, content))
-        values = sum(map(content.count, (b"[", b"{", b",")))
-        if values > _BASE_VALUES + _SLOT_VALUES * len(desired.slots):
-            raise CoordinatorUnreachable(f"its report has {values} values, more than a job of this size has")
+            raise CoordinatorUnreachable(_quoted_answer(status, content))
+        values, max_values = _value_count(content), _BASE_VALUES + _SLOT_VALUES * slots
+        if values > max_values:
+            raise CoordinatorUnreachable(
+                f"it answered, but with a report of {values} values; at most {max_values} are accepted for "
+                f"{slots} slots"
+            )
         return content
 
-    async def _send(self, address: str, auth: RequestAuth, body: bytes, most: int) -> tuple[int, bytes]:
-        """Send one request. Returns status and body of an authenticated answer."""
+    async def _send(self, address: str, auth: RequestAuth, body: bytes, max_bytes: int) -> tuple[int, bytes]:
+        """Send one request. Returns status and body of an authenticated answer; the body of another status
+        than 200 is its beginning. `max_bytes`: limit of a report. Raises as `_put`."""
         if not self._may_write():
-            raise Fenced(f"{address}: this operator is no longer the leader")
+            raise Fenced(f"{_DESIRED} to {address} was not sent: this operator is no longer the leader")
         proof, url = auth.headers(_DESIRED, body, self._chance), f"http://{address}:{self._port}/desired"
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", **proof}
         async with self._session.put(url, data=body, headers=headers, allow_redirects=False) as answer:
@@ -156,29 +172,36 @@ class Coordinators:
                     f"its answer is compressed ({encoding}), which was not requested"
                 )
             status, signature = answer.status, answer.headers.get(signing.HEADER, "")
-            content = await _read(answer.content, most if status == 200 else _REFUSAL_BYTES)
-        if status == 200 and len(content) > most:
-            raise CoordinatorUnreachable(f"its answer has more than {most} bytes")
+            content = await _read_up_to(max_bytes if status == 200 else _REFUSAL_BYTES, answer.content)
+        if status == 200 and len(content) > max_bytes:
+            raise CoordinatorUnreachable(f"its answer has more than {max_bytes} bytes, the limit of a report")
         if not auth.is_authentic(proof, status, signature, content):
             raise CoordinatorUnreachable(
-                f"its answer is not signed with this job's token: {_quoted(status, content)}"
+                f"its answer is not signed with this job's token: {_quoted_answer(status, content)}"
             )
         return status, content
 
 
-def _quoted(status: int, content: bytes) -> str:
+def _value_count(content: bytes) -> int:
+    """Upper limit of the values in JSON text, without parsing it: those in strings are counted, too."""
+    return sum(map(content.count, (b"[", b"{", b",")))
+
+
+def _quoted_answer(status: int, content: bytes) -> str:
+    """An answer that is no report, for an error message."""
     return f"HTTP {status}: {content[:_QUOTED_CHARACTERS].decode(errors='replace')}"
 
 
-async def _read(stream: aiohttp.StreamReader, most: int) -> bytes:
-    """The whole body, or its beginning, of a little over `most` bytes."""
+async def _read_up_to(max_bytes: int, stream: aiohttp.StreamReader) -> bytes:
+    """Read the whole body, or its beginning: the first bytes until there are more than `max_bytes`."""
     content = bytearray()
     async for part in stream.iter_any():
         content += part
-        if len(content) > most:
+        if len(content) > max_bytes:
             break
     return bytes(content)
 
 
 def _printable(text: str) -> str:
+    """The beginning of a text that anybody may have written, without control characters."""
     return "".join(each if each.isprintable() else "?" for each in text[:_QUOTED_CHARACTERS])

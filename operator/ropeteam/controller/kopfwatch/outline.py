@@ -51,8 +51,8 @@ class _Outlined:
     async def iter_chunked(self, _: int) -> AsyncIterator[bytes]:
         """The events of a watch, reduced."""
         with suppress(boundedjson.ResponseTooLarge):  # the watch ends, and kopf opens another
-            async for line in boundedjson.lines(self._stream, LARGEST_OBJECT):
-                event = boundedjson.parse_object(line, most=0, ends=b"}}")
+            async for line in boundedjson.read_lines(self._stream, LARGEST_OBJECT):
+                event = boundedjson.parse_object(line, max_spec_bytes=0, closing=b"}}")
                 yield orjson.dumps({"type": event["type"], "object": _outline(event["object"])}) + b"\n"
 
 
