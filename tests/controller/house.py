@@ -35,7 +35,7 @@ async def operator_of(cluster: LocalCluster, *flags: str, works: bool = True) ->
     async with open_operator(settings) as operator:
         ready = asyncio.Event()
         if not works:
-            for informer in operator.caches.all:
+            for informer in operator.caches.informers:
                 await informer.list()
             yield operator
             return

@@ -47,7 +47,7 @@ def cached_bytes(caches: Caches) -> Counter[str]:
 
 
 def text_of(caches: Caches, key: Key) -> bytes:
-    (seen,) = caches.jobs.of(key)
+    (seen,) = caches.jobs.values_of(key)
     return seen.text
 
 
@@ -145,7 +145,7 @@ async def test_a_job_of_which_nothing_is_cached_runs_is_suspended_and_resumes(cl
 
         await operator.client.create(job())
         await wait_until_async("both pods are there", runs)
-        (seen,) = operator.caches.jobs.of(DEFAULT)
+        (seen,) = operator.caches.jobs.values_of(DEFAULT)
         assert seen.text == b""
         await operator.client.merge(JOB, {"spec": {"suspend": True}})
         await wait_until_async("the job is Suspended", suspended)

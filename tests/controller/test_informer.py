@@ -55,7 +55,7 @@ async def test_watch_events_change_the_store_and_ring(api: Scripted, watched: Wa
     api.send("DELETED", an_object("b", 8))
     await wait_until_async("both events are in the cache", lambda: watched.names == {"a", "c"})
     assert watched.bells == [Key("default", "c"), A, B]
-    assert watched.informer.of(A) == ({"changed": True},)
+    assert watched.informer.values_of(A) == ({"changed": True},)
 
 
 async def test_what_a_deleted_object_was_in_the_end_is_reported(api: Scripted, watched: Watched) -> None:
@@ -126,11 +126,11 @@ async def test_what_we_wrote_is_known_at_once_and_an_older_echo_does_not_win(
     api: Scripted, watched: Watched
 ) -> None:
     watched.informer.upsert(an_object("c", 10, ours=True))
-    assert watched.informer.of(Key("default", "c")) == ({"ours": True},)
+    assert watched.informer.values_of(Key("default", "c")) == ({"ours": True},)
     api.send("MODIFIED", an_object("c", 9, ours=False))
     api.send("ADDED", an_object("d", 11))
     await wait_until_async("d is in the cache", lambda: "d" in watched.names)
-    assert watched.informer.of(Key("default", "c")) == ({"ours": True},)
+    assert watched.informer.values_of(Key("default", "c")) == ({"ours": True},)
 
 
 async def test_a_late_answer_does_not_bring_back_what_was_deleted(api: Scripted, watched: Watched) -> None:

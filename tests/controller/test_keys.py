@@ -105,7 +105,7 @@ def test_a_jobs_key_is_that_of_the_pods_that_status_names() -> None:
 
 
 async def key_seen(operator: Operator) -> tuple[str, bool]:
-    for informer in operator.caches.all:
+    for informer in operator.caches.informers:
         await informer.list()
     seen = await observation(operator)
     assert seen is not None

@@ -39,4 +39,6 @@ def test_it_counts_from_its_own_beginning_and_from_what_it_receives():
     leases.record(REPORT, 7.0)
     leases.record(replace(REPORT, term=2), 8.0)
     assert seconds(leases, 9.0) == [(1, 2.0), (2, 1.0)]
-    assert Leases(5.0).of(SEEN.status, 9.0) == (), "without a promise there is nothing to count"
+    assert Leases(5.0).silent_coordinators(SEEN.status, 9.0) == (), (
+        "without a promise there is nothing to count"
+    )

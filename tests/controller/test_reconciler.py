@@ -112,7 +112,7 @@ async def test_a_decision_about_an_old_object_is_forgotten(still: Operator) -> N
 
 async def test_a_job_whose_end_the_watch_has_not_reported_is_swept_all_the_same(still: Operator) -> None:
     seen = await with_pods(still)
-    for part in still.caches.all:
+    for part in still.caches.informers:
         await part.list()
     await still.client.merge(JOB, {"spec": {"suspend": True}})
     await still.caches.jobs.parts[0].list()  # something to write about, and the last event of it

@@ -89,7 +89,7 @@ async def test_a_job_that_is_too_large_is_refused_and_takes_little_memory(cluste
         many: Object = {f"k{number}": [] for number in range(40_000)}
         await operator.client.create(job(template={"metadata": {"x": many}}))
         assert "spec: has 4" in await refusal(operator.client)
-        (cached,) = operator.caches.jobs.of(Key("default", "job"))
+        (cached,) = operator.caches.jobs.values_of(Key("default", "job"))
         assert len(cached.text) < 8192
 
 
@@ -109,7 +109,7 @@ def test_of_a_jobs_metadata_only_what_is_read_is_cached() -> None:
 async def watching(client: ApiClient, kind: str) -> AsyncIterator[tuple[Informer[Any], list[Key]]]:
     bells = list[Key]()
     caches = make_caches(client, (), bells.append)
-    (informer,) = (each for each in caches.all if each.kind == kind)
+    (informer,) = (each for each in caches.informers if each.kind == kind)
     task = asyncio.create_task(informer.run())
     await informer.synced.wait()
     yield informer, bells
@@ -125,12 +125,12 @@ def training_job(name: str, version: int, **spec: Any) -> Object:
 async def test_thousands_of_levels_are_listed_and_watched(api: Scripted, client: ApiClient) -> None:
     api.listed, api.version = [training_job("deep", 3, template="DEEP"), training_job("a", 4)], 5
     async with watching(client, "TrainingJob") as (jobs, _):
-        assert {job.spec_error != "" for job in jobs.of(Key("default", "deep"))} == {True}
-        assert {job.spec_error for job in jobs.of(Key("default", "a"))} == {""}
+        assert {job.spec_error != "" for job in jobs.values_of(Key("default", "deep"))} == {True}
+        assert {job.spec_error for job in jobs.values_of(Key("default", "a"))} == {""}
         api.send("MODIFIED", training_job("a", 6, template="DEEP"))
         api.send("ADDED", training_job("b", 7))
         await wait_until_async("job b is known", lambda: Key("default", "b") in jobs.known_keys())
-        assert {job.spec_error != "" for job in jobs.of(Key("default", "a"))} == {True}
+        assert {job.spec_error != "" for job in jobs.values_of(Key("default", "a"))} == {True}
         assert jobs.lists == 1
 
 
@@ -144,7 +144,7 @@ async def test_of_a_job_that_is_too_large_only_the_rest_is_parsed(
             large["metadata"]["resourceVersion"] = str(version)
             api.send("MODIFIED", large)
         await wait_until_async("all five changes are reported", lambda: len(bells) == 5)
-        (seen,) = jobs.of(Key("default", "large"))
+        (seen,) = jobs.values_of(Key("default", "large"))
         assert (seen.state, seen.spec_error[:18]) == ("Running", "spec: has 439 KiB,")
         jobs.upsert(await client.replace(large, "status", parsing.job_text))
     assert parsed.bytes < 5_000
@@ -213,7 +213,7 @@ async def with_pods(still: Operator) -> str:
     await still.caches.jobs.parts[0].list()
     while "job-0-1" not in await names(still.client, "Pod"):
         await still.reconciler(Key("default", "job"))
-    for part in still.caches.all:
+    for part in still.caches.informers:
         await part.list()
     return str((await still.client.get(JOB))["metadata"]["uid"])
 
@@ -229,7 +229,7 @@ async def test_nothing_is_deleted_because_of_its_labels(still: Operator) -> None
     foreign = service(**{"ropeteam.dev/job-uid": uid})
     await still.client.create(foreign)
     await still.client.delete(JOB, uid=uid)
-    for part in still.caches.all:
+    for part in still.caches.informers:
         await part.list()
     await still.reconciler(Key("default", "job"))
     assert await names(still.client, "Service") in (["aaa"], ["aaa", "job"])

@@ -183,8 +183,8 @@ class Silent:
 async def attempt(case: bytes, kind: str) -> list[str]:
     client = cast(ApiClient, Api(kind, case))
     caches = make_caches(client, (), lambda _: None)
-    (cached,) = (each for each in caches.all if each.kind == kind)
-    for each in caches.all:
+    (cached,) = (each for each in caches.informers if each.kind == kind)
+    for each in caches.informers:
         if each is not cached:
             await each.list()
     if not await _received(cached, case):
@@ -207,7 +207,7 @@ async def _received(cached: Informer[Any], case: bytes) -> bool:
 
 
 async def _decided(link: CoordinatorLink, observer: Observer, pod_check: PodCheck) -> str:
-    job = await observer.caches.job(JOB)
+    job = await observer.caches.job_with_text(JOB)
     if job is None:
         return "passed over"
     try:

@@ -39,8 +39,8 @@ def test_it_runs_and_its_cases_are_the_same_for_the_same_seed(name: str) -> None
 
 def trusts_labels(patch: pytest.MonkeyPatch) -> None:
     """One label that is no number ended the operator."""
-    patch.setattr(parsing, "_number", lambda text, _: int(text or 0))
-    patch.setattr(informer.Informer, "_pass_over", lambda *_: _raise())
+    patch.setattr(parsing, "_parse_number", lambda text, _: int(text or 0))
+    patch.setattr(informer.Informer, "_record_unreadable", lambda *_: _raise())
 
 
 def _raise() -> None:
@@ -94,7 +94,7 @@ def find_any(self: Any, module: str, name: str) -> Any:
 
 def demands_taints(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(parsing, "node", lambda obj: len(obj["spec"]["taints"]))
-    patch.setattr(informer.Informer, "_pass_over", lambda *_: _raise())
+    patch.setattr(informer.Informer, "_record_unreadable", lambda *_: _raise())
 
 
 def lets_in_anybody(patch: pytest.MonkeyPatch) -> None:

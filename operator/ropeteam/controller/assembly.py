@@ -83,9 +83,9 @@ class Operator:
     async def watch(self, ready: asyncio.Event) -> None:
         """Keep the caches up to date until cancelled. `ready` is set when each has been listed once."""
         async with asyncio.TaskGroup() as group:
-            for informer in self.caches.all:
+            for informer in self.caches.informers:
                 group.create_task(informer.run())
-            await asyncio.gather(*(informer.synced.wait() for informer in self.caches.all))
+            await asyncio.gather(*(informer.synced.wait() for informer in self.caches.informers))
             log.info("ready: the caches are listed, with %d jobs", len(self.caches.jobs.known_keys()))
             ready.set()
 
@@ -112,9 +112,9 @@ class Operator:
         """Age of the caches by kind: seconds since the last list or line (also a bookmark) of a watch. The
         oldest counts, where a kind has an informer for each of several namespaces.
         """
-        kinds = {informer.kind for informer in self.caches.all}
+        kinds = {informer.kind for informer in self.caches.informers}
         return {
-            kind: max(each.age_seconds() for each in self.caches.all if each.kind == kind)
+            kind: max(each.age_seconds() for each in self.caches.informers if each.kind == kind)
             for kind in sorted(kinds)
         }
 

@@ -36,7 +36,7 @@ async def snapshot(
     is none. note: prints a sentence about what cannot be read."""
     poller = JobPoller(client, namespace, name)
     caches = make_caches(client, (namespace,), lambda _: None)
-    for informer in caches.all:
+    for informer in caches.informers:
         try:
             await informer.list()
         except ApiError as error:

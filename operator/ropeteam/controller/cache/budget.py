@@ -19,13 +19,14 @@ MOST_BYTES = 128 << 20
 
 
 class Budget:
-    """Bytes of cached text, by namespace."""
+    """Bytes of cached text, by namespace. Each job that `reserve` returned is given to `release` once."""
 
     def __init__(self) -> None:
         self.held = Counter[str]()
 
-    def reduce(self, key: Key, job: CachedJob) -> CachedJob:
-        """The job as it is to be cached: with its text, or without."""
+    def reserve(self, key: Key, job: CachedJob) -> CachedJob:
+        """Count the job's text, if its namespace may hold it. Returns the job as it is to be cached: with its
+        text, or without."""
         size = len(job.text)
         if self.held[key.namespace] + size > MOST_BYTES - self.held.total() - size:
             return job._replace(text=b"")
@@ -33,6 +34,7 @@ class Budget:
         return job
 
     def release(self, key: Key, job: CachedJob) -> None:
+        """Count the text of a job that leaves the cache no longer."""
         self.held[key.namespace] -= len(job.text)
         if not self.held[key.namespace]:
             del self.held[key.namespace]

@@ -20,9 +20,9 @@ T = TypeVar("T")
 
 
 class EndedPods:
-    """UIDs of deleted pods whose end the kubelet had reported: the last `MOST`. Events may come so quickly
-    that no reconcile observed the pod between its end and its deletion. Limits: no pods that were deleted
-    while there was no watch, or before this process."""
+    """UIDs of deleted pods whose end the kubelet had reported: the last `MOST`. They prove that nothing of
+    the pod runs any more, where events came so quickly that no reconcile observed the pod between its end and
+    its deletion. Limits: no pods that were deleted while there was no watch, or before this process."""
 
     MOST = 16_384
 
@@ -30,6 +30,7 @@ class EndedPods:
         self._uids: dict[str, None] = {}
 
     def record(self, seen: tuple[str, PodSeen]) -> None:
+        """Record a deleted pod, if it had ended. `seen`: the cached value, with the UID of the job."""
         _, pod = seen
         if is_end_reported(pod):
             self._uids[pod.uid] = None
@@ -42,7 +43,8 @@ class EndedPods:
 
 @dataclass(frozen=True)
 class Caches:
-    """The informers. Pods and Services come with the UID of their job."""
+    """The informers. Pods and Services come with the UID of their job. A client may read a job that is not
+    cached as a whole."""
 
     client: ApiClient
     jobs: MultiNamespaceInformer[parsing.CachedJob]
@@ -53,12 +55,14 @@ class Caches:
     ended: EndedPods = field(default_factory=EndedPods)
 
     @property
-    def all(self) -> tuple[Informer[Any], ...]:
+    def informers(self) -> tuple[Informer[Any], ...]:
+        """All informers, each to be run by a task of its own."""
         return (*self.jobs.parts, *self.pods.parts, *self.services.parts, *self.nodes.parts)
 
-    async def job(self, key: Key) -> parsing.CachedJob | None:
-        """The job with its text. None: there is no such job. Raises ApiError, connection errors."""
-        job = next(iter(self.jobs.of(key)), None)
+    async def job_with_text(self, key: Key) -> parsing.CachedJob | None:
+        """The job, read from the API server if its text is not cached. None: there is no such job. Raises
+        ApiError, connection errors."""
+        job = next(iter(self.jobs.values_of(key)), None)
         if job is None or job.text:
             return job
         try:
@@ -67,30 +71,36 @@ class Caches:
             return None
 
     def node_is_lost(self, name: str) -> bool:
-        """Whether the node is NotReady or gone. Without any node permission may be missing: it is unknown."""
+        """Whether the node is NotReady or gone: its kubelet reports no state of pods any more. False also if
+        no node at all is cached, since we may have no permission to read nodes, and for the name ""."""
         if not name or not self.nodes.knows_any():
             return False
-        return not any(node.ready for node in self.nodes.of(Key("", name)))
+        return not any(node.ready for node in self.nodes.values_of(Key("", name)))
 
     def node_has_ended(self, name: str, deletion_proves_it: bool) -> bool:
-        """Whether nothing runs there any more, by its out-of-service taint or its deletion."""
+        """Whether nothing runs there any more: an administrator has set the out-of-service taint, or the node
+        is deleted and that proves it. False also if no node at all is cached."""
         if not self.nodes.knows_any():
             return False
-        seen = tuple(self.nodes.of(Key("", name)))
+        seen = tuple(self.nodes.values_of(Key("", name)))
         return any(node.out_of_service for node in seen) or (not seen and deletion_proves_it)
 
-    def jobs_on(self, node: str) -> tuple[Key, ...]:
+    def jobs_with_pods_on(self, node: str) -> tuple[Key, ...]:
+        """The jobs with a cached pod on this node. Looks at all pods."""
         keys = self.pods.known_keys()
-        return tuple(key for key in keys if any(pod.node == node for _, pod in self.pods.of(key)))
+        return tuple(key for key in keys if any(pod.node == node for _, pod in self.pods.values_of(key)))
 
 
 def make_caches(
     client: ApiClient, namespaces: tuple[str, ...], enqueue: Callable[[Key], None], with_nodes: bool = True
 ) -> Caches:
-    """`enqueue` is called with the key of a job that has changed. No `namespaces`: all."""
+    """The caches, which are filled once their informers run. `enqueue` is called with the key of each job
+    that has changed, or whose pods, Services or nodes have. No `namespaces`: all. `with_nodes`: watch nodes,
+    which needs a cluster-wide role.
+    """
 
     def enqueue_jobs_on(node: Key) -> None:
-        for key in caches.jobs_on(node.name):
+        for key in caches.jobs_with_pods_on(node.name):
             enqueue(key)
 
     def informers(spec: WatchSpec[T]) -> MultiNamespaceInformer[T]:
@@ -100,7 +110,9 @@ def make_caches(
 
     nodes = WatchSpec("Node", "", parsing.own_key, parsing.node)
     budget = Budget()
-    jobs = WatchSpec(KIND, "", parsing.own_key, parsing.job, parsing.job_event, budget.reduce, budget.release)
+    jobs = WatchSpec(
+        KIND, "", parsing.own_key, parsing.job, parsing.job_event, budget.reserve, budget.release
+    )
     ended = EndedPods()
     caches = Caches(
         client=client,

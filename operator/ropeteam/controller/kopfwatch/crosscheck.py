@@ -40,7 +40,7 @@ class CrossCheck:
             self._missing[change.uid] = [*oldest, (change, _now())]
 
     def _has(self, change: Change) -> bool:
-        return self._jobs.has(change.uid, change.version, deleted=change.deleted)
+        return self._jobs.has_change(change.uid, change.version, deleted=change.deleted)
 
     async def run(self) -> None:
         while True:

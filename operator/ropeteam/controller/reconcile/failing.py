@@ -83,7 +83,7 @@ async def report_failure(caches: Caches, key: Key, error: Exception, now: dateti
     message = _failure_message(key, error)
     for step in (_set_stalled, _create_event):
         try:
-            if (job := await caches.job(key)) is not None:
+            if (job := await caches.job_with_text(key)) is not None:
                 await step(caches, job.parsed(), message, now)
         except Exception as broken:
             log.warning("%s: cannot report in the status that reconciles fail: %s", key, broken)

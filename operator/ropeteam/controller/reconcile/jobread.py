@@ -38,7 +38,7 @@ async def read_job(caches: Caches, key: Key) -> JobRead | None:
     """Read one job. None: there is no such job (any more). Raises ApiError, connection errors: a job whose
     text is not cached is read from the API server. Raises ValidationError for metadata or a status that no
     operator of ours has written."""
-    job = await caches.job(key)
+    job = await caches.job_with_text(key)
     if job is None:
         return None
     raw = job.parsed()
@@ -55,13 +55,13 @@ async def read_job(caches: Caches, key: Key) -> JobRead | None:
 
 def _service(caches: Caches, key: Key, job_uid: str) -> ServiceSeen | None:
     """The job's Service, by name: we create no other. None: it is not in the cache."""
-    found = (service for uid, service in caches.services.of(key) if uid == job_uid)
+    found = (service for uid, service in caches.services.values_of(key) if uid == job_uid)
     return next((service for service in found if service.name == names.service(key.name)), None)
 
 
 def _pods(caches: Caches, key: Key, job_uid: str) -> tuple[PodSeen, ...]:
     """The job's pods by name, those on lost nodes with `node_lost`, which no kubelet reports."""
-    pods = (pod for uid, pod in caches.pods.of(key) if uid == job_uid)
+    pods = (pod for uid, pod in caches.pods.values_of(key) if uid == job_uid)
     return tuple(
         pod.model_copy(update={"node_lost": True}) if caches.node_is_lost(pod.node) else pod
         for pod in sorted(pods, key=lambda pod: pod.name)

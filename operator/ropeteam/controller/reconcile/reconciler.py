@@ -194,9 +194,9 @@ class Reconciler:
         """
         caches = self.observer.caches
         soon = self.observer.clock() + timedelta(seconds=_ORPHAN_GRACE_SECONDS)
-        pods = [pod for _, pod in caches.pods.of(key)]
+        pods = [pod for _, pod in caches.pods.values_of(key)]
         extra = [("Pod", pod.name, pod.uid) for pod in pods if pod.delete_at is None or pod.delete_at > soon]
-        extra += [("Service", service.name, service.uid) for _, service in caches.services.of(key)]
+        extra += [("Service", service.name, service.uid) for _, service in caches.services.values_of(key)]
         if not extra or await self._job_exists(key):
             return
         for kind, name, uid in extra:
