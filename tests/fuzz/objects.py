@@ -37,7 +37,7 @@ from ropeteam.controller.cache.informer import Informer, Key
 from ropeteam.controller.client import apiclient, boundedjson
 from ropeteam.controller.client.apiclient import ApiClient, Object, ObjectRef
 from ropeteam.controller.client.coordinator import Coordinators, CoordinatorUnreachable
-from ropeteam.controller.kopfwatch.outline import _Outlined
+from ropeteam.controller.kopfwatch.outline import _ReducedBody
 from ropeteam.controller.reconcile.admission import PodCheck
 from ropeteam.controller.reconcile.exchange import CoordinatorLink
 from ropeteam.controller.reconcile.jobread import read_job
@@ -235,7 +235,7 @@ async def _decided(link: CoordinatorLink, observer: Observer, pod_check: PodChec
 async def outlined(case: bytes) -> list[str]:
     """As kopf reads it."""
     how = _LIST if case.startswith(_LIST) else _WATCH
-    content = _Outlined(stream(case.removeprefix(how) + b"\n"))
+    content = _ReducedBody(stream(case.removeprefix(how) + b"\n"))
     texts = [await content.read()] if how == _LIST else [line async for line in content.iter_chunked(1)]
     for each in texts:
         assert not boundedjson.is_deeper(orjson.loads(each), 6)

@@ -17,6 +17,7 @@ from ropeteam.controller.client.access import Access
 from ropeteam.controller.kopfwatch import outline
 
 _LOGIN_SECONDS = 1.0
+"""Pause before each login but the first."""
 
 
 class Change(NamedTuple):
@@ -32,7 +33,8 @@ class Change(NamedTuple):
 def registry(
     load: Callable[[], Awaitable[Access]], changed: Callable[[Change], None], sessions: AsyncExitStack
 ) -> kopf.OperatorRegistry:
-    """The handlers. `sessions` closes the HTTP sessions of all logins."""
+    """The handlers, for one run of kopf. `load` reads server and credentials. `changed` is called with each
+    event, in kopf's thread. `sessions` closes the HTTP sessions of all logins."""
     handlers = kopf.OperatorRegistry()
     logins = itertools.count()
 
@@ -44,13 +46,14 @@ def registry(
         access = await load()
         connector = aiohttp.TCPConnector(limit=0, ssl=access.tls or True)
         session = aiohttp.ClientSession(
-            connector=connector, headers=await access.headers(), response_class=outline.Response
+            connector=connector, headers=await access.headers(), response_class=outline.ReducedResponse
         )
         sessions.push_async_callback(session.close)
         return kopf.AiohttpSession(server=access.server, aiohttp_session=session)
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=handlers)
     async def job_changed(type: str | None, meta: kopf.Meta, **_: Any) -> None:
+        """Report an event. The parameters are kopf's; `type` is ADDED, MODIFIED, DELETED, None in a list."""
         key = Key(meta.namespace or "", meta.name or "")
         changed(Change(key, meta["uid"], int(meta["resourceVersion"]), type == "DELETED"))
 

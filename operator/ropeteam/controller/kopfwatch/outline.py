@@ -23,18 +23,20 @@ from ropeteam.controller.client import boundedjson
 _STATUS_FIELDS = ("apiVersion", "kind", "code", "reason", "message")
 
 
-class Response(aiohttp.ClientResponse):
+class ReducedResponse(aiohttp.ClientResponse):
     """A response with lists and watches of TrainingJobs reduced; all others unchanged."""
 
     async def start(self, connection: Connection) -> Self:
+        """Read the head of the response, and replace the stream of its body. aiohttp calls it."""
         await super().start(connection)
         if self.status == 200 and self.url.path.endswith(f"/{PLURAL}"):
-            self.content = cast(aiohttp.StreamReader, _Outlined(self.content))
+            self.content = cast(aiohttp.StreamReader, _ReducedBody(self.content))
         return self
 
 
-class _Outlined:
-    """A JSON body in reduced form; attributes that aiohttp itself uses come from the stream."""
+class _ReducedBody:
+    """A JSON body in reduced form, in place of a StreamReader: a list is read by `read`, a watch by
+    `iter_chunked`. Attributes that aiohttp itself uses come from the stream."""
 
     def __init__(self, stream: aiohttp.StreamReader) -> None:
         self._stream = stream
@@ -43,24 +45,29 @@ class _Outlined:
         return getattr(self._stream, name)
 
     async def read(self) -> bytes:
-        """The list, with its resourceVersion only: no items and no `continue`."""
+        """The list, with its resourceVersion only: no items and no `continue`. Raises JSONDecodeError,
+        LookupError, TypeError for another body, aiohttp.ClientError; kopf then tries again."""
         page = boundedjson.loads(await self._stream.read())
         version = page["metadata"]["resourceVersion"]
         return orjson.dumps(page | {"items": [], "metadata": {"resourceVersion": version}})
 
     async def iter_chunked(self, _: int) -> AsyncIterator[bytes]:
-        """The events of a watch, reduced."""
+        """The events of a watch, reduced, a line each. The watch ends early after a line that is too large.
+        Raises as `read`."""
         with suppress(boundedjson.ResponseTooLarge):  # the watch ends, and kopf opens another
             async for line in boundedjson.read_lines(self._stream, LARGEST_OBJECT):
                 event = boundedjson.parse_object(line, max_spec_bytes=0, closing=b"}}")
-                yield orjson.dumps({"type": event["type"], "object": _outline(event["object"])}) + b"\n"
+                reduced = {"type": event["type"], "object": _reduced_object(event["object"])}
+                yield orjson.dumps(reduced) + b"\n"
 
 
-def _outline(obj: dict[str, Any]) -> dict[str, Any]:
-    """Of a job its kind and identity; of a Status, which ends a watch, its code, reason and message."""
+def _reduced_object(obj: dict[str, Any]) -> dict[str, Any]:
+    """Of a job its kind and metadata without labels and annotations; of a Status, which ends a watch, its
+    code, reason and message."""
     meta = _scalar_fields(obj.get("metadata") or {}, READ)
     return _scalar_fields(obj, _STATUS_FIELDS) | {"spec": {}, "status": {}, "metadata": meta}
 
 
 def _scalar_fields(obj: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
+    """The fields with these names that are text or numbers, as a new object."""
     return {key: obj[key] for key in keys if isinstance(obj.get(key), str | int)}

@@ -12,7 +12,8 @@ _MAX_BACKOFF = 10.0
 
 
 class Forever(Collection[float]):
-    """Waits between attempts that never run out."""
+    """Seconds between attempts, which never run out: iterating does not end. Length and membership are those
+    of its different values; kopf only iterates."""
 
     def __iter__(self) -> Iterator[float]:
         yield from _BACKOFFS
@@ -27,7 +28,7 @@ class Forever(Collection[float]):
 
 
 class NullDiffBase(kopf.DiffBaseStorage):
-    """No storage of the last seen object: no handler of ours needs differences."""
+    """No storage of the last seen object: no handler of ours needs differences. The methods are kopf's."""
 
     def build(self, **_: Any) -> Any:
         return {}
@@ -40,7 +41,7 @@ class NullDiffBase(kopf.DiffBaseStorage):
 
 
 class NullProgress(kopf.ProgressStorage):
-    """No storage of the progress of handlers: ours are not retried."""
+    """No storage of the progress of handlers: ours are not retried. The methods are kopf's."""
 
     def fetch(self, **_: Any) -> Any:
         return None
@@ -59,7 +60,8 @@ class NullProgress(kopf.ProgressStorage):
 
 
 def settings() -> kopf.OperatorSettings:
-    """docs/architecture.md section 8 gives the reasons."""
+    """The settings of kopf: nothing is written to the API server, and connection errors are retried for ever.
+    Timeouts are in seconds. docs/architecture.md section 8 gives the reasons."""
     chosen = kopf.OperatorSettings()
     chosen.persistence.diffbase_storage = NullDiffBase()
     chosen.persistence.progress_storage = NullProgress()

@@ -36,35 +36,36 @@ log = logging.getLogger(__name__)
 async def run(
     load: Callable[[], Awaitable[Access]], changed: Callable[[Change], None], namespaces: tuple[str, ...]
 ) -> None:
-    """Run kopf until cancelled. `load` is called in kopf's thread, `changed` in the caller's event loop.
-    No `namespaces`: all.
+    """Run kopf until cancelled; then wait up to `_STOP_SECONDS` for its end. `load` (server and credentials)
+    is called in kopf's thread, `changed` (with each event) in the caller's event loop. No `namespaces`: all.
     """
-    ours, kopfs, stop = asyncio.get_running_loop(), asyncio.new_event_loop(), asyncio.Event()
+    own_loop, kopf_loop, stop = asyncio.get_running_loop(), asyncio.new_event_loop(), asyncio.Event()
 
     def report(change: Change) -> None:
         with suppress(RuntimeError):  # our loop is closed: the process ends
-            ours.call_soon_threadsafe(changed, change)
+            own_loop.call_soon_threadsafe(changed, change)
 
-    def work() -> None:
-        with asyncio.Runner(loop_factory=lambda: kopfs) as runner:
-            runner.run(_run_again_and_again(load, report, namespaces, stop))
+    def run_kopf() -> None:
+        with asyncio.Runner(loop_factory=lambda: kopf_loop) as runner:
+            runner.run(_run_until_stopped(load, report, namespaces, stop))
 
-    thread = Thread(target=work, name="kopf", daemon=True)
+    thread = Thread(target=run_kopf, name="kopf", daemon=True)
     thread.start()
     try:
-        await asyncio.get_running_loop().create_future()
+        await own_loop.create_future()  # never done: only a cancellation ends this
     finally:
-        kopfs.call_soon_threadsafe(stop.set)
+        kopf_loop.call_soon_threadsafe(stop.set)
         await asyncio.to_thread(thread.join, _STOP_SECONDS)
 
 
-async def _run_again_and_again(
+async def _run_until_stopped(
     load: Callable[[], Awaitable[Access]],
     report: Callable[[Change], None],
     namespaces: tuple[str, ...],
     stop: asyncio.Event,
 ) -> None:
-    """Run kopf until `stop` is set. Whatever else stops it is logged, and it is started again."""
+    """Run kopf in this event loop until `stop` is set. Whatever else stops it is logged, and it is started
+    again with new handlers and sessions. Sets the levels of kopf's loggers, for the whole process."""
     for name, level in _LEVELS.items():
         logging.getLogger(name).setLevel(level)
     scope: dict[str, Any] = {"namespaces": namespaces} if namespaces else {"clusterwide": True}
@@ -74,6 +75,10 @@ async def _run_again_and_again(
             try:
                 await kopf.operator(registry=registry(load, report, sessions), settings=settings(), **options)
             except Exception as error:  # kopf gives up for many reasons; none of them is one for us
-                log.warning("kopf stopped (%s: %s), starting it again", type(error).__name__, error)
+                log.warning(
+                    "kopf stopped (%s: %s), starting it again; reconciling continues without it",
+                    type(error).__name__,
+                    error,
+                )
                 with suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), _RESTART_SECONDS)

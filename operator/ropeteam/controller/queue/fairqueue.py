@@ -22,18 +22,22 @@ class FairQueue(Generic[Key]):
         self._due: dict[Hashable, deque[Key]] = {}
         """Keys by group, in the order in which groups are served."""
         self._taken = Counter[Hashable]()
+        """By group: keys that were taken and not given back."""
         self._wakeups = asyncio.Queue[None]()
         """At least one for each key that a waiting `take` could return; one too many does no harm."""
 
     def __len__(self) -> int:
+        """Number of keys that wait; those taken are not counted."""
         return sum(map(len, self._due.values()))
 
     def add(self, key: Key) -> None:
+        """Append a key to its group. A key that is added twice is taken twice."""
         self._due.setdefault(self._group(key), deque()).append(key)
         self._wakeups.put_nowait(None)
 
     async def take(self) -> Key:
-        """The next key; the caller has to call `give_back`."""
+        """Wait for the next key, remove and return it; the caller has to call `give_back`. The first group in
+        order that has capacity is served, and goes to the end of the order. Cancelling loses no key."""
         while True:
             await self._wakeups.get()
             group = next((group for group in self._due if self._has_capacity(group)), None)
@@ -49,6 +53,7 @@ class FairQueue(Generic[Key]):
             return key
 
     def give_back(self, key: Key) -> None:
+        """Release the capacity that a taken key uses."""
         group = self._group(key)
         self._taken[group] -= 1
         if not self._taken[group]:
@@ -57,6 +62,7 @@ class FairQueue(Generic[Key]):
             self._wakeups.put_nowait(None)
 
     def _has_capacity(self, group: Hashable) -> bool:
+        """Whether the group may use more: less than half, rounded up, of what the others leave."""
         own = self._taken[group]
         left = self._capacity - (self._taken.total() - own)
         return own < (left + 1) // 2

@@ -22,8 +22,10 @@ from ropeteam_trainer.contract.errors import RopeteamError
 Key = TypeVar("Key", bound=Hashable)
 
 _BASE_SECONDS, _CAP_SECONDS = 0.005, 300.0
+"""Backoff after the first failure, and its maximum."""
 _MIN_COOLDOWN, _MAX_COOLDOWN = 0.1, 1.0
-"""Between them as long as the reconcile took: a job of thousands of pods leaves half the time to others."""
+"""Seconds. Between them as long as the reconcile took: a job of thousands of pods leaves half the time to
+others."""
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +33,9 @@ log = logging.getLogger(__name__)
 class WorkQueue(Generic[Key]):
     """Keys that are due. `workers`: how many are handled at the same time. `group`: keys of one group share
     its part of them; by default each key is a group.
+
+    States of a key: planned (`_timers`), queued (`_ready`), running, cooling down. A running key is neither
+    queued nor cooling down; all else may coincide. Each `get` is followed by one `done`.
     """
 
     def __init__(self, workers: int, group: Callable[[Key], Hashable] = lambda key: key) -> None:
@@ -39,10 +44,12 @@ class WorkQueue(Generic[Key]):
         self._added_at: dict[Key, float] = {}
         """When each key was added: it is queued, or to be queued again when its running reconcile ends."""
         self._running: dict[Key, float] = {}
+        """When the reconcile of each running key began."""
         self._cooling: dict[Key, asyncio.TimerHandle] = {}
         self._dirty: set[Key] = set()
-        """Keys added while they cool down."""
+        """Keys that are to be queued when their cooldown ends."""
         self._failures: Counter[Key] = Counter()
+        """By key: failures in a row."""
         self._timers: dict[Key, tuple[float, asyncio.TimerHandle]] = {}
         """Time and handle of each planned wake-up; uvloop's handles do not have the time."""
 
@@ -51,9 +58,11 @@ class WorkQueue(Generic[Key]):
         if key in self._cooling:
             self._dirty.add(key)
         else:
-            self._add(key)
+            self._enqueue(key)
 
-    def _add(self, key: Key) -> None:
+    def _enqueue(self, key: Key) -> None:
+        """Enqueue a key now, or if it is running, mark it: `done` then queues it again. Does nothing if it is
+        queued or marked already."""
         if key in self._added_at:
             return
         self._added_at[key] = _now()
@@ -63,25 +72,28 @@ class WorkQueue(Generic[Key]):
         metrics.QUEUE_DEPTH.set(len(self._ready))
 
     def add_after(self, key: Key, seconds: float) -> None:
-        """Enqueue not later than in `seconds`: an earlier wake-up that is already planned stays."""
+        """Plan to enqueue the key in `seconds`, whatever its cooldown. An earlier wake-up that is planned
+        already stays; a later one is replaced."""
         when, planned = _now() + max(seconds, 0.0), self._timers.get(key)
         if planned is not None:
             if planned[0] <= when:
                 return
             planned[1].cancel()
-        self._timers[key] = when, asyncio.get_running_loop().call_at(when, self._wake, key)
+        self._timers[key] = when, asyncio.get_running_loop().call_at(when, self._enqueue_planned, key)
 
     def add_after_failure(self, key: Key) -> None:
+        """Count a failure, and plan to enqueue the key after the backoff."""
         failures = self._failures[key]
         self._failures[key] += 1
         metrics.QUEUE_RETRIES.inc()
         self.add_after(key, min(_BASE_SECONDS * 2 ** min(failures, 30), _CAP_SECONDS))
 
     def forget_failures(self, key: Key) -> None:
+        """End the backoff: the key was handled."""
         self._failures.pop(key, None)
 
     async def get(self) -> Key:
-        """The next key; the caller has to call `done`."""
+        """Wait for the next key, which is running then; the caller has to call `done`. Ends its cooldown."""
         key = await self._ready.take()
         if (cooldown := self._cooling.pop(key, None)) is not None:
             cooldown.cancel()
@@ -92,6 +104,8 @@ class WorkQueue(Generic[Key]):
         return key
 
     def done(self, key: Key) -> None:
+        """End the handling of a key, and begin its cooldown. A key that was added meanwhile is queued again
+        after that."""
         took = _now() - self._running.pop(key)
         self._ready.give_back(key)
         metrics.QUEUE_WORK.observe(took)
@@ -104,22 +118,25 @@ class WorkQueue(Generic[Key]):
         del self._cooling[key]
         if key in self._dirty:
             self._dirty.remove(key)
-            self._add(key)
+            self._enqueue(key)
 
     def running_seconds(self) -> list[float]:
         """For how long each running key has been handled."""
         return [_now() - since for since in self._running.values()]
 
     def longest_running_seconds(self) -> float:
+        """For how long the slowest running key has been handled; 0.0: none runs."""
         return max(self.running_seconds(), default=0.0)
 
-    def _wake(self, key: Key) -> None:
+    def _enqueue_planned(self, key: Key) -> None:
         self._timers.pop(key, None)
-        self._add(key)
+        self._enqueue(key)
 
 
 async def serve(queue: WorkQueue[Key], handle: Callable[[Key], Awaitable[float | None]]) -> None:
-    """Handle keys for ever. `handle` returns the seconds until it is to be called again, or None."""
+    """Handle keys until cancelled, with `queue.workers` tasks. `handle` returns the seconds until it is to be
+    called again; None: when the key is added. Its errors are logged, and the key is tried again with backoff.
+    """
 
     async def work() -> None:
         while True:
@@ -137,6 +154,8 @@ async def serve(queue: WorkQueue[Key], handle: Callable[[Key], Awaitable[float |
 async def _handle_once(
     queue: WorkQueue[Key], handle: Callable[[Key], Awaitable[float | None]], key: Key
 ) -> None:
+    """Handle a key, and plan its next turn: after a failure with backoff, otherwise as `handle` returns.
+    Raises only CancelledError."""
     try:
         requeue_after = await handle(key)
     except Exception as error:  # an error of one job must not stop the others
@@ -146,7 +165,7 @@ async def _handle_once(
             key,
             type(error).__name__,
             error,
-            exc_info=_unexpected(error),
+            exc_info=_needs_traceback(error),
         )
         queue.add_after_failure(key)
         return
@@ -155,10 +174,11 @@ async def _handle_once(
         queue.add_after(key, requeue_after)
 
 
-def _unexpected(error: BaseException) -> bool:
-    """Whether a traceback would help: not for errors of networks, nor for ours, whose text is enough."""
+def _needs_traceback(error: BaseException) -> bool:
+    """Whether the text of an error is not enough: it is neither of the network nor one of ours."""
     return not isinstance(error, OSError | TimeoutError | RopeteamError)
 
 
 def _now() -> float:
+    """Seconds, by the event loop's clock."""
     return asyncio.get_running_loop().time()
