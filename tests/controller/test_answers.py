@@ -117,21 +117,21 @@ CHUNK = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
 
 async def test_an_answer_without_end_is_read_up_to_a_bound() -> None:
     answer, taken = endless(CHUNKED, CHUNK)
-    with pytest.raises(CoordinatorUnreachable, match="its answer has more than 1052672 bytes"):
+    with pytest.raises(CoordinatorUnreachable, match="the coordinator's answer has more than 1052672 bytes"):
         await send_desired(answer)
     assert taken[0] < 132 << 20, "what lies in buffers of sockets comes on top"
 
 
 async def test_what_it_announces_is_not_waited_for() -> None:
     answer = at_once(b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n" + b" " * (2 << 20))
-    with pytest.raises(CoordinatorUnreachable, match="its answer has more than"):
+    with pytest.raises(CoordinatorUnreachable, match="the coordinator's answer has more than"):
         await send_desired(answer)
 
 
 async def test_a_compressed_answer_is_refused_and_never_unpacked() -> None:
     bomb = response(zlib.compress(b" " * (64 << 20), wbits=31), "Content-Encoding: gzip")
     tracemalloc.start()
-    with pytest.raises(CoordinatorUnreachable, match=r"its answer is compressed \(gzip\)"):
+    with pytest.raises(CoordinatorUnreachable, match=r"the coordinator's answer is compressed \(gzip\)"):
         await send_desired(at_once(bomb))
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -243,7 +243,8 @@ async def test_a_report_that_no_coordinator_of_ours_would_make_names_the_field()
     by_slot = {"0": SlotReport(1, "u"), "1": SlotReport(1, "u")}
     report = JobReport("u", 1, 0, WorldPhase.RUNNING, "trains", slots=by_slot)
     with pytest.raises(
-        CoordinatorUnreachable, match="its report is out of bounds: slots has 2 entries, at most 1 are"
+        CoordinatorUnreachable,
+        match="the coordinator's report is out of bounds: slots has 2 entries, at most 1 are",
     ):
         await send_desired(at_once(response(codec.encode(report))))
 
@@ -263,7 +264,7 @@ async def test_a_report_of_more_small_values_than_slots_is_not_parsed(each: byte
 
 async def test_a_report_of_another_term_is_none() -> None:
     other = JobReport("u", 2, 0, WorldPhase.RUNNING, "trains")
-    with pytest.raises(CoordinatorUnreachable, match="its report is of term 2, not of 1"):
+    with pytest.raises(CoordinatorUnreachable, match="the coordinator's report is of term 2, not of 1"):
         await send_desired(at_once(response(codec.encode(other))))
 
 

@@ -130,7 +130,7 @@ async def test_a_request_that_is_altered_each_time_is_refused_each_time(served: 
 async def test_an_altered_answer_is_not_accepted(served: Served, old: bytes, new: bytes) -> None:
     async with between(served, answer=lambda text: text.replace(old, new)) as (_, send_desired):
         with pytest.raises(
-            CoordinatorUnreachable, match="its answer is not signed with this job's token: HTTP"
+            CoordinatorUnreachable, match="the answer is not signed with this job's token: HTTP"
         ):
             await send_desired(1)
 

@@ -194,7 +194,7 @@ async def open_elector(settings: Settings) -> AsyncIterator[Elector | None]:
 
 async def run(settings: Settings) -> None:
     """Run the operator until SIGTERM or SIGINT. Raises LeadershipLost, OSError if the port of the probes is
-    taken, and the errors of `open_operator`.
+    taken, the errors of `open_operator`, and any other error of a task in an exception group.
     """
     async with open_elector(settings) as elector, open_operator(settings, elector) as operator:
         lost = ""

@@ -141,17 +141,17 @@ class Elector:
             await self._pause(self._timing.retry_period)
             if not await self._acquire_or_renew() and self._observed_holder() != self.me:
                 self._deadline = _NEVER
-                holder = self._observed_holder() or "no operator"
+                holder = self._observed_holder() or "nobody"
                 raise LeadershipLost(
-                    f"{holder} leads now, by {self._lease_name}; this operator stops, and is on standby once "
-                    "it is restarted"
+                    f"{holder} leads now, as the leader election Lease {self._lease_name} shows; this "
+                    "operator stops, and is on standby once it is restarted"
                 )
             if not self.may_write():
                 self._deadline = _NEVER
                 seconds = self._timing.renew_deadline
                 raise LeadershipLost(
-                    f"{self._lease_name} could not be renewed within {seconds:.0f} s (the log says why); "
-                    "this operator stops, so that another one can lead"
+                    f"the leader election Lease {self._lease_name} could not be renewed within "
+                    f"{seconds:.0f} s (the log says why); this operator stops, so that another one can lead"
                 )
 
     async def release(self) -> None:
@@ -165,11 +165,12 @@ class Elector:
             await self._write({**self._observed.record, "holderIdentity": "", "leaseDurationSeconds": 1})
         except (*_API_ERRORS, OwnedObjectExists) as error:
             log.warning(
-                "%s could not be released: %s: %s; another operator takes over in %d s",
+                "the leader election Lease %s could not be released, so another operator takes over in %d s: "
+                "%s: %s",
                 self._lease_name,
+                self._timing.lease_duration,
                 type(error).__name__,
                 error,
-                self._timing.lease_duration,
             )
 
     async def _acquire_or_renew(self) -> bool:
@@ -190,7 +191,7 @@ class Elector:
             return False  # another candidate wrote: the next attempt reads its name
         except _API_ERRORS as error:
             log.warning(
-                "%s could not be read or written, trying again: %s: %s",
+                "the leader election Lease %s could not be read or written, trying again: %s: %s",
                 self._lease_name,
                 type(error).__name__,
                 error,
@@ -201,7 +202,7 @@ class Elector:
 
     @property
     def _lease_name(self) -> str:
-        return f"the leader election Lease {self._ref.namespace}/{self._ref.name}"
+        return f"{self._ref.namespace}/{self._ref.name}"
 
     def _observed_holder(self) -> str:
         """The holder in the record that was last read or written; "": none."""

@@ -143,21 +143,25 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         parser.add_argument(f"--{name}", default=value, help=f"{text} (default: {default or 'none'})")
 
     setting("kubeconfig", "", "kubeconfig of the API server; without it: in-cluster config")
-    setting("home", str(default_home(environ)), "state folder")
-    setting("key-file", "", "operator key; without it: <home>/operator.key, created at the first start")
-    setting("previous-key-file", "", "previous keys, one a line; without it: <home>/operator.key.previous")
+    setting("home", str(default_home(environ)), "folder for the operator's key, if it makes one, and address")
+    setting("key-file", "", "file with the operator key; without it: <home>/operator.key, made at the start")
+    setting(
+        "previous-key-file",
+        "",
+        "file with previous operator keys, one a line; without it: <home>/operator.key.previous",
+    )
     setting(
         "namespaces", "", "reconcile jobs of these namespaces only (a,b,c), with permissions in no others"
     )
-    setting("image", IMAGE, "image of coordinators")
-    setting("image-pull-policy", "", "imagePullPolicy of that image")
+    setting("image", IMAGE, "image of coordinator pods")
+    setting("image-pull-policy", "", "imagePullPolicy of coordinator pods")
     setting("job-defaults", "", "JSON file with defaults for the pods of all jobs")
     setting("job-policy", "", "JSON file with the peers that may reach jobs; without it: no NetworkPolicy")
     setting("lease", "", "reconcile only while holding this Lease, namespace/name; without it: always")
     setting("lease-seconds", "15", "another operator takes over when the lease was not renewed for so long")
     setting("max-concurrent-reconciles", "32", "maximum number of concurrent reconciles")
     setting("probe-address", "127.0.0.1:0", "where to serve /healthz, /readyz and /metrics")
-    setting("log-level", "INFO", "DEBUG, INFO, WARNING or ERROR")
+    setting("log-level", "INFO", "lowest level of the lines in the log: DEBUG, INFO, WARNING or ERROR")
     setting("deleted-nodes", "unknown", "`ended` if nothing runs any more on a node whose object is deleted")
     parser.add_argument("--wait-for-stdin", action="store_true", help="start when a line arrives on stdin")
     return parser

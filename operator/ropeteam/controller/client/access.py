@@ -56,7 +56,7 @@ async def load(kubeconfig: Path | None) -> Access:
     try:
         cluster, user = _current_context(kubeconfig)
     except (OSError, yaml.YAMLError, LookupError, TypeError, ValueError, OverflowError) as error:
-        raise AccessError(f"cannot read the kubeconfig {kubeconfig}: {error}") from None
+        raise AccessError(f"cannot read the kubeconfig {kubeconfig}: {_reason(error)}") from None
     if not set(user) <= _PLAIN_USER:
         return await _load_by_kubernetes_client(kubeconfig)
     try:
@@ -65,7 +65,12 @@ async def load(kubeconfig: Path | None) -> Access:
             cluster["server"].rstrip("/"), _tls_context(cluster, user, folder), _token_source(user, folder)
         )
     except (OSError, LookupError, ValueError) as error:
-        raise AccessError(f"the kubeconfig {kubeconfig} is not usable: {error}") from None
+        raise AccessError(f"the kubeconfig {kubeconfig} is not usable: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    """The text of an error; the text of a KeyError alone is only the name of the missing field."""
+    return f"this file has no field {error}" if isinstance(error, KeyError) else str(error)
 
 
 def _current_context(kubeconfig: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -82,7 +87,7 @@ def _named_entry(config: Mapping[str, Any], kind: str, name: str) -> dict[str, A
     LookupError."""
     found = next((item[kind] for item in config[f"{kind}s"] if item["name"] == name), None)
     if not isinstance(found, dict):
-        raise LookupError(f"it has no {kind} named {name!r}")
+        raise LookupError(f"this file has no {kind} named {name!r}")
     return found
 
 

@@ -329,8 +329,8 @@ class ApiClient:
             if (task := asyncio.current_task()) is None or task.cancelling():
                 raise
             # _reconnect has closed the session: aiohttp cancels the DNS lookups that its requests wait for
-            why = "the connection was closed, because the credentials are loaded again"
-            raise aiohttp.ClientConnectionError(f"{method} {path}: {why}") from None
+            text = f"{method} {path} was interrupted, because the credentials are loaded again"
+            raise aiohttp.ClientConnectionError(text) from None
 
 
 def _collection_path(ref: ObjectRef) -> str:

@@ -126,15 +126,16 @@ class Coordinators:
             report = codec.decode(JobReport, await self._put(address, auth, desired))
             if report.term != desired.term:  # a coordinator of ours would have answered 409
                 raise CoordinatorUnreachable(
-                    f"its report is of term {report.term}, not of {desired.term}: another one answered"
+                    f"the coordinator's report is of term {report.term}, not of {desired.term}: another "
+                    "coordinator answered"
                 )
             return bounds.bounded(report, len(desired.slots))
         except TimeoutError:
-            why = f"no answer within {_TIMEOUT.total:.0f} s"
+            why = f"the coordinator sent no answer within {_TIMEOUT.total:.0f} s"
         except codec.DecodeError as error:
-            why = f"its report cannot be decoded: {error}"
+            why = f"the coordinator's report cannot be decoded: {error}"
         except bounds.OutOfBounds as error:
-            why = f"its report is out of bounds: {error}"
+            why = f"the coordinator's report is out of bounds: {error}"
         except (CoordinatorUnreachable, aiohttp.ClientError, OSError, ValueError) as error:
             why = str(error) or type(error).__name__
         raise CoordinatorUnreachable(f"{address}: {_printable(why)}")
@@ -153,8 +154,8 @@ class Coordinators:
         values, max_values = _value_count(content), _BASE_VALUES + _SLOT_VALUES * slots
         if values > max_values:
             raise CoordinatorUnreachable(
-                f"it answered, but with a report of {values} values; at most {max_values} are accepted for "
-                f"{slots} slots"
+                f"the coordinator answered, but with a report of {values} values; at most {max_values} are "
+                f"accepted for {slots} slots"
             )
         return content
 
@@ -169,15 +170,17 @@ class Coordinators:
             encoding = answer.headers.get("Content-Encoding", "")
             if encoding:
                 raise CoordinatorUnreachable(
-                    f"its answer is compressed ({encoding}), which was not requested"
+                    f"the coordinator's answer is compressed ({encoding}), which was not requested"
                 )
             status, signature = answer.status, answer.headers.get(signing.HEADER, "")
             content = await _read_up_to(max_bytes if status == 200 else _REFUSAL_BYTES, answer.content)
         if status == 200 and len(content) > max_bytes:
-            raise CoordinatorUnreachable(f"its answer has more than {max_bytes} bytes, the limit of a report")
+            raise CoordinatorUnreachable(
+                f"the coordinator's answer has more than {max_bytes} bytes, the limit of a report"
+            )
         if not auth.is_authentic(proof, status, signature, content):
             raise CoordinatorUnreachable(
-                f"its answer is not signed with this job's token: {_quoted_answer(status, content)}"
+                f"the answer is not signed with this job's token: {_quoted_answer(status, content)}"
             )
         return status, content
 
