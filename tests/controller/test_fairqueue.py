@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lab.waiting import wait_until_async
 
 from ropeteam.controller.queue.fairqueue import FairQueue
-from ropeteam.controller.queue.workqueue import WorkQueue, serve
+from ropeteam.controller.queue.workqueue import WorkQueue, run_workers
 
 
 def group(key: str) -> str:
@@ -88,7 +88,7 @@ def test_everything_that_is_added_is_handled(names: list[str], workers: int) -> 
             await asyncio.sleep(0)
             handled.append(key)
 
-        serving = asyncio.create_task(serve(queue, handle))
+        serving = asyncio.create_task(run_workers(queue, handle))
         for key in keys:
             queue.add(key)
         await wait_until_async("all keys are handled", lambda: len(handled) == len(keys))
@@ -110,7 +110,7 @@ async def test_coordinators_that_never_answer_take_no_turns_from_another_namespa
 
     for number in range(1000):
         queue.add(f"x{number}")
-    serving = asyncio.create_task(serve(queue, handle))
+    serving = asyncio.create_task(run_workers(queue, handle))
     await wait_until_async("all four workers are busy", lambda: len(handled) == 4)
     queue.add("honest")
     await wait_until_async("the job of the other namespace is handled", lambda: "honest" in handled)

@@ -13,13 +13,13 @@ import pytest
 import uvloop
 from lab.waiting import wait_until_async
 
-from ropeteam.controller.queue.workqueue import WorkQueue, serve
+from ropeteam.controller.queue.workqueue import WorkQueue, run_workers
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
 async def serving_until(queue: WorkQueue[str], handle: Callable, done: Callable[[], bool]) -> None:  # type: ignore[type-arg]
-    task = asyncio.create_task(serve(queue, handle))
+    task = asyncio.create_task(run_workers(queue, handle))
     try:
         await wait_until_async("the queue has done its part", done)
     finally:

@@ -30,7 +30,7 @@ from ropeteam.controller.client.coordinator import Coordinators
 from ropeteam.controller.election import Elector, LeadershipLost, Timing, utc_now
 from ropeteam.controller.kopfwatch import thread
 from ropeteam.controller.kopfwatch.crosscheck import CrossCheck
-from ropeteam.controller.queue.workqueue import WorkQueue, serve
+from ropeteam.controller.queue.workqueue import WorkQueue, run_workers
 from ropeteam.controller.reconcile.admission import PodCheck
 from ropeteam.controller.reconcile.agentsecret import AgentSecret, build_agent_archive
 from ropeteam.controller.reconcile.exchange import CoordinatorLink
@@ -94,7 +94,7 @@ class Operator:
         job whose pods are not in the cache yet would get others.
         """
         async with asyncio.TaskGroup() as group:
-            group.create_task(serve(self.queue, self.reconciler))
+            group.create_task(run_workers(self.queue, self.reconciler))
             group.create_task(self._resync())
 
     async def _resync(self) -> None:

@@ -139,6 +139,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     )
 
     def setting(name: str, default: str, text: str) -> None:
+        """Add a flag. Its environment variable, if set, is the default that argparse uses."""
         value = environ.get("ROPETEAM_" + name.upper().replace("-", "_"), default)
         parser.add_argument(f"--{name}", default=value, help=f"{text} (default: {default or 'none'})")
 

@@ -38,6 +38,7 @@ class EndedPods:
             del self._uids[next(iter(self._uids))]
 
     def __contains__(self, uid: str) -> bool:
+        """Whether the end of this pod was reported before it was deleted, as far as is recorded."""
         return uid in self._uids
 
 
@@ -104,6 +105,7 @@ def make_caches(
             enqueue(key)
 
     def informers(spec: WatchSpec[T]) -> MultiNamespaceInformer[T]:
+        """Informers of one kind: one for each namespace, or one for all."""
         return MultiNamespaceInformer(
             Informer(client, spec, enqueue, namespace) for namespace in namespaces or ("",)
         )

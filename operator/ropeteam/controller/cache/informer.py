@@ -251,6 +251,7 @@ class Informer(Generic[T]):
                 self._mark_received()
 
     def _mark_received(self) -> None:
+        """Record that the API server has sent something: `age_seconds` is 0 now."""
         self._received_at = asyncio.get_running_loop().time()
 
     def _apply_event(self, event: Object) -> bool:
@@ -375,10 +376,12 @@ class MultiNamespaceInformer(Generic[T]):
                 part.relist()
 
     def upsert(self, obj: Object) -> None:
+        """As of Informer, in the part of the object's namespace."""
         for part in self.parts:
             if part.namespace in ("", obj["metadata"].get("namespace")):
                 part.upsert(obj)
 
     def remove_object(self, uid: str) -> None:
+        """As of Informer, in whichever part has it."""
         for part in self.parts:
             part.remove_object(uid)

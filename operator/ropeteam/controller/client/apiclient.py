@@ -129,10 +129,10 @@ def _new_session(access: Access) -> aiohttp.ClientSession:
 
 
 class ApiClient:
-    """One connection pool. Use as `async with ApiClient(load) as client`, where `load` reads server
-    and credentials (again). `may_write` is called right before each write is sent; if false, the write raises
-    Fenced. `count_answer` is called with method and status of each answer. `connect` opens a pool of
-    connections; `chance` is for jitter.
+    """One connection pool. Use as `async with ApiClient(load) as client`, where `load` reads server and
+    credentials (again). `may_write` is called right before each write is sent; if false, the write raises
+    Fenced. Entering raises what `load` raises. `count_answer` is called with method and status of each
+    answer. `connect` opens a pool of connections; `chance` is for jitter.
 
     All methods raise connection errors, also as TimeoutError and OSError, and those that write raise Fenced.
     """

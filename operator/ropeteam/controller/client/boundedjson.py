@@ -71,6 +71,7 @@ def _without_bulk(text: bytes, max_spec_bytes: int, closing: bytes) -> bytes:
 
 
 def _is_json(text: bytes) -> bool:
+    """Whether orjson can parse the text; not what is nested deeper than it reads."""
     try:
         orjson.loads(text)
     except orjson.JSONDecodeError:

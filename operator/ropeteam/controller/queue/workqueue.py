@@ -115,6 +115,7 @@ class WorkQueue(Generic[Key]):
         self._cooling[key] = asyncio.get_running_loop().call_later(cooldown, self._end_cooldown, key)
 
     def _end_cooldown(self, key: Key) -> None:
+        """End a cooldown; enqueue the key if it was added meanwhile."""
         del self._cooling[key]
         if key in self._dirty:
             self._dirty.remove(key)
@@ -133,7 +134,7 @@ class WorkQueue(Generic[Key]):
         self._enqueue(key)
 
 
-async def serve(queue: WorkQueue[Key], handle: Callable[[Key], Awaitable[float | None]]) -> None:
+async def run_workers(queue: WorkQueue[Key], handle: Callable[[Key], Awaitable[float | None]]) -> None:
     """Handle keys until cancelled, with `queue.workers` tasks. `handle` returns the seconds until it is to be
     called again; None: when the key is added. Its errors are logged, and the key is tried again with backoff.
     """

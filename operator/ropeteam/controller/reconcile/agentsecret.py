@@ -46,6 +46,7 @@ class AgentSecret:
 
     @property
     def name(self) -> str:
+        """The Secret's name, with a hash of the content: another agent has another Secret."""
         return names.agent_secret(hashlib.sha256(self.content).hexdigest())
 
     async def ensure(self, client: ApiClient, namespace: str) -> None:
@@ -65,6 +66,7 @@ class AgentSecret:
             self._known_at[namespace] = clock()
 
     def _manifest(self, namespace: str) -> dict[str, Any]:
+        """The Secret to create: immutable, and without an owner, because jobs share it."""
         labels = {names.MANAGED_BY: "ropeteam", names.COMPONENT: "agent"}
         return {
             "apiVersion": "v1",

@@ -60,6 +60,7 @@ class _JobRequests:
     created: CreatedObjects
 
     async def create(self, manifest: Object) -> None:
+        """As of Target. An object of ours that exists already comes into the cache by the watch."""
         with suppress(OwnedObjectExists):
             self._upsert(manifest["kind"], await self.executor.client.create(manifest))
 
@@ -73,6 +74,8 @@ class _JobRequests:
                 self._upsert(kind, answer)
 
     async def merge(self, kind: str, name: str, patch: Object) -> None:
+        """As of Target. Raises Conflict if the UID in the patch is another one: an object of the same
+        name."""
         with suppress(NotFound):
             ref = ObjectRef(kind, self.namespace, name)
             self._upsert(kind, await self.executor.client.merge(ref, patch))
