@@ -29,7 +29,7 @@ class _Connection(web.RequestHandler):
     """One connection, aborted after `HEAD_SECONDS` or when newer ones need its place. aiohttp alone limits
     neither their number nor their time. The methods are hooks of asyncio and aiohttp."""
 
-    __slots__ = ("_address", "_timeout", "_unauthenticated")
+    __slots__ = ("_address", "_time_limit", "_unauthenticated")
 
     def __init__(self, server: web.Server, admission: UnauthenticatedConnections) -> None:
         super().__init__(server, loop=asyncio.get_running_loop(), access_log=None)  # type: ignore[arg-type]
@@ -39,11 +39,11 @@ class _Connection(web.RequestHandler):
         super().connection_made(transport)
         # uvloop looks the name up only now; for a connection that was reset meanwhile there is none
         self._address: str = (transport.get_extra_info("peername") or ("",))[0]
-        self._timeout = self._loop.call_later(HEAD_SECONDS, self._abort)
+        self._time_limit = self._loop.call_later(HEAD_SECONDS, self._abort)
         self._unauthenticated.admit(self._address, self._abort)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._timeout.cancel()
+        self._time_limit.cancel()
         self._unauthenticated.free(self._address, self._abort)
         super().connection_lost(exc)
 
@@ -76,22 +76,7 @@ async def serve(
     for a free one; no host: all addresses. `unready`: returns the reason, "" if ready. Raises OSError when
     the port is taken, ValueError if it is no number.
     """
-
-    def health() -> web.Response:
-        seconds = longest_reconcile_seconds()
-        text = f"the longest running reconcile has taken {seconds:.1f} s (limit: {_HUNG_SECONDS:.0f} s)\n"
-        return web.Response(status=503 if seconds > _HUNG_SECONDS else 200, text=text)
-
-    def readiness() -> web.Response:
-        why = unready()
-        return web.Response(status=503, text=f"{why}\n") if why else web.Response(text="ok\n")
-
-    def prometheus_metrics() -> web.Response:
-        return web.Response(
-            body=generate_latest(metrics.REGISTRY), headers={"Content-Type": CONTENT_TYPE_LATEST}
-        )
-
-    pages = {"/healthz": health, "/readyz": readiness, "/metrics": prometheus_metrics}
+    pages = _pages(unready, longest_reconcile_seconds)
 
     async def answer(request: web.BaseRequest) -> web.Response:
         """Answer one request, after which the connection is closed. A function instead of aiohttp's routes:
@@ -118,3 +103,25 @@ async def serve(
             yield f"{bound[0]}:{bound[1]}"
     finally:
         await server.shutdown(1)  # running answers get 1 s
+
+
+def _pages(
+    unready: Callable[[], str], longest_reconcile_seconds: Callable[[], float]
+) -> dict[str, Callable[[], web.Response]]:
+    """The functions that answer, by path; parameters as of `serve`."""
+
+    def health() -> web.Response:
+        seconds = longest_reconcile_seconds()
+        text = f"the longest running reconcile has taken {seconds:.1f} s (limit: {_HUNG_SECONDS:.0f} s)\n"
+        return web.Response(status=503 if seconds > _HUNG_SECONDS else 200, text=text)
+
+    def readiness() -> web.Response:
+        why = unready()
+        return web.Response(status=503, text=f"{why}\n") if why else web.Response(text="ok\n")
+
+    def prometheus_metrics() -> web.Response:
+        return web.Response(
+            body=generate_latest(metrics.REGISTRY), headers={"Content-Type": CONTENT_TYPE_LATEST}
+        )
+
+    return {"/healthz": health, "/readyz": readiness, "/metrics": prometheus_metrics}
