@@ -10,7 +10,7 @@ from celpy.adapter import json_to_cel
 
 from ropeteam.api.rule import Spec
 from ropeteam.api.rules.validate import spec_schema
-from ropeteam.api.schema.structural import defaulted
+from ropeteam.api.schema.structural import with_defaults
 
 
 def _quantity(text: str) -> Any:
@@ -46,4 +46,4 @@ def _evaluated(cel: str, variables: dict[str, Any]) -> Any:
 
 
 def as_job(spec: Spec) -> dict[str, Any]:
-    return {"metadata": {"name": "job"}, "spec": defaulted(spec_schema(), spec)}
+    return {"metadata": {"name": "job"}, "spec": with_defaults(spec_schema(), spec)}

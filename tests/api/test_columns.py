@@ -110,8 +110,8 @@ def test_since_moves_only_when_the_fact_flips() -> None:
     old = a_condition(ConditionType.RUNNING)
     reworded = old.model_copy(update={"message": "other words", "last_transition_time": LATER})
     flipped = reworded.model_copy(update={"status": "False"})
-    assert old.becomes(reworded) == reworded.model_copy(update={"last_transition_time": NOON})
-    assert old.becomes(flipped) == flipped
+    assert old.replaced_by(reworded) == reworded.model_copy(update={"last_transition_time": NOON})
+    assert old.replaced_by(flipped) == flipped
 
 
 @pytest.mark.parametrize("kind", [ConditionType.COMPLETE, ConditionType.FAILED])

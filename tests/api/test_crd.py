@@ -149,9 +149,9 @@ def test_columns_show_what_status_holds() -> None:
 
 def test_a_status_that_the_operator_writes_fits_the_schema() -> None:
     from ropeteam.api.schema.sentences import problems
-    from ropeteam.api.schema.structural import structural
+    from ropeteam.api.schema.structural import structural_schema
 
-    schema = structural(JobStatus, defaults=False)
+    schema = structural_schema(JobStatus, defaults=False)
     for status in (JobStatus(), with_columns(a_status())):
         assert list(problems(schema, status.to_json(), "status")) == []
 

@@ -14,10 +14,10 @@ from pydantic import Field, ValidationError, WithJsonSchema
 
 from ropeteam.api.job import TrainingJobSpec
 from ropeteam.api.model import ApiModel
-from ropeteam.api.quantity import amount
+from ropeteam.api.quantity import parse_quantity
 from ropeteam.api.rules.validate import spec_schema, validate
 from ropeteam.api.schema.sentences import problems
-from ropeteam.api.schema.structural import defaulted, structural
+from ropeteam.api.schema.structural import structural_schema, with_defaults
 from ropeteam.local.api.schema import field_errors
 
 Short = Annotated[str, Field(max_length=9)]
@@ -59,7 +59,7 @@ def test_a_model_becomes_one_schema_without_references() -> None:
     number = {"description": "A number.", "type": "integer", "default": 1, "maximum": 5, "minimum": 1}
     note = {"description": "May be left out.", "type": "string", "maxLength": 9}
     inner = {"type": "object", "properties": {"howMany": number, "note": note}}
-    assert structural(Outer) == {
+    assert structural_schema(Outer) == {
         "description": "Something outside.",
         "type": "object",
         "required": ["name"],
@@ -91,8 +91,8 @@ def test_a_model_becomes_one_schema_without_references() -> None:
 
 
 def test_status_has_no_defaults() -> None:
-    assert "default" not in str(structural(Outer, defaults=False))
-    assert structural(Outer, defaults=False)["properties"]["parts"]["maxItems"] == 3
+    assert "default" not in str(structural_schema(Outer, defaults=False))
+    assert structural_schema(Outer, defaults=False)["properties"]["parts"]["maxItems"] == 3
 
 
 class Silent(ApiModel):
@@ -143,7 +143,7 @@ class Exclusive(ApiModel):
 )
 def test_what_a_server_would_refuse_is_refused_here(model: type[ApiModel], expected: str) -> None:
     with pytest.raises(TypeError) as caught:
-        structural(model)
+        structural_schema(model)
     assert str(caught.value).startswith(expected)
 
 
@@ -159,21 +159,21 @@ class Untyped(ApiModel):
 
 def test_a_value_without_a_type_is_refused() -> None:
     with pytest.raises(TypeError, match=r"Untyped.anything\[\]: type None is not allowed"):
-        structural(Untyped)
+        structural_schema(Untyped)
 
 
 def test_defaults_are_filled_in_to_the_bottom_and_nothing_else_is_touched() -> None:
-    schema = structural(Outer)
+    schema = structural_schema(Outer)
     given_value = {"name": "a", "parts": [{}, {"howMany": 2}, 7], "extra": {"x": 1}}
     filled = {"inner": {"howMany": 1}, "colour": "Red", "parts": [{"howMany": 1}, {"howMany": 2}, 7]}
-    assert defaulted(schema, given_value) == {**given_value, **filled}
-    assert defaulted(schema, "not a map") == "not a map"
-    assert defaulted(schema, [1]) == [1]
+    assert with_defaults(schema, given_value) == {**given_value, **filled}
+    assert with_defaults(schema, "not a map") == "not a map"
+    assert with_defaults(schema, [1]) == [1]
 
 
 def test_too_many_entries_of_a_map_are_reported() -> None:
     labels = {str(number): "x" for number in range(3)}
-    (message,) = problems(structural(Outer), {"name": "a", "labels": labels}, "it")
+    (message,) = problems(structural_schema(Outer), {"name": "a", "labels": labels}, "it")
     assert message == "it.labels: has 3 entries; use 2 or fewer"
 
 
@@ -241,7 +241,7 @@ def test_validation_never_raises(spec: Any) -> None:
 )
 def test_what_is_valid_is_parsed_as_the_server_would_default_it(spec: dict[str, Any]) -> None:
     assume(not validate(spec))
-    assert TrainingJobSpec.model_validate(spec).to_json() == defaulted(spec_schema(), spec)
+    assert TrainingJobSpec.model_validate(spec).to_json() == with_defaults(spec_schema(), spec)
 
 
 def test_of_a_value_only_the_beginning_is_written_however_large_it_is() -> None:
@@ -257,9 +257,9 @@ def test_of_a_value_only_the_beginning_is_written_however_large_it_is() -> None:
 
 
 def test_a_quantity_of_any_size_is_read() -> None:
-    assert amount("1e999999999") is None
-    assert amount("1e-999999999") == 0
-    assert amount("8Gi") == 8 << 30
+    assert parse_quantity("1e999999999") is None
+    assert parse_quantity("1e-999999999") == 0
+    assert parse_quantity("8Gi") == 8 << 30
 
 
 def test_keys_that_are_no_text_are_not_compared() -> None:
@@ -283,6 +283,6 @@ def test_users_and_the_local_server_read_of_the_same_fields(spec: Any) -> None:
 
 
 def test_a_field_whose_name_has_a_dot_is_shown_whole() -> None:
-    messages = list(problems(structural(Outer), {"name": "a", "in.ner": 1, 7: 2}, "it"))
+    messages = list(problems(structural_schema(Outer), {"name": "a", "in.ner": 1, 7: 2}, "it"))
     assert messages[0] == "it.in.ner: unknown field, did you mean inner?"
     assert messages[1].startswith("it.7: unknown field; the fields of it are name, inner, ")

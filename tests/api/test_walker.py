@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ropeteam.api.schema.walker import Problem, matches, walk
+from ropeteam.api.schema.walker import Problem, differences, matches
 
 TEXT = {"type": "string"}
 TIME = {"type": "string", "format": "date-time"}
@@ -19,7 +19,7 @@ NAMED = {
 
 
 def faults(schema: Any, value: Any, **how: bool) -> list[tuple[str, Problem]]:
-    return [(fault.path, fault.problem) for fault in walk(schema, value, "it", **how)]
+    return [(fault.path, fault.problem) for fault in differences(schema, value, "it", **how)]
 
 
 def test_of_an_object_what_is_missing_comes_first_then_its_fields_in_their_order():

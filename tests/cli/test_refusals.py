@@ -63,7 +63,7 @@ def test_a_command_is_validated_as_the_agent_would(file: Path) -> None:
     file.write_text(VALID.replace("[python, train.py]", "[./run.sh]"))
     result = ropeteam("validate", str(file))
     assert result.exit_code == 0
-    assert "spec.command: starts once per pod, as it is" in result.output
+    assert "spec.command: is started once per pod, as it is" in result.output
 
 
 def test_every_fault_is_reported(file: Path) -> None:

@@ -15,7 +15,7 @@ from tools import techniques
 
 from ropeteam.api.job import TrainingJobSpec
 from ropeteam.api.rules.validate import validate
-from ropeteam.api.strategy import Strategy, of_contract
+from ropeteam.api.strategy import Strategy, contract_strategy
 from ropeteam_trainer.contract.world import WorldId
 from ropeteam_trainer.recipes import char_gpt
 
@@ -53,7 +53,7 @@ def test_a_pipeline_takes_every_batch_of_the_recipe(name: str, tmp_path: Path):
     agent = FakeAgent(tmp_path, spec.workers, None, WorldId(1, 0, 1))
     options = ["--text", str(tmp_path / "text"), "--epochs", "1"]
     ended = RankGroup(tmp_path / "group", spec.workers).run(
-        char_gpt.__file__, *options, agent=agent, strategy=of_contract(spec.strategy)
+        char_gpt.__file__, *options, agent=agent, strategy=contract_strategy(spec.strategy)
     )
     agent.close()
     assert ended.codes == [0] * spec.workers, ended.output

@@ -9,17 +9,18 @@ from ropeteam.api.rule import at
 
 
 def claims(spec: Any) -> dict[str, str]:
-    """Each claim's name, and the first field that names it. spec: as the API server has it. Total: what is no
-    volume names no claim."""
+    """Claim name to the first field that names it, as in `spec.checkpoint.volume`. `spec`: any JSON value,
+    also an invalid spec; a malformed volume is skipped."""
     found: dict[str, str] = {}
-    for field, volume in _volumes(spec):
+    for field, volume in _volumes_by_field(spec):
         name = at(volume, "persistentVolumeClaim.claimName")
         if name and isinstance(name, str):
             found.setdefault(name, field)
     return found
 
 
-def _volumes(spec: Any) -> Iterator[tuple[str, Any]]:
+def _volumes_by_field(spec: Any) -> Iterator[tuple[str, Any]]:
+    """Field and value of each volume; a value may be None or malformed."""
     yield "spec.checkpoint.volume", at(spec, "checkpoint.volume")
     volumes = at(spec, "template.spec.volumes")
     for number, volume in enumerate(volumes if isinstance(volumes, list) else ()):

@@ -39,9 +39,11 @@ class Condition(StatusModel):
 
     @property
     def holds(self) -> bool:
+        """Whether the status is True; of an Unknown one it is not."""
         return self.status == "True"
 
-    def becomes(self, new: Condition) -> Condition:
+    def replaced_by(self, new: Condition) -> Condition:
+        """`new`, which keeps this condition's lastTransitionTime if the status is the same."""
         if new.status != self.status:
             return new
         return new.model_copy(update={"last_transition_time": self.last_transition_time})

@@ -18,7 +18,7 @@ from ropeteam.api import editor
 from ropeteam.api.job import GROUP, KIND, PLURAL, VERSION, TrainingJob
 from ropeteam.api.rules.rulebook import CHANGES, RULES
 from ropeteam.api.rules.validate import spec_schema
-from ropeteam.api.schema.structural import Schema, opened, structural
+from ropeteam.api.schema.structural import Schema, preserving_unknown_fields, structural_schema
 from ropeteam.api.status import JobStatus
 
 MAX_BYTES = 200 * 1024
@@ -61,7 +61,7 @@ def crd() -> dict[str, Any]:
         "served": True,
         "storage": True,
         "subresources": {"status": {}},
-        "additionalPrinterColumns": [_column(*column) for column in COLUMNS],
+        "additionalPrinterColumns": [_printer_column(*column) for column in COLUMNS],
         "schema": {"openAPIV3Schema": job_schema()},
     }
     return {
@@ -73,7 +73,7 @@ def crd() -> dict[str, Any]:
 
 
 def job_schema() -> Schema:
-    """The schema of a whole TrainingJob, with the rules at their places."""
+    """The structural schema of a whole TrainingJob, with each CEL rule at the path that it validates."""
     schema = {
         "description": TrainingJob.__doc__,
         "type": "object",
@@ -82,52 +82,59 @@ def job_schema() -> Schema:
             "apiVersion": {"description": "ropeteam.dev/v1alpha1.", "type": "string"},
             "kind": {"description": "TrainingJob.", "type": "string"},
             "metadata": {"type": "object"},  # a real API server refuses a description here
-            "spec": _ruled(spec_schema(), "spec"),
-            "status": opened(structural(JobStatus, defaults=False)),
+            "spec": _with_rules(spec_schema(), "spec"),
+            "status": preserving_unknown_fields(structural_schema(JobStatus, defaults=False)),
         },
     }
-    return _ruled(schema, "")
+    return _with_rules(schema, "")
 
 
-def _column(name: str, kind: str, path: str, priority: int, description: str) -> dict[str, Any]:
+def _printer_column(name: str, kind: str, path: str, priority: int, description: str) -> dict[str, Any]:
+    """A row of COLUMNS as an entry of additionalPrinterColumns."""
     column = {"name": name, "type": kind, "jsonPath": path, "description": description}
     return {**column, "priority": priority} if priority else column
 
 
-def _ruled(schema: Schema, path: str) -> Schema:
-    """`schema` with the rules of its path, and inside spec those of the paths below."""
+def _with_rules(schema: Schema, path: str) -> Schema:
+    """A copy of `schema` with the CEL rules of `path`, and of the fields below it. `path`: dotted; "" is the
+    whole object, whose fields are not entered: the caller has added the rules of spec, and status has none.
+    CHANGES compares two specs, so it is a rule of the whole object."""
     rules = [{"rule": rule.cel, "message": rule.message} for rule in RULES if rule.path == path]
     if not path:
         rules += [{"rule": CHANGES.cel, "messageExpression": CHANGES.message_cel}]
     elif "properties" in schema:
-        below = {name: _ruled(each, f"{path}.{name}") for name, each in schema["properties"].items()}
+        below = {name: _with_rules(each, f"{path}.{name}") for name, each in schema["properties"].items()}
         schema = {**schema, "properties": below}
     return {**schema, "x-kubernetes-validations": rules} if rules else schema
 
 
 def to_yaml() -> str:
+    """Text of FILE."""
     return _HEADER + yaml.dump(crd(), Dumper=_NoAliases, sort_keys=False, width=110)
 
 
 class _NoAliases(yaml.SafeDumper):
-    """Writes a piece that occurs twice in full: people read the file."""
+    """Writes each object in full, also one that occurs twice: no `&anchor` and `*alias`, for human
+    readers."""
 
     def ignore_aliases(self, _data: Any) -> bool:
         return True
 
 
 def main(arguments: list[str], root: Path) -> int:
+    """Write both generated files below `root`; with `--check` only compare them. Returns the exit status: 1
+    if a file differs."""
     texts = {root / FILE: to_yaml(), root / editor.FILE: editor.to_json()}
     if "--check" not in arguments:
         for file, text in texts.items():
             file.write_text(text)
             print(f"wrote {file}: {len(text.encode())} bytes")
         return 0
-    drifted = [file for file, text in texts.items() if not (file.exists() and file.read_text() == text)]
+    changed = [file for file, text in texts.items() if not (file.exists() and file.read_text() == text)]
     for file in texts:
         differs = "differs from the models; run `make crds`"
-        print(f"{file} {differs if file in drifted else 'is what the models define'}")
-    return 1 if drifted else 0
+        print(f"{file} {differs if file in changed else 'is what the models define'}")
+    return 1 if changed else 0
 
 
 if __name__ == "__main__":

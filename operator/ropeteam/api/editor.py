@@ -33,6 +33,7 @@ _METADATA = {
 
 
 def editor_schema() -> Schema:
+    """The JSON Schema (draft 7) of a whole TrainingJob."""
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": KIND,
@@ -43,27 +44,29 @@ def editor_schema() -> Schema:
             "apiVersion": {"description": "API group and version.", "const": API_VERSION},
             "kind": {"description": "Kind of the object.", "const": KIND},
             "metadata": _METADATA,
-            "spec": _closed(spec_schema()),
+            "spec": _in_draft_7(spec_schema()),
             "status": {"description": "Status of the job, as the operator reports it.", "type": "object"},
         },
         "additionalProperties": False,
     }
 
 
-def _closed(schema: Schema) -> Schema:
-    """Without words of Kubernetes alone. Fields that are not named are refused, unless the object is open."""
+def _in_draft_7(schema: Schema) -> Schema:
+    """A structural schema in draft 7: without `x-kubernetes-*` keywords, int-or-string as two types. An
+    object with named fields refuses all others, unless it preserves unknown fields."""
     plain = {key: each for key, each in schema.items() if not key.startswith("x-kubernetes-")}
     if INT_OR_STRING in schema:
         plain["type"] = ["integer", "string"]
     for inner in ("items", "additionalProperties"):
         if inner in schema:
-            plain[inner] = _closed(schema[inner])
+            plain[inner] = _in_draft_7(schema[inner])
     if "properties" in schema:
-        plain["properties"] = {name: _closed(each) for name, each in schema["properties"].items()}
+        plain["properties"] = {name: _in_draft_7(each) for name, each in schema["properties"].items()}
         if OPEN not in schema:
             plain["additionalProperties"] = False
     return plain
 
 
 def to_json() -> str:
+    """Text of FILE."""
     return json.dumps(editor_schema(), indent=2) + "\n"

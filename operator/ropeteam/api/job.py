@@ -149,7 +149,8 @@ class Recovery(ApiModel):
 
     @property
     def lease_seconds(self) -> int:
-        """Of a coordinator that is made now. 0: it makes no promise."""
+        """status.coordinator.leaseSeconds of a coordinator that is created now. 0: without selfFence it
+        answers agents however long no operator has had contact with it."""
         return self.fence_seconds if self.self_fence else 0
 
 
@@ -215,16 +216,16 @@ class TrainingJobSpec(ApiModel):
     @property
     def processes(self) -> int:
         """Ranks per worker."""
-        return commands.processes(self)
+        return commands.processes_per_worker(self)
 
     @property
     def servers(self) -> int:
-        """Pods of parameter servers, beside the workers; one rank each."""
+        """Number of parameter server pods, in addition to the workers; one rank each."""
         return self.strategy.servers if self.strategy else 0
 
     @property
     def slots(self) -> int:
-        """All pods that train or serve."""
+        """Number of pods of workers and parameter servers; the coordinator has no slot."""
         return self.workers + self.servers
 
 

@@ -34,16 +34,18 @@ PREVIOUS_NAMES = {
     "final": "settled",
     "last_incident": "lastFault",
 }
-"""Fields of status by what a stored object of an earlier release calls them. Both are read, with the same
-meaning and values; the first status that is written has the new ones only."""
+"""Field of status to its name in objects that an earlier release has stored. Both names are read, with the
+same meaning and values; only the new name is written."""
 
 
 def api_name(field: str) -> str:
-    """`field` as the API writes it: camelCase, and acronyms keep one case."""
+    """Name in JSON of a Python field: camelCase, with UID in capitals at the end."""
     return re.sub("Uid$", "UID", to_camel(field))
 
 
-def _names(field: str) -> AliasChoices:
+def _accepted_names(field: str) -> AliasChoices:
+    """Names in JSON under which a field of status is read: its name now, then its previous one. If an object
+    has both, the first wins."""
     return AliasChoices(api_name(field), *filter(None, [PREVIOUS_NAMES.get(field)]))
 
 
@@ -59,11 +61,13 @@ class ApiModel(BaseModel):
     )
 
     def to_json(self) -> dict[str, Any]:
-        """As Kubernetes stores it: camelCase, nothing that is None."""
+        """The object in JSON, as Kubernetes stores it: camelCase, fields with None left out, defaults
+        included."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Copy with some fields replaced. Raises TypeError for one that there is not: pydantic ignores it."""
+        """Copy with some fields replaced, by Python name; values are not validated. Raises TypeError for an
+        unknown field, which pydantic's own model_copy would ignore."""
         unknown = sorted({*(update or ())} - {*type(self).model_fields})
         if unknown:
             raise TypeError(f"{type(self).__name__} has no field {', '.join(unknown)}")
@@ -75,5 +79,5 @@ class StatusModel(ApiModel):
 
     model_config = ConfigDict(
         extra="ignore",
-        alias_generator=AliasGenerator(validation_alias=_names, serialization_alias=api_name),
+        alias_generator=AliasGenerator(validation_alias=_accepted_names, serialization_alias=api_name),
     )

@@ -15,23 +15,26 @@ Schema = dict[str, Any]
 _MAX_NAME, _MAX_TEXT = 253, 16_384
 
 
-def _text(description: str, maximum: int = _MAX_TEXT, **more: Any) -> Schema:
+def _text_schema(description: str, maximum: int = _MAX_TEXT, **more: Any) -> Schema:
+    """Schema of a string of at most `maximum` characters. `more`: further keywords, as `minLength`."""
     return {"description": description, "type": "string", "maxLength": maximum, **more}
 
 
-def _open(description: str, properties: Schema | None = None, **more: Any) -> Schema:
-    """An object that may hold more than the named properties."""
+def _open_object_schema(description: str, properties: Schema | None = None, **more: Any) -> Schema:
+    """Schema of an object that keeps fields beside `properties`. `more`: further keywords, as `required`."""
     named = {"properties": properties} if properties else {}
     unpruned = {"x-kubernetes-preserve-unknown-fields": True}
     return {"description": description, "type": "object", **unpruned, **named, **more}
 
 
-def _texts(description: str) -> Schema:
+def _text_list_schema(description: str) -> Schema:
+    """Schema of a list of strings; CEL rules need the limits."""
     items = {"type": "string", "maxLength": _MAX_TEXT}
     return {"description": description, "type": "array", "maxItems": 256, "items": items}
 
 
-def _quantities(description: str) -> Schema:
+def _quantity_map_schema(description: str) -> Schema:
+    """Schema of a map from resource name to quantity, as in `limits`."""
     quantity = {"x-kubernetes-int-or-string": True}
     return {
         "description": description,
@@ -41,9 +44,12 @@ def _quantities(description: str) -> Schema:
     }
 
 
-ENV_VAR = _open(
+ENV_VAR = _open_object_schema(
     "One environment variable, as in a pod.",
-    {"name": _text("Name of the variable.", 128, minLength=1), "value": _text("Value of the variable.")},
+    {
+        "name": _text_schema("Name of the variable.", 128, minLength=1),
+        "value": _text_schema("Value of the variable."),
+    },
     required=["name"],
 )
 ENV = {
@@ -54,38 +60,45 @@ ENV = {
     "x-kubernetes-list-type": "map",
     "x-kubernetes-list-map-keys": ["name"],
 }
-RESOURCES = _open(
+RESOURCES = _open_object_schema(
     "Resources of a container, as in a pod.",
     {
-        "limits": _quantities("Maximum amounts of resources."),
-        "requests": _quantities("Minimum amounts of resources."),
+        "limits": _quantity_map_schema("Maximum amounts of resources."),
+        "requests": _quantity_map_schema("Minimum amounts of resources."),
     },
 )
-_MOST_VOLUMES = 128
+_MAX_VOLUMES = 128
 VOLUME_MOUNTS = {
     "description": "Volumes of the pod to mount into the container, as in a pod.",
     "type": "array",
-    "maxItems": _MOST_VOLUMES,
-    "items": _open(
+    "maxItems": _MAX_VOLUMES,
+    "items": _open_object_schema(
         "One volume mount, as in a pod.",
-        {"name": _text("Name of the volume.", 63), "mountPath": _text("Path in the container.", 4096)},
+        {
+            "name": _text_schema("Name of the volume.", 63),
+            "mountPath": _text_schema("Path in the container.", 4096),
+        },
         required=["name", "mountPath"],
     ),
 }
 VOLUMES = {
     "description": "Volumes of the pod.",
     "type": "array",
-    "maxItems": _MOST_VOLUMES,
-    "items": _open("One volume, as in a pod.", {"name": _text("Name of the volume.", 63)}, required=["name"]),
+    "maxItems": _MAX_VOLUMES,
+    "items": _open_object_schema(
+        "One volume, as in a pod.", {"name": _text_schema("Name of the volume.", 63)}, required=["name"]
+    ),
 }
-CONTAINER = _open(
+CONTAINER = _open_object_schema(
     "A container, as in a pod.",
     {
-        "name": _text("Name of the container; the one that trains is named `trainer`.", 63, minLength=1),
-        "image": _text("Image of the container.", 1024),
-        "command": _texts("Command of the container."),
-        "args": _texts("Arguments of the command."),
-        "workingDir": _text("Working directory of the command.", 1024),
+        "name": _text_schema(
+            "Name of the container; the one that trains is named `trainer`.", 63, minLength=1
+        ),
+        "image": _text_schema("Image of the container.", 1024),
+        "command": _text_list_schema("Command of the container."),
+        "args": _text_list_schema("Arguments of the command."),
+        "workingDir": _text_schema("Working directory of the command.", 1024),
         "env": ENV,
         "resources": RESOURCES,
         "volumeMounts": VOLUME_MOUNTS,
@@ -100,25 +113,25 @@ CONTAINERS = {
     "x-kubernetes-list-type": "map",
     "x-kubernetes-list-map-keys": ["name"],
 }
-POD_TEMPLATE = _open(
+POD_TEMPLATE = _open_object_schema(
     "A pod template.",
     {
-        "metadata": _open("Labels and annotations of the pods."),
-        "spec": _open(
+        "metadata": _open_object_schema("Labels and annotations of the pods."),
+        "spec": _open_object_schema(
             "Specification of the pods, as in Kubernetes.",
             {
                 "containers": CONTAINERS,
-                "restartPolicy": _text("Must be Never, or omitted.", 16),
+                "restartPolicy": _text_schema("Must be Never, or omitted.", 16),
                 "volumes": VOLUMES,
             },
         ),
     },
 )
-VOLUME = _open(
+VOLUME = _open_object_schema(
     "A volume source, as in a pod.",
     {
-        "name": _text("Must be omitted: the operator names the volume.", _MAX_NAME),
-        "emptyDir": _open("Empty folder that exists as long as its pod."),
+        "name": _text_schema("Must be omitted: the operator names the volume.", _MAX_NAME),
+        "emptyDir": _open_object_schema("Empty folder that exists as long as its pod."),
     },
     minProperties=1,
 )

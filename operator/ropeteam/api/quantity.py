@@ -9,6 +9,8 @@ from typing import Any
 
 _SUFFIXES: dict[str, Decimal] = {
     "": Decimal(1),
+    "n": Decimal("1e-9"),
+    "u": Decimal("1e-6"),
     "m": Decimal("0.001"),
     "k": Decimal(1000),
     **{unit: Decimal(1000 ** (power + 2)) for power, unit in enumerate("MGTPE")},
@@ -16,11 +18,13 @@ _SUFFIXES: dict[str, Decimal] = {
 }
 
 
-def amount(quantity: Any) -> Decimal | None:
-    """For example 8Gi: 8589934592. None: it is no quantity."""
-    found = re.fullmatch(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)([a-zA-Z]*)", str(quantity))
-    if found is None or found[2] not in _SUFFIXES:
+def parse_quantity(quantity: Any) -> Decimal | None:
+    """The number that a quantity in JSON, a text or an integer, stands for: 8589934592 for "8Gi". None: it is
+    no quantity, or too large for a Decimal."""
+    found = re.fullmatch(r"([+-]?[0-9.]+)([eE][+-]?[0-9]+|[a-zA-Z]*)", str(quantity))
+    if found is None:
         return None
-    with suppress(ArithmeticError):  # also of one that is too large
-        return Decimal(found[1]) * _SUFFIXES[found[2]]
+    number, suffix = found[1], found[2]
+    with suppress(ArithmeticError):  # no number, as 1.2.3 or 5x; or too large, which `+` finds
+        return Decimal(number) * _SUFFIXES[suffix] if suffix in _SUFFIXES else +Decimal(number + suffix)
     return None

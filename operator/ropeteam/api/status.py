@@ -290,8 +290,9 @@ class JobStatus(StatusModel):
 
     @field_validator("conditions", mode="before")
     @classmethod
-    def _known(cls, conditions: Any) -> Any:
-        """Drop conditions of a newer operator, as its other fields are dropped."""
+    def _drop_unknown_conditions(cls, conditions: Any) -> Any:
+        """`conditions` of a stored object without types that only a newer operator knows, as its other
+        unknown fields are dropped. What is no list, or no map in it, is left for pydantic to refuse."""
         if not isinstance(conditions, list):
             return conditions
         return [
@@ -299,13 +300,15 @@ class JobStatus(StatusModel):
         ]
 
     def condition(self, kind: ConditionType) -> Condition | None:
+        """None: the condition was not set yet."""
         return next((each for each in self.conditions if each.type == kind), None)
 
     def holds(self, kind: ConditionType) -> bool:
+        """Whether the condition is True; one that is Unknown or not set is not."""
         found = self.condition(kind)
         return found is not None and found.holds
 
     @property
     def finished(self) -> bool:
-        """Terminal: nothing but cleaning up happens to this job any more."""
+        """Whether the job has ended, as Complete or Failed; that is final."""
         return self.holds(ConditionType.COMPLETE) or self.holds(ConditionType.FAILED)

@@ -189,23 +189,24 @@ class Strategy(ApiModel):
 
     @property
     def servers(self) -> int:
-        """Pods of parameter servers."""
+        """Number of parameter server pods; 0 with another type of sync."""
         serves = self.sync.type is SyncType.PARAMETER_SERVER
         return self.sync.parameter_server.servers if serves else 0
 
 
-def of_contract(strategy: Strategy) -> contract.Strategy:
-    """As the trainer reads it: the same fields, in Python's spelling."""
-    resources = {"sync": {"parameter_server": {"resources"}}}  # of pods, not of ranks
+def contract_strategy(strategy: Strategy) -> contract.Strategy:
+    """The strategy as ranks read it: the same fields, in Python's spelling, without the resources of
+    parameter servers, which define pods."""
+    resources = {"sync": {"parameter_server": {"resources"}}}
     return codec.from_plain(contract.Strategy, strategy.model_dump(mode="json", exclude=resources))
 
 
 def problems(strategy: Strategy | None, ranks: int) -> tuple[str, ...]:
-    """Why this strategy cannot be used by so many ranks (those of the workers)."""
+    """Messages why the strategy cannot be applied to so many ranks, those of the workers. Empty: it can."""
     if strategy is None:
         return ()
     try:
-        layout(of_contract(strategy), ranks)
+        layout(contract_strategy(strategy), ranks)
     except contract.StrategyError as error:
         return error.args
     return ()

@@ -1,7 +1,8 @@
-"""The rules that one field alone cannot say, each twice: in CEL for the API server, in Python for the rest.
+"""The rules that the schema of one field cannot express, each twice: in CEL for the API server, and in
+Python.
 
-rulebook.py   one row each
-command.py    rows about what a job runs
-mounts.py     rows about what containers mount
-validate.py   is a TrainingJob good? One sentence for each field that is not
+rulebook.py   all rules, and the fields that may not change while pods run
+command.py    rules about what a job runs
+mounts.py     rules about what containers mount
+validate.py   validation by schema and rules: one sentence for each problem
 """

@@ -1,10 +1,9 @@
-"""Rules that one field alone cannot say, one row each. The examples are run through CEL and twin by the
-tests.
+"""Rules that the schema of one field cannot express. Tests run their examples through CEL and Python.
 
-In `RULES` a row is about one value; where several fail, the user reads all of their messages. In `CHANGES`
-stand the fields that may not change while pods run, as in batch/Job: Kueue changes them while a job is
-suspended. Each list and text that CEL walks has a maximum in the schema: the server refuses rules that could
-cost too much.
+An entry of `RULES` is about one value; if several fail, the user reads all of their messages. `CHANGES` lists
+the fields that may not change while pods run, as in batch/Job; Kueue changes them while a job is suspended.
+Each list and text that CEL reads has a maximum in the schema: the server refuses rules whose estimated cost
+is too high.
 """
 
 from __future__ import annotations
@@ -13,8 +12,18 @@ from typing import Any
 
 from ropeteam.api.commands import MAX_RANKS
 from ropeteam.api.job import GPU
-from ropeteam.api.quantity import amount
-from ropeteam.api.rule import Change, Changes, Rule, Spec, at, spec_with, template_with, trainer, trainer_has
+from ropeteam.api.quantity import parse_quantity
+from ropeteam.api.rule import (
+    Change,
+    Changes,
+    Rule,
+    Spec,
+    at,
+    cel_trainer_has,
+    spec_with,
+    template_with,
+    trainer_container,
+)
 from ropeteam.api.rules.command import COMMAND_RULES
 from ropeteam.api.rules.mounts import MOUNT_RULES
 from ropeteam.api.schema.walker import matches
@@ -34,21 +43,23 @@ _CEL_SERVERS = (
 )
 
 
-def _served(servers: int) -> Spec:
+def _strategy_with_servers(servers: int) -> Spec:
+    """An example of spec.strategy."""
     return {"sync": {"type": "ParameterServer", "parameterServer": {"servers": servers}}}
 
 
-def _env_is_given_once(spec: Spec) -> bool:
+def _is_env_set_once(spec: Spec) -> bool:
+    """Whether no variable is set both in spec.env and in the container `trainer`."""
     short = {each["name"] for each in spec.get("env", ())}
-    return not any(each["name"] in short for each in trainer(spec).get("env", ()))
+    return not any(each["name"] in short for each in trainer_container(spec).get("env", ()))
 
 
-def _is_reserved(name: str) -> bool:
+def _is_reserved_variable(name: str) -> bool:
     return name in config.RESERVED_ENV or (name.startswith("ROPETEAM_") and name not in config.USER_ENV)
 
 
-def _nothing_reserved(container: Spec) -> bool:
-    return not any(_is_reserved(each["name"]) for each in container.get("env", ()))
+def _has_no_reserved_variable(container: Spec) -> bool:
+    return not any(_is_reserved_variable(each["name"]) for each in container.get("env", ()))
 
 
 _RESERVED = (
@@ -61,37 +72,41 @@ _RESERVED_MESSAGE = (
 )
 
 
-def _gpus_agree(spec: Spec) -> bool:
+def _is_gpu_count_consistent(spec: Spec) -> bool:
+    """Whether gpusPerWorker and the limit, if both are set, are the same number. The texts are compared, as
+    in CEL, where the limit may be a text or a number."""
     limit = (at(spec, "resources.limits") or {}).get(GPU)
     return spec["gpusPerWorker"] == 0 or limit is None or str(limit) == str(spec["gpusPerWorker"])
 
 
-def _ranks(spec: Spec) -> int:
-    return int(spec["workers"] * (spec.get("processesPerWorker") or spec["gpusPerWorker"] or 1)) + _servers(
-        spec
-    )
+def _rank_count(spec: Spec) -> int:
+    per_worker = spec.get("processesPerWorker") or spec["gpusPerWorker"] or 1
+    return int(spec["workers"] * per_worker) + _server_count(spec)
 
 
-def _servers(spec: Spec) -> int:
+def _server_count(spec: Spec) -> int:
+    """Number of parameter servers; 0 with another type of sync."""
     serves = at(spec, "strategy.sync.type") == SyncType.PARAMETER_SERVER
     return int(at(spec, "strategy.sync.parameterServer.servers")) if serves else 0
 
 
-def _shared_memory_fits(spec: Spec) -> bool:
+def _is_shared_memory_below_limit(spec: Spec) -> bool:
+    """Also True if either is not set. A limit that is no quantity breaks the rule, as in CEL."""
     limits = spec.get("resources", {}).get("limits", {})
     if "sharedMemory" not in spec or "memory" not in limits:
         return True
-    limit, wanted = amount(limits["memory"]), amount(spec["sharedMemory"])
+    limit, wanted = parse_quantity(limits["memory"]), parse_quantity(spec["sharedMemory"])
     return limit is not None and wanted is not None and wanted < limit
 
 
-def _codes_unique(recovery: Spec) -> bool:
+def _has_unique_codes(recovery: Spec) -> bool:
     codes = [code for rule in recovery["exitCodes"] for code in rule["codes"]]
     return len(codes) == len(set(codes))
 
 
-def _has_trainer(spec: Spec) -> bool:
-    return at(spec, "template.spec.containers") is None or bool(trainer(spec))
+def _may_have_trainer(spec: Spec) -> bool:
+    """Whether the template has a container `trainer`, or no containers: then the operator adds it."""
+    return at(spec, "template.spec.containers") is None or bool(trainer_container(spec))
 
 
 RULES: tuple[Rule, ...] = (
@@ -113,7 +128,7 @@ RULES: tuple[Rule, ...] = (
             "!has(self.template) || !has(self.template.spec) || !has(self.template.spec.containers) || "
             "self.template.spec.containers.exists(c, c.name == 'trainer')"
         ),
-        holds=_has_trainer,
+        holds=_may_have_trainer,
         message="spec.template: no container is named trainer; give that name to the one that trains",
         valid=spec_with(template=template_with(image="train:1")),
         invalid=spec_with(template={"spec": {"containers": [{"name": "pytorch"}]}}),
@@ -132,8 +147,8 @@ RULES: tuple[Rule, ...] = (
     # To CEL the two are of different types, which it cannot compare: so not even the same value twice.
     Rule(
         path="spec",
-        cel=f"!has(self.resources) || !{trainer_has('has(c.resources)')}",
-        holds=lambda spec: "resources" not in spec or "resources" not in trainer(spec),
+        cel=f"!has(self.resources) || !{cel_trainer_has('has(c.resources)')}",
+        holds=lambda spec: "resources" not in spec or "resources" not in trainer_container(spec),
         message="spec.resources: spec.template sets resources of container trainer too; keep one of the two",
         valid=spec_with(resources={"limits": {"cpu": 1}}, template=template_with(image="train:1")),
         invalid=spec_with(
@@ -144,9 +159,9 @@ RULES: tuple[Rule, ...] = (
         path="spec",
         cel=(
             "!has(self.env) || "
-            f"!{trainer_has('has(c.env) && c.env.exists(t, self.env.exists(e, e.name == t.name))')}"
+            f"!{cel_trainer_has('has(c.env) && c.env.exists(t, self.env.exists(e, e.name == t.name))')}"
         ),
-        holds=_env_is_given_once,
+        holds=_is_env_set_once,
         message="spec.env: spec.template sets a variable of the same name in container trainer; keep one",
         valid=spec_with(
             env=[{"name": "A", "value": "1"}], template=template_with(env=[{"name": "B", "value": "2"}])
@@ -158,7 +173,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         path="spec",
         cel=f"!has(self.env) || !self.env.exists(e, {_RESERVED})",
-        holds=_nothing_reserved,
+        holds=_has_no_reserved_variable,
         message=f"spec.env: {_RESERVED_MESSAGE}",
         valid=spec_with(
             env=[{"name": "OMP_NUM_THREADS", "value": "4"}, {"name": config.TRACE, "value": "/tmp/t"}]
@@ -167,8 +182,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         path="spec",
-        cel=f"!{trainer_has(f'has(c.env) && c.env.exists(e, {_RESERVED})')}",
-        holds=lambda spec: _nothing_reserved(trainer(spec)),
+        cel=f"!{cel_trainer_has(f'has(c.env) && c.env.exists(e, {_RESERVED})')}",
+        holds=lambda spec: _has_no_reserved_variable(trainer_container(spec)),
         message=f"spec.template: env of container trainer: {_RESERVED_MESSAGE}",
         valid=spec_with(template=template_with(env=[{"name": "SEED", "value": "1"}])),
         invalid=spec_with(template=template_with(env=[{"name": "ROPETEAM_SLOT", "value": "1"}])),
@@ -180,7 +195,7 @@ RULES: tuple[Rule, ...] = (
             f"!('{GPU}' in self.resources.limits) || "
             f"string(self.resources.limits['{GPU}']) == string(self.gpusPerWorker)"
         ),
-        holds=_gpus_agree,
+        holds=_is_gpu_count_consistent,
         message=f"spec.gpusPerWorker: spec.resources.limits has another number of {GPU}; keep one of the two",
         valid=spec_with(gpusPerWorker=2, resources={"limits": {GPU: "2"}}),
         invalid=spec_with(gpusPerWorker=2, resources={"limits": {GPU: 4}}),
@@ -211,7 +226,7 @@ RULES: tuple[Rule, ...] = (
             "(isQuantity(string(self.resources.limits['memory'])) && quantity(self.sharedMemory)"
             ".isLessThan(quantity(string(self.resources.limits['memory']))))"
         ),
-        holds=_shared_memory_fits,
+        holds=_is_shared_memory_below_limit,
         message=(
             "spec.sharedMemory: is part of the container's memory and must be below "
             "spec.resources.limits.memory; lower it, or raise the limit by as much"
@@ -225,7 +240,7 @@ RULES: tuple[Rule, ...] = (
             "self.workers * (has(self.processesPerWorker) ? self.processesPerWorker : "
             f"(self.gpusPerWorker > 0 ? self.gpusPerWorker : 1)) + {_CEL_SERVERS} <= {MAX_RANKS}"
         ),
-        holds=lambda spec: _ranks(spec) <= MAX_RANKS,
+        holds=lambda spec: _rank_count(spec) <= MAX_RANKS,
         message=(
             "spec.workers: workers times spec.processesPerWorker, plus parameter servers, is above "
             f"{MAX_RANKS} ranks; lower one of them"
@@ -236,13 +251,13 @@ RULES: tuple[Rule, ...] = (
     Rule(
         path="spec",
         cel=f"self.workers + {_CEL_SERVERS} <= {MAX_SLOTS}",
-        holds=lambda spec: spec["workers"] + _servers(spec) <= MAX_SLOTS,
+        holds=lambda spec: spec["workers"] + _server_count(spec) <= MAX_SLOTS,
         message=(
             f"spec.workers: workers and parameter servers together are above {MAX_SLOTS} pods, the limit of "
             "status; lower one of them"
         ),
-        valid=spec_with(workers=3072, strategy=_served(servers=1024)),
-        invalid=spec_with(workers=3073, strategy=_served(servers=1024)),
+        valid=spec_with(workers=3072, strategy=_strategy_with_servers(servers=1024)),
+        invalid=spec_with(workers=3073, strategy=_strategy_with_servers(servers=1024)),
     ),
     Rule(
         path="spec",
@@ -280,7 +295,7 @@ RULES: tuple[Rule, ...] = (
             "self.exitCodes.all(a, a.codes.all(code, a.codes.exists_one(same, same == code) && "
             "self.exitCodes.exists_one(b, code in b.codes)))"
         ),
-        holds=_codes_unique,
+        holds=_has_unique_codes,
         message="spec.recovery.exitCodes: a code is listed twice, its action is unclear; list each code once",
         valid=spec_with(recovery={"exitCodes": [{"codes": [2, 42], "action": "Fail"}]}),
         invalid=spec_with(
@@ -380,5 +395,6 @@ CHANGES = Changes(
     "can change only while the job is suspended; set spec.suspend to true, wait for condition Suspended, "
     "then change it",
 )
-"""Free to change at any time: suspend, restartedAt, the deadline, the TTL, cleanPodPolicy, the failure
-budget."""
+"""All fields that define pods or their worlds. The others may change at any time: suspend, restartedAt,
+activeDeadlineSeconds, ttlSecondsAfterFinished, cleanPodPolicy, recovery.maxFailures,
+recovery.windowSeconds."""

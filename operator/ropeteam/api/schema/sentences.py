@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from ropeteam.api.schema.structural import INT_OR_STRING, Schema
-from ropeteam.api.schema.walker import Fault, Problem, has_type, walk
+from ropeteam.api.schema.walker import Fault, Problem, differences, has_type
 
-_NAMES = {
+_TYPE_NAMES = {
     "string": "text",
     "integer": "a whole number",
     "boolean": "true or false",
@@ -24,12 +24,13 @@ _JSON = json.JSONEncoder(default=str, skipkeys=True, check_circular=False)
 
 
 def problems(schema: Schema, value: Any, path: str) -> Iterator[str]:
-    """One sentence for each mistake. None: a server with this schema takes the value."""
-    return (sentence(fault) for fault in walk(schema, value, path) if not _follows(fault))
+    """One sentence for each mistake in a value; no sentence: it is valid. `path`: of the value, as `spec`."""
+    return (sentence(fault) for fault in differences(schema, value, path) if not _is_consequence(fault))
 
 
-def _follows(fault: Fault) -> bool:
-    """Whether another fault names the same mistake: a value of a wrong type is in no enum, and is no key."""
+def _is_consequence(fault: Fault) -> bool:
+    """Whether another fault reports the same mistake: a value that is no text, or no object, has a wrong
+    type; so has a key that is no text; an item without keys misses a required field."""
     match fault.problem:
         case Problem.ENUM:
             return not isinstance(fault.value, str)
@@ -39,77 +40,80 @@ def _follows(fault: Fault) -> bool:
 
 
 def sentence(fault: Fault) -> str:
-    return f"{fault.path}: {_problem(fault)}"
+    return f"{fault.path}: {_problem_text(fault)}"
 
 
-def _problem(fault: Fault) -> str:
+def _problem_text(fault: Fault) -> str:
+    """The problem and what to change, without the path. At the end only TOO_MANY is left: NO_OBJECT is always
+    a consequence. Limit: what is too short is called empty, as all minimums in our schemas are 1."""
     value, schema = fault.value, fault.schema
     match fault.problem:
         case Problem.TYPE:
-            return _of_type(value, schema)
+            return _type_problem(value, schema)
         case Problem.ENUM:
-            return f"{_quoted(value)} is unknown; use {_either(schema['enum'])}"
+            return f"{_shortened_repr(value)} is unknown; use {_alternatives(schema['enum'])}"
         case Problem.REQUIRED:
-            return f"is missing; set it to {_wanted(schema)}{_help(schema)}"
+            return f"is missing; set it to {_expected(schema)}{_described(schema)}"
         case Problem.UNKNOWN:
-            return f"unknown field{_hint(fault)}"
+            return f"unknown field{_field_hint(fault)}"
         case Problem.MINIMUM:
             return f"{value} is too small; use {schema['minimum']} or more"
         case Problem.MAXIMUM:
             return f"{value} is too large; use {schema['maximum']} or less"
         case Problem.PATTERN:
-            form = f"{schema['pattern']}{_help(schema)}"
-            return f"{_quoted(value)} has the wrong form; it must match {form}"
+            form = f"{schema['pattern']}{_described(schema)}"
+            return f"{_shortened_repr(value)} has the wrong form; it must match {form}"
         case Problem.FORMAT:
-            return f"{_quoted(value)} is not a time; use a form such as 2030-01-31T12:00:00Z"
+            return f"{_shortened_repr(value)} is not a time; use a form such as 2030-01-31T12:00:00Z"
         case Problem.DUPLICATE:
-            return f"{_quoted(', '.join(value.values()))} is listed twice; keep one of the two"
+            return f"{_shortened_repr(', '.join(value.values()))} is listed twice; keep one of the two"
         case Problem.TOO_FEW | Problem.TOO_SHORT:
-            return f"is empty; leave it out or give it {_wanted(schema)}{_help(schema)}"
+            return f"is empty; leave it out or give it {_expected(schema)}{_described(schema)}"
         case Problem.TOO_LONG:
             return f"has {len(value)} characters; use {schema['maxLength']} or fewer"
     most = schema["maxProperties" if isinstance(value, dict) else "maxItems"]
     return f"has {len(value)} entries; use {most} or fewer"
 
 
-def _of_type(value: Any, schema: Schema) -> str:
+def _type_problem(value: Any, schema: Schema) -> str:
     if value is None:
-        return f"is null; leave it out or give it {_wanted(schema)}"
+        return f"is null; leave it out or give it {_expected(schema)}"
     if INT_OR_STRING in schema:
-        return f"{_show(value)} is not a quantity; use a whole number or text such as 500m or 8Gi"
-    found = next((name for kind, name in _NAMES.items() if has_type(value, kind)), "not a whole number")
-    return f"{_show(value)} is {found}; use {_wanted(schema)}"
+        return f"{_shortened_json(value)} is not a quantity; use a whole number or text such as 500m or 8Gi"
+    found = next((name for kind, name in _TYPE_NAMES.items() if has_type(value, kind)), "not a whole number")
+    return f"{_shortened_json(value)} is {found}; use {_expected(schema)}"
 
 
-def _wanted(schema: Schema) -> str:
+def _expected(schema: Schema) -> str:
+    """Description of a valid value, as "a whole number from 1 to 8"."""
     if INT_OR_STRING in schema:
         return "a quantity such as 2 or 8Gi"
     if "enum" in schema:
-        return _either(schema["enum"])
+        return _alternatives(schema["enum"])
     if schema["type"] == "array":
-        return f"a list, as in [{_name(schema['items'])}, ...]"
+        return f"a list, as in [{_type_name(schema['items'])}, ...]"
     if "minimum" in schema and "maximum" in schema:
         return f"a whole number from {schema['minimum']} to {schema['maximum']}"
-    return _name(schema)
+    return _type_name(schema)
 
 
-def _name(schema: Schema) -> str:
-    return "a quantity" if INT_OR_STRING in schema else _NAMES[schema["type"]]
+def _type_name(schema: Schema) -> str:
+    return "a quantity" if INT_OR_STRING in schema else _TYPE_NAMES[schema["type"]]
 
 
-def _help(schema: Schema) -> str:
-    """The first sentence of the description."""
+def _described(schema: Schema) -> str:
+    """The first sentence of the description in parentheses; empty for an enum, whose values are listed."""
     if "enum" in schema or "description" not in schema:
         return ""
     return f" ({schema['description'].split('. ')[0].rstrip('.')})"
 
 
-def _either(choices: list[str]) -> str:
+def _alternatives(choices: list[str]) -> str:
     return " or ".join(filter(None, (", ".join(choices[:-1]), choices[-1])))
 
 
-def _hint(fault: Fault) -> str:
-    """The field that was meant, or all fields of the object."""
+def _field_hint(fault: Fault) -> str:
+    """Advice for an unknown field: the field with the most similar name, or else all fields of the object."""
     name, known = str(fault.value), fault.schema.get("properties", {})
     home = fault.path.removesuffix(f".{name}")
     lower = {each.lower(): each for each in known}
@@ -117,8 +121,8 @@ def _hint(fault: Fault) -> str:
     return f", did you mean {lower[close[0]]}?" if close else f"; the fields of {home} are {', '.join(known)}"
 
 
-def _show(value: Any) -> str:
-    """The beginning of the value: no more is written, however large it is, or whatever it contains."""
+def _shortened_json(value: Any) -> str:
+    """JSON of a value, cut to 60 characters. It is encoded only that far: the value may be large."""
     text = ""
     for piece in _JSON.iterencode(value):
         text += piece
@@ -127,5 +131,5 @@ def _show(value: Any) -> str:
     return text
 
 
-def _quoted(text: str) -> str:
+def _shortened_repr(text: str) -> str:
     return repr(text if len(text) <= 60 else text[:57] + "...")

@@ -1,7 +1,8 @@
-"""Each difference between a value and its structural schema, as a value. Pure.
+"""Differences between a value and its structural schema. Pure.
 
-The order is that of a real server: of an object first what is missing, then each of its fields. Users read
-the differences as `sentences.py` words them, clients of the local cluster as an API server does.
+Their order is that of a real API server: of an object first the missing fields, then each field that it has.
+Users read them as sentences (`sentences.py`), clients of the local cluster in the words of an API server
+(`ropeteam/local/api/schema.py`).
 """
 
 from __future__ import annotations
@@ -58,8 +59,10 @@ class Fault:
     schema: Schema
 
 
-def walk(schema: Schema, value: Any, path: str = "", whole_floats: bool = False) -> Iterator[Fault]:
-    """`whole_floats`: 2.0 is an integer."""
+def differences(schema: Schema, value: Any, path: str = "", whole_floats: bool = False) -> Iterator[Fault]:
+    """Each difference of `value` from `schema`, depth first; none: it is valid. `path`: of the value, for
+    Fault.path. `whole_floats`: whether 2.0 is an integer, as on an API server; pydantic refuses it. A value
+    of a wrong type is compared with an enum, but not entered. Total: `value` may be any JSON value."""
     if value is None and schema.get("nullable"):
         return
     if schema.get(INT_OR_STRING):
@@ -74,16 +77,17 @@ def walk(schema: Schema, value: Any, path: str = "", whole_floats: bool = False)
     if not fits:
         return
     if isinstance(value, dict):
-        yield from _of_object(schema, value, path, whole_floats)
+        yield from _object_differences(schema, value, path, whole_floats)
     elif isinstance(value, list):
-        yield from _of_list(schema, value, path, whole_floats)
+        yield from _list_differences(schema, value, path, whole_floats)
     elif isinstance(value, str):
-        yield from _of_text(schema, value, path)
+        yield from _text_differences(schema, value, path)
     elif has_type(value, "number"):
-        yield from _of_number(schema, value, path)
+        yield from _number_differences(schema, value, path)
 
 
 def has_type(value: Any, kind: str, whole_floats: bool = False) -> bool:
+    """Whether a JSON value is of a type of TYPES. A bool is no integer, as it is in Python."""
     if isinstance(value, bool):
         return kind == "boolean"
     if whole_floats and kind == "integer" and isinstance(value, float):
@@ -92,8 +96,9 @@ def has_type(value: Any, kind: str, whole_floats: bool = False) -> bool:
 
 
 def matches(pattern: str, text: str) -> bool:
-    """As the server and pydantic match: `$` is the end, not also the position before a last newline."""
-    return re.search(_in_python(pattern), text) is not None
+    """Whether a text matches as on the API server (RE2) and in pydantic (Rust's regex): there `$` is the end
+    of the text only, in Python also the position before a last newline."""
+    return re.search(_python_pattern(pattern), text) is not None
 
 
 def is_time(text: str) -> bool:
@@ -108,37 +113,41 @@ def is_time(text: str) -> bool:
 
 
 @cache
-def _in_python(pattern: str) -> str:
+def _python_pattern(pattern: str) -> str:
+    r"""`pattern` for Python's re: each `$` outside of classes and escapes becomes `\Z`."""
     return _END.sub(lambda found: r"\Z" if found[0] == "$" else found[0], pattern)
 
 
-def _of_object(schema: Schema, value: dict[str, Any], path: str, whole_floats: bool) -> Iterator[Fault]:
+def _object_differences(
+    schema: Schema, value: dict[str, Any], path: str, whole_floats: bool
+) -> Iterator[Fault]:
     known, extra = schema.get("properties", {}), schema.get("additionalProperties")
     for name in schema.get("required", ()):
         if name not in value:
-            yield Fault(_join(path, name), Problem.REQUIRED, None, known.get(name, {}))
-    yield from _size(schema, value, path, ("minProperties", "maxProperties"))
+            yield Fault(_field_path(path, name), Problem.REQUIRED, None, known.get(name, {}))
+    yield from _size_differences(schema, value, path, ("minProperties", "maxProperties"))
     for name, item in value.items():
         inner = known.get(name, extra)
         if isinstance(inner, dict):
-            yield from walk(inner, item, _join(path, name), whole_floats)
+            yield from differences(inner, item, _field_path(path, name), whole_floats)
         elif not (inner or schema.get(OPEN)):
-            yield Fault(_join(path, name), Problem.UNKNOWN, name, schema)
+            yield Fault(_field_path(path, name), Problem.UNKNOWN, name, schema)
 
 
-def _join(path: str, name: str) -> str:
+def _field_path(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _of_list(schema: Schema, value: list[Any], path: str, whole_floats: bool) -> Iterator[Fault]:
-    yield from _size(schema, value, path, ("minItems", "maxItems"))
+def _list_differences(schema: Schema, value: list[Any], path: str, whole_floats: bool) -> Iterator[Fault]:
+    yield from _size_differences(schema, value, path, ("minItems", "maxItems"))
     for number, item in enumerate(value):
-        yield from walk(schema.get("items", {}), item, f"{path}[{number}]", whole_floats)
+        yield from differences(schema.get("items", {}), item, f"{path}[{number}]", whole_floats)
     if schema.get("x-kubernetes-list-type") == "map":
-        yield from _of_keys(schema, value, path)
+        yield from _map_key_differences(schema, value, path)
 
 
-def _size(schema: Schema, value: Any, path: str, bounds: tuple[str, str]) -> Iterator[Fault]:
+def _size_differences(schema: Schema, value: Any, path: str, bounds: tuple[str, str]) -> Iterator[Fault]:
+    """`bounds`: keywords of the minimum and the maximum number of entries."""
     least, most = bounds
     if len(value) < schema.get(least, 0):
         yield Fault(path, Problem.TOO_FEW, value, schema)
@@ -146,8 +155,9 @@ def _size(schema: Schema, value: Any, path: str, bounds: tuple[str, str]) -> Ite
         yield Fault(path, Problem.TOO_MANY, value, schema)
 
 
-def _of_keys(schema: Schema, value: list[Any], path: str) -> Iterator[Fault]:
-    """A list of type map has objects with unique keys."""
+def _map_key_differences(schema: Schema, value: list[Any], path: str) -> Iterator[Fault]:
+    """Differences of a list of type map: its items must be objects, each with other keys. A null is skipped:
+    its type was compared before."""
     seen = []
     for number, item in enumerate(value):
         if isinstance(item, dict):
@@ -159,7 +169,7 @@ def _of_keys(schema: Schema, value: list[Any], path: str) -> Iterator[Fault]:
             yield Fault(f"{path}[{number}]", Problem.NO_OBJECT, item, schema)
 
 
-def _of_text(schema: Schema, value: str, path: str) -> Iterator[Fault]:
+def _text_differences(schema: Schema, value: str, path: str) -> Iterator[Fault]:
     if len(value) < schema.get("minLength", 0):
         yield Fault(path, Problem.TOO_SHORT, value, schema)
     elif len(value) > schema.get("maxLength", len(value)):
@@ -170,7 +180,7 @@ def _of_text(schema: Schema, value: str, path: str) -> Iterator[Fault]:
         yield Fault(path, Problem.FORMAT, value, schema)
 
 
-def _of_number(schema: Schema, value: float, path: str) -> Iterator[Fault]:
+def _number_differences(schema: Schema, value: float, path: str) -> Iterator[Fault]:
     if value < schema.get("minimum", value):
         yield Fault(path, Problem.MINIMUM, value, schema)
     if value > schema.get("maximum", value):

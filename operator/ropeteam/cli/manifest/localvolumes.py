@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ropeteam.api.claims import claims
-from ropeteam.api.rule import at, trainer
+from ropeteam.api.rule import at, trainer_container
 from ropeteam.cli.manifest.read import Manifest
 from ropeteam.controller.client.apiclient import Object
 
@@ -62,7 +62,7 @@ def _mounts(job: Object, home: Path) -> Iterator[tuple[str, str]]:
     volumes = {each["name"]: each for each in at(spec, "template.spec.volumes") or ()}
     rows = [
         (each["mountPath"].rstrip("/"), volumes.get(each["name"], {}))
-        for each in trainer(spec).get("volumeMounts") or ()
+        for each in trainer_container(spec).get("volumeMounts") or ()
     ]
     if spec.get("checkpoint"):
         rows.append(("/checkpoints", spec["checkpoint"]["volume"]))

@@ -12,7 +12,7 @@ from typing import Any
 
 from ropeteam.api import commands, strategy
 from ropeteam.api.job import API_VERSION, KIND, TrainingJobSpec
-from ropeteam.api.rule import trainer
+from ropeteam.api.rule import trainer_container
 from ropeteam.api.rules import validate as rules
 from ropeteam.cli.errors import InvalidInput
 from ropeteam.cli.manifest import manifestyaml, usage
@@ -131,7 +131,7 @@ def problems(job: Object, is_typed: bool = False) -> Iterator[str]:
 
 def needs_image(job: Object) -> bool:
     """Whether the job has no image. `run` needs none, every cluster does."""
-    return not (job["spec"].get("image") or trainer(job["spec"]).get("image"))
+    return not (job["spec"].get("image") or trainer_container(job["spec"]).get("image"))
 
 
 def _load(file: Path) -> list[Any]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from ropeteam.api.job import TrainingJobSpec
-from ropeteam.api.strategy import of_contract
+from ropeteam.api.strategy import contract_strategy
 from ropeteam.cli.errors import InvalidInput
 from ropeteam_trainer.contract.strategy import Scaling, Sharding, Strategy, SyncType
 from ropeteam_trainer.partition import cost
@@ -35,7 +35,7 @@ def lines(rows: Sequence[Row]) -> Iterator[str]:
 def rows_of(spec: TrainingJobSpec, answer: DryRunResult | str) -> list[Row]:
     """Rows of one plan. answer: the script's, or why there is none. Raises InvalidInput for a job that cannot
     work."""
-    strategy = of_contract(spec.strategy) if spec.strategy else Strategy()
+    strategy = contract_strategy(spec.strategy) if spec.strategy else Strategy()
     grid = layout(strategy, spec.workers * spec.processes)
     micro_batches = micro_batches_per_step(strategy, grid)
     if isinstance(answer, DryRunResult) and answer.refused:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ropeteam.api.job import TrainingJobSpec
-from ropeteam.api.strategy import of_contract
+from ropeteam.api.strategy import contract_strategy
 from ropeteam.core.objects import trainercontainer
 from ropeteam.local.node import podspec, shim
 from ropeteam_trainer.contract import codec, config
@@ -73,7 +73,7 @@ def _as_first_rank(spec: TrainingJobSpec) -> dict[str, str]:
         "GROUP_RANK": 0,
         "GROUP_WORLD_SIZE": spec.workers,
     }
-    strategy = of_contract(spec.strategy) if spec.strategy else None
+    strategy = contract_strategy(spec.strategy) if spec.strategy else None
     plan = RankPlan("", (), False, None, Resume.LATEST, None, "", "", strategy)
     ours = {config.DRY_RUN: "1", config.RANK_PLAN: codec.encode(plan).decode(), "OMP_NUM_THREADS": "1"}
     return {name: str(number) for name, number in numbers.items()} | ours

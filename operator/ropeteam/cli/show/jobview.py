@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from ropeteam.api.columns import duration, explaining, is_refused
+from ropeteam.api.columns import duration, explaining_condition, is_refused
 from ropeteam.api.conditions import ConditionType
 from ropeteam.api.status import IncidentStatus, JobStatus
 from ropeteam.core.status import incidents
@@ -50,7 +50,7 @@ def job_view(name: str, status: JobStatus, report: JobReport | None, now: dateti
         report = None
     if report is not None:
         status = incidents.with_reported_incidents(status, report.incidents, now)
-    refused, shown = is_refused(status), explaining(status)
+    refused, shown = is_refused(status), explaining_condition(status)
     progress = status.progress
     view = JobView(
         name=name,

@@ -15,7 +15,7 @@ from typing import Any
 
 from ropeteam.api.crd import job_schema
 from ropeteam.api.job import GPU, GROUP, VERSION
-from ropeteam.api.quantity import amount
+from ropeteam.api.quantity import parse_quantity
 from ropeteam.api.rule import at
 from ropeteam.core.doctor.findings import (
     Finding,
@@ -265,7 +265,7 @@ def _nodes_finding(read: Read) -> Finding:
     if read.unknown:
         return unknown_finding("nodes", read)
     ready = [node for node in read.items if _is_ready(node)]
-    counts = [amount((at(node, "status.allocatable") or {}).get(GPU, 0)) or 0 for node in ready]
+    counts = [parse_quantity((at(node, "status.allocatable") or {}).get(GPU, 0)) or 0 for node in ready]
     ready_text = f"{len(ready)} of {len(read.items)} ready"
     if not any(counts):
         todo = "for jobs with gpusPerWorker install the driver and NVIDIA's device plugin or GPU operator"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ropeteam.api.conditions import ConditionType
-from ropeteam.api.quantity import amount
+from ropeteam.api.quantity import parse_quantity
 from ropeteam.api.rule import at
 from ropeteam.core.doctor.findings import (
     Finding,
@@ -101,7 +101,7 @@ def _quota_findings(read: Read) -> Iterator[Finding]:
         full = [
             f"{name} {used.get(name, 0)} of {most}"
             for name, most in sorted(hard.items())
-            if (amount(used.get(name, 0)) or 0) >= (amount(most) or 0)
+            if (parse_quantity(used.get(name, 0)) or 0) >= (parse_quantity(most) or 0)
         ]
         what = f"quota {name_of(quota)}"
         if full:

@@ -188,7 +188,7 @@ def _worker_config(seen: Observation, spec: TrainingJobSpec) -> contract.WorkerC
         checkpoint=_checkpoint_config(seen.metadata.name, spec.checkpoint),
         resume=contract.Resume(spec.resume.policy.value),
         resume_step=spec.resume.step,
-        strategy=strategy.of_contract(spec.strategy) if spec.strategy else None,
+        strategy=strategy.contract_strategy(spec.strategy) if spec.strategy else None,
         trust=contract.Trust(spec.resume.trust.value),
         worlds_per_pod=spec.worlds is Worlds.PER_POD,
     )

@@ -41,7 +41,7 @@ def with_facts(
             observed_generation=generation,
         )
         old = conditions.get(fact.type)
-        conditions[fact.type] = old.becomes(new) if old else new
+        conditions[fact.type] = old.replaced_by(new) if old else new
     ordered = tuple(sorted(conditions.values(), key=lambda each: _ORDER[each.type]))
     return with_changes(status, conditions=ordered)
 

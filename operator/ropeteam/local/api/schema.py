@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from ropeteam.api.schema.structural import Schema
-from ropeteam.api.schema.walker import TYPES, Fault, Problem, has_type, walk
+from ropeteam.api.schema.walker import TYPES, Fault, Problem, differences, has_type
 from ropeteam.local.fielderrors import ErrorType, FieldError, show
 
 
@@ -69,7 +69,7 @@ def prune(value: Any, schema: Schema, path: str = "") -> list[str]:
 
 def field_errors(value: Any, schema: Schema, path: str = "") -> Iterator[FieldError]:
     """Unknown fields are none: a server prunes them."""
-    faults = walk(schema, value, path, whole_floats=True)
+    faults = differences(schema, value, path, whole_floats=True)
     return (field_error(fault) for fault in faults if fault.problem is not Problem.UNKNOWN)
 
 

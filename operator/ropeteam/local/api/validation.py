@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ropeteam.api.schema.walker import Problem, walk
+from ropeteam.api.schema.walker import Problem, differences
 from ropeteam.local.api import kinds, meta, rules, schema
 from ropeteam.local.api.store import Key
 from ropeteam.local.fielderrors import FieldError
@@ -89,7 +89,7 @@ def _complete(resource: Resource, new: Object, shape: Object | None, options: Re
 
 def _refuse_undecodable(resource: Resource, new: Object, shape: Object) -> None:
     """Raise 400 for a value of a wrong type: then the body is no object of a built-in kind."""
-    for fault in walk(shape, new, whole_floats=True):
+    for fault in differences(shape, new, whole_floats=True):
         if fault.problem is Problem.TYPE:
             raise meta.mistyped(resource, fault.value, fault.path, schema.type_of(fault.schema))
     for text in rules.undecodable(resource, new):
