@@ -43,7 +43,7 @@ class InstantKubelet(Kubelet):
         if "deletionTimestamp" in pod["metadata"]:
             loop.call_soon(self.verbs.release, r.PODS, key_of(pod))
         elif event.type == "ADDED":
-            loop.call_soon(self.publish, pod, _running(pod), {"nodeName": self.name})
+            loop.call_soon(self.write_status, pod, _running(pod), {"nodeName": self.name})
 
 
 def _running(pod: Object) -> Object:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
+from decimal import Decimal
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -260,6 +261,12 @@ def test_a_quantity_of_any_size_is_read() -> None:
     assert parse_quantity("1e999999999") is None
     assert parse_quantity("1e-999999999") == 0
     assert parse_quantity("8Gi") == 8 << 30
+    assert (parse_quantity("1.5e3"), parse_quantity("2E"), parse_quantity("500u")) == (
+        1500,
+        2 * 10**18,
+        Decimal("0.0005"),
+    )
+    assert [parse_quantity(text) for text in ("1.2.3", "1e3Ki", "5foo", "")] == [None] * 4
 
 
 def test_keys_that_are_no_text_are_not_compared() -> None:

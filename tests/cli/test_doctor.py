@@ -108,7 +108,7 @@ class _Strict(ApiServer):
 
     code, reason = 403, "Forbidden"
 
-    async def _answer(self, request: web.Request, parts: list[str]) -> web.StreamResponse:
+    async def _route(self, request: web.Request, parts: list[str]) -> web.StreamResponse:
         if parts == ["version"] and self.code == 403:
             return web.json_response({"gitVersion": "v1.36.0"})
         raise StatusError(self.code, self.reason, f"{request.path} is forbidden")

@@ -96,3 +96,12 @@ async def causes(api: Client, path: str, body: Object) -> list[Object]:
     status, answer = await api.call("POST", path, body)
     assert (status, answer["reason"]) == (422, "Invalid"), answer
     return answer["details"]["causes"]
+
+
+@pytest.mark.parametrize("part", ["containers", "initContainers"])
+@pytest.mark.parametrize("quantity", ["many", "1.2.3"])
+async def test_a_malformed_quantity_is_no_pod(api: Client, part: str, quantity: str):
+    container = {"name": "c", "image": "b", "resources": {"limits": {"cpu": quantity}}}
+    status, answer = await api.call("POST", f"{CORE}/pods", pod(**{part: [container]}))
+    assert (status, answer["reason"]) == (400, "BadRequest")
+    assert "quantities must match" in answer["message"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ropeteam.local.cluster import LocalCluster, _lock, _reserve_network
+from ropeteam.local.cluster import LocalCluster, _reserve_network, _try_lock
 
 
 async def test_nobody_else_reads_the_state_folder(tmp_path: Path) -> None:
@@ -21,9 +21,9 @@ def test_a_lock_follows_no_link_and_empties_no_file(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(notes)
     with ExitStack() as locks:
         with pytest.raises(OSError, match="symbolic links"):
-            _lock(locks, tmp_path / "link")
-        assert _lock(locks, notes)
-        assert not _lock(locks, notes)
+            _try_lock(locks, tmp_path / "link")
+        assert _try_lock(locks, notes)
+        assert not _try_lock(locks, notes)
     assert notes.read_text() == "mine"
 
 

@@ -113,6 +113,18 @@ async def test_always_restarts_and_the_previous_log_stays(api: Client):
     assert await log_of(api, "p", previous="true") == "run\n"
 
 
+async def test_a_log_that_does_not_exist_yet_is_refused_with_the_reason(api: Client):
+    await api.run("p", "sleep", "60")
+    await api.phase("p", "Running")
+    _, answer = await api.call("GET", f"{CORE}/pods/p/log", previous="true")
+    assert answer["message"] == 'previous terminated container "main" in pod "p" not found'
+    env = [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "none", "key": "k"}}}]
+    await api.run("q", "true", container={"env": env})
+    await api.wait_for(f"{CORE}/pods/q", lambda pod: "not found" in str(pod["status"]))
+    _, answer = await api.call("GET", f"{CORE}/pods/q/log")
+    assert answer["message"] == 'container "main" in pod "q" is waiting to start: secret "none" not found'
+
+
 async def test_on_failure_restarts_until_success(api: Client, tmp_path: Path):
     script = f"test -e {tmp_path}/tried || {{ touch {tmp_path}/tried; exit 1; }}"
     await api.run("p", "sh", "-c", script, restartPolicy="OnFailure")

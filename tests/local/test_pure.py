@@ -229,3 +229,8 @@ def test_a_container_without_a_command_is_refused_with_what_to_do(tmp_path: Path
     env = [{"name": "A", "valueFrom": {"resourceFieldRef": {}}}]
     with pytest.raises(podspec.ContainerStartError, match="resourceFieldRef"):
         podspec.process_spec({}, {"name": "a", "command": ["x"], "env": env}, context, lambda *_: None)
+
+
+def test_a_label_that_a_pod_does_not_have_is_no_value():
+    assert podspec.field_of({"metadata": {}}, "metadata.labels['team']") is None
+    assert podspec.field_of({"metadata": {"labels": {"team": "a"}}}, "metadata.labels['team']") == "a"

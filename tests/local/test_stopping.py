@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from lab.local.client import CORE, Client, alive
 from lab.waiting import wait_until_async
 from tests.local.test_pods import pid_of
 
+from ropeteam.local import __main__ as program
 from ropeteam.local.node.container import Container
 
 
@@ -51,3 +53,20 @@ async def test_a_kill_that_a_starting_shim_has_lost_comes_again(
 
     await wait_until_async("the process is dead", is_dead)
     assert lost == [signal.SIGINT]
+
+
+async def test_a_second_signal_does_not_interrupt_the_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    stopped: list[Path] = []
+
+    async def cluster(home: Path) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.Event().wait()
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(0.05)
+            stopped.append(home)
+
+    monkeypatch.setattr(program, "run_until_cancelled", cluster)
+    await program.main(tmp_path)
+    assert stopped == [tmp_path]

@@ -9,14 +9,15 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from ropeteam.local.cluster import LocalClusterError, default_home, serve
+from ropeteam.local.cluster import LocalClusterError, default_home, run_until_cancelled
 
 
 async def main(home: Path) -> None:
-    """A second signal finds nothing to interrupt: stopping is bounded."""
-    task = asyncio.ensure_future(serve(home))
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    """Run a cluster until SIGTERM or SIGINT. A second signal is ignored: it would interrupt the stop, which
+    takes seconds at most. Raises LocalClusterError if the cluster cannot start."""
+    task = asyncio.ensure_future(run_until_cancelled(home))
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, lambda: task.cancelling() or task.cancel())
     with suppress(asyncio.CancelledError):
         await task
 
@@ -29,7 +30,7 @@ if __name__ == "__main__":
     parser.add_argument(
         "--wait-for-stdin",
         action="store_true",
-        help="begin at a line on stdin, with all imported; at its end, end",
+        help="import everything, wait for a line on stdin, then start; exit at end of file",
     )
     given = parser.parse_args()
     if given.wait_for_stdin and not sys.stdin.readline():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +20,11 @@ from ropeteam.local.api.verbs import Verbs
 from ropeteam.local.fielderrors import FieldError
 from ropeteam.local.node.kubelet import Kubelet
 from ropeteam.local.node.services import Services
-from ropeteam.local.resources import Object, Resource, StatusError, invalid
+from ropeteam.local.resources import Object, Resource, StatusError, invalid_error
+from ropeteam.local.watchevents import EventSender, bookmark_line, event_type, last_matching_object
 
-_OPEN = (["healthz"], ["livez"], ["readyz"], ["version"])
-_RETURNED = (r.PODS, r.SERVICES, r.CLAIMS)
+_WITHOUT_TOKEN = (["healthz"], ["livez"], ["readyz"], ["version"])
+_RETURNED_BY_DELETE = (r.PODS, r.SERVICES, r.CLAIMS)
 """Kinds for which a deletion returns the object, also when it is gone."""
 _NOT_FORWARDED = (
     "authorization",
@@ -39,7 +40,8 @@ _NOT_SERVED = {"exec": "exec", "attach": "attach", "portforward": "port-forward"
 
 @dataclass(frozen=True)
 class Target:
-    """The target of a path. `rest`: the part after a subresource."""
+    """The target of a path. Namespace, name and subresource are empty where the path has none. `rest`: the
+    part after the subresource, for the proxy."""
 
     resource: Resource
     namespace: str
@@ -49,7 +51,7 @@ class Target:
 
 
 class ApiServer:
-    """The HTTP server; requests need `token`."""
+    """The HTTP server. Requests need `token`, except for _WITHOUT_TOKEN."""
 
     def __init__(self, verbs: Verbs, kubelet: Kubelet, services: Services, token: str) -> None:
         self.verbs, self.store, self.catalog = verbs, verbs.store, verbs.catalog
@@ -59,7 +61,7 @@ class ApiServer:
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self, host: str) -> str:
-        """Start to serve. Returns the URL."""
+        """Listen on a free port of `host`. Returns the URL."""
         app = web.Application(client_max_size=4 << 20)
         app.router.add_route("*", "/{path:.*}", self._serve)
         self._session = aiohttp.ClientSession(auto_decompress=False)
@@ -71,6 +73,7 @@ class ApiServer:
         return f"http://{host}:{port}"
 
     async def stop(self) -> None:
+        """Stop serving; open watches and logs are cancelled."""
         if self._runner:
             await self._runner.cleanup()
         if self._session:
@@ -86,18 +89,21 @@ class ApiServer:
             bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
             if parts and self._is_token(parts[0]):
                 del parts[0]
-            elif not self._is_token(bearer) and parts not in _OPEN:
+            elif not self._is_token(bearer) and parts not in _WITHOUT_TOKEN:
                 raise StatusError(401, "Unauthorized", "Unauthorized")
-            return await self._answer(request, parts)
+            return await self._route(request, parts)
         except StatusError as error:
-            return _json(error.status(), error.code)
+            return _json_response(error.status(), error.code)
         except ValueError as error:
-            return _json(StatusError(400, "BadRequest", f"the request is invalid: {error}").status(), 400)
+            text = f"{request.method} /{'/'.join(parts)} is invalid: {error}"
+            return _json_response(StatusError(400, "BadRequest", text).status(), 400)
 
     def _is_token(self, text: str) -> bool:
         return hmac.compare_digest(text.encode(), self._token.encode())
 
-    async def _answer(self, request: web.Request, parts: list[str]) -> web.StreamResponse:
+    async def _route(self, request: web.Request, parts: list[str]) -> web.StreamResponse:
+        """Answer an authenticated request. `parts`: of the path, without the token. First match wins: health
+        and discovery; the subresources proxy and log; reads; writes. Raises StatusError."""
         if parts == ["openapi", "v2"]:  # an empty document in protobuf: kubectl up to 1.28 requires one
             return web.Response(content_type="application/com.github.proto-openapi.spec.v2.v1.0+protobuf")
         if parts in (["healthz"], ["livez"], ["readyz"]):
@@ -105,25 +111,27 @@ class ApiServer:
         document = discovery.document(self.catalog, parts)
         if document is not None:
             if request.method != "GET":
-                raise decode.not_allowed()
-            return _json(document)
-        target = self._target(parts)
+                raise decode.not_allowed_error()
+            return _json_response(document)
+        target = self._parse_target(parts)
         if target.subresource == "proxy":
-            return await self._proxy(request, target)
+            return await self._forward_to_service(request, target)
         if target.subresource == "log":
-            return await self._log(request, target)
+            return await self._answer_log(request, target)
         if target.subresource in _NOT_SERVED:
-            raise self._not_served(target)
+            raise self._not_served_error(target)
         if target.subresource not in ("", "status") or (
             target.subresource and not target.resource.has_status
         ):
-            raise r.path_not_found()
+            raise r.path_not_found_error()
         if request.method == "GET":
-            return await self._read(request, target)
+            return await self._answer_read(request, target)
         body = await request.read()
-        return self._write(request, target, body)
+        return self._answer_write(request, target, body)
 
-    def _not_served(self, target: Target) -> StatusError:
+    def _not_served_error(self, target: Target) -> StatusError:
+        """501 for a subresource of a pod in _NOT_SERVED, with what to do instead. Raises 404 without the
+        pod."""
         pod = self.store.get(r.PODS, (target.namespace, target.name))
         uid, address = pod["metadata"]["uid"], pod["status"].get("podIP", "unknown yet")
         text = (
@@ -133,14 +141,16 @@ class ApiServer:
         )
         return StatusError(501, "NotImplemented", text)
 
-    def _target(self, parts: list[str]) -> Target:
+    def _parse_target(self, parts: list[str]) -> Target:
+        """The target of a path below /api or /apis. Raises 404 for another path, or a resource that is not
+        served."""
         match parts:
             case ["api", version, _, *_]:
                 group, rest = "", parts[2:]
             case ["apis", group, version, _, *_]:
                 rest = parts[3:]
             case _:
-                raise r.path_not_found()
+                raise r.path_not_found_error()
         namespace = ""
         if rest[0] == "namespaces" and len(rest) > 2 and rest[2] not in ("status", "finalize"):
             namespace, rest = rest[1], rest[2:]
@@ -148,35 +158,42 @@ class ApiServer:
         name, subresource = [*rest, "", ""][1:3]
         return Target(resource, namespace, name, subresource, "/".join(rest[3:]))
 
-    async def _read(self, request: web.Request, target: Target) -> web.StreamResponse:
+    async def _answer_read(self, request: web.Request, target: Target) -> web.StreamResponse:
+        """Answer a get, a list or a watch."""
         query, resource = request.query, target.resource
         if target.name:
             found = self.store.get(resource, (target.namespace, target.name))
             if version := query.get("resourceVersion"):
-                decode.revision(version, self.store.revision)
-            return _json(self._represented(request, resource, found))
+                decode.parse_revision(version, self.store.revision)
+            return _json_response(self._in_requested_form(request, resource, found))
         selected = query.get("labelSelector", ""), query.get("fieldSelector", "")
         test = selectors.parse(*selected, resource)
         if _is_true(query, "watch"):
-            return await self._watch(request, target, test)
+            return await self._answer_watch(request, target, test)
         items = [item for item in self.store.list(resource, target.namespace) if test(item)]
-        return _json(
-            self._represented(request, resource, listing.listed(resource, items, query, self.store.revision))
+        return _json_response(
+            self._in_requested_form(
+                request, resource, listing.list_page(resource, items, query, self.store.revision)
+            )
         )
 
-    def _represented(self, request: web.Request, resource: Resource, plain: Object) -> Object:
+    def _in_requested_form(self, request: web.Request, resource: Resource, plain: Object) -> Object:
         accept, include = request.headers.get("Accept", ""), request.query.get("includeObject", "")
-        return listing.shaped(accept, include, resource, plain)
+        return listing.in_requested_form(accept, include, resource, plain)
 
-    async def _watch(self, request: web.Request, target: Target, test: selectors.Test) -> web.StreamResponse:
+    async def _answer_watch(
+        self, request: web.Request, target: Target, test: selectors.Test
+    ) -> web.StreamResponse:
+        """Answer a watch: initial objects if requested, then events until the client's timeout. If the
+        resourceVersion is too old, the only event is an ERROR, as on a real server."""
         query, resource = request.query, target.resource
-        decode.check_match(query, watches=True)
+        decode.check_list_options(query, watches=True)
         if query.get("continue"):
             why = "resourceVersionMatch is forbidden when continue is provided"
             error = FieldError.forbidden("resourceVersionMatch", why)
-            raise invalid("ListOptions", "meta.k8s.io", "", [error])
-        since = _since(query.get("resourceVersion") or "0")
-        seconds = decode.number(query.get("timeoutSeconds") or "0") or 10**9
+            raise invalid_error("ListOptions", "meta.k8s.io", "", [error])
+        since = _parse_since(query.get("resourceVersion") or "0")
+        seconds = decode.parse_integer(query.get("timeoutSeconds") or "0") or 10**9
         wants_initial = _is_true(query, "sendInitialEvents")
         initial = wants_initial or (since == 0 and "sendInitialEvents" not in query)
         since = since or self.store.revision
@@ -184,15 +201,15 @@ class ApiServer:
         try:
             with self.store.watch(resource, self.store.revision if initial else since) as queue:
                 await response.prepare(request)
-                send = _Sender(response, lambda value: self._represented(request, resource, value))
+                send = EventSender(response, lambda value: self._in_requested_form(request, resource, value))
                 if initial:
                     revision = self.store.revision
                     for item in self.store.list(resource, target.namespace):
                         if test(item):
                             await send("ADDED", item)
                     if wants_initial and _is_true(query, "allowWatchBookmarks"):
-                        await response.write(_bookmark(resource, revision, initial=True))
-                await self._stream(request, target, test, queue, send, seconds)
+                        await response.write(bookmark_line(resource, revision, initial=True))
+                await self._send_events(request, target, test, queue, send, seconds)
         except StatusError as error:
             if error.code != 410:
                 raise
@@ -201,16 +218,17 @@ class ApiServer:
         await response.write_eof()
         return response
 
-    async def _stream(
+    async def _send_events(
         self,
         request: web.Request,
         target: Target,
         test: selectors.Test,
         queue: asyncio.Queue[Event],
-        send: _Sender,
+        send: EventSender,
         seconds: float,
     ) -> None:
-        """Send events as they come, a bookmark when none does, until the client's timeout."""
+        """Send events as they come until the client's timeout, `seconds`; a bookmark, if the client allows
+        them, after each `bookmark_seconds` without an event."""
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         bookmarks = _is_true(request.query, "allowWatchBookmarks")
@@ -219,15 +237,17 @@ class ApiServer:
                 event = await asyncio.wait_for(queue.get(), min(left, self.bookmark_seconds))
             except TimeoutError:
                 if bookmarks:
-                    await send.response.write(_bookmark(target.resource, self.store.revision))
+                    await send.response.write(bookmark_line(target.resource, self.store.revision))
                 continue
             if target.namespace and event.object["metadata"].get("namespace") != target.namespace:
                 continue
-            if kind := _type_for(event, test):
+            if kind := event_type(event, test):
                 leaves = kind == "DELETED" and event.before is not None
-                await send(kind, _last_matching(event) if leaves else event.object)
+                await send(kind, last_matching_object(event) if leaves else event.object)
 
-    async def _log(self, request: web.Request, target: Target) -> web.StreamResponse:
+    async def _answer_log(self, request: web.Request, target: Target) -> web.StreamResponse:
+        """Send the log of a container. The first part is read before the response begins: errors get their
+        status."""
         pod = self.store.get(r.PODS, (target.namespace, target.name))
         query = request.query
         names = [container["name"] for container in pod["spec"]["containers"]]
@@ -247,17 +267,18 @@ class ApiServer:
         await response.write_eof()
         return response
 
-    async def _proxy(self, request: web.Request, target: Target) -> web.StreamResponse:
-        """Forward to a ready pod of a Service. As in Kubernetes, the Authorization header is dropped."""
+    async def _forward_to_service(self, request: web.Request, target: Target) -> web.StreamResponse:
+        """Forward to the first ready pod of a Service. The name in the path is `[http:]service[:port]`, its
+        port a number or a name; without one it is the first. As in Kubernetes, the Authorization header is
+        dropped."""
         name, _, port_name = target.name.removeprefix("http:").partition(":")
         service = self.store.get(r.SERVICES, (target.namespace, name))
         ports = service["spec"].get("ports", ())
         port = next((p for p in ports if port_name in ("", str(p["port"]), p.get("name"))), None)
         backends = self.services.backends(service, port) if port else []
         if not backends or self._session is None:
-            raise StatusError(
-                503, "ServiceUnavailable", f'no endpoints available for service "{target.name}"'
-            )
+            text = f'no endpoints available for service "{target.name}"'
+            raise StatusError(503, "ServiceUnavailable", text)
         host, number, _ = backends[0]
         url = f"http://{host}:{number}/{target.rest}?{request.query_string}".rstrip("?")
         headers = {k: v for k, v in request.headers.items() if k.lower() not in _NOT_FORWARDED}
@@ -272,55 +293,60 @@ class ApiServer:
             text = f"error trying to reach service: {error}"
             raise StatusError(503, "ServiceUnavailable", text) from None
 
-    def _write(self, request: web.Request, target: Target, raw: bytes) -> web.Response:
+    def _answer_write(self, request: web.Request, target: Target, raw: bytes) -> web.Response:
+        """Perform a write and answer with the object or the error, and with a Warning header for each
+        warning."""
         query, resource = request.query, target.resource
         validation = query.get("fieldValidation") or "Warn"
         options = RequestOptions("dryRun" in query, validation, target.subresource)
         try:
-            code, result = self._write_object(request, target, raw, options)
-            answer = _json(self._represented(request, resource, result), code)
+            code, result = self._perform_write(request, target, raw, options)
+            answer = _json_response(self._in_requested_form(request, resource, result), code)
         except StatusError as error:
-            answer = _json(error.status(), error.code)
+            answer = _json_response(error.status(), error.code)
         for text in options.warnings:
             answer.headers.add("Warning", f'299 - "{text.replace(chr(34), chr(92) + chr(34))}"')
         return answer
 
-    def _write_object(
+    def _perform_write(
         self, request: web.Request, target: Target, raw: bytes, options: RequestOptions
     ) -> tuple[int, Object]:
+        """Perform a write. Returns the HTTP status and the object. Raises StatusError."""
         query, resource, key = request.query, target.resource, (target.namespace, target.name)
         method, content = request.method, request.headers.get("Content-Type", "").partition(";")[0]
         everywhere = resource.namespaced and not target.namespace
         if method not in ("POST", "PUT", "PATCH", "DELETE") or everywhere:
-            raise decode.not_allowed()
+            raise decode.not_allowed_error()
         if method == "DELETE":
-            return 200, self._delete(target, query, decode.delete_options(query, raw))
+            return 200, self._perform_delete(target, query, decode.parse_delete_options(query, raw))
         if bool(target.name) == (method == "POST"):
-            raise decode.not_allowed()
-        decode.check_options(method, query)
+            raise decode.not_allowed_error()
+        decode.check_write_options(method, query)
         if method == "PATCH":
-            change = decode.change(resource, content, query, raw)
+            change = decode.parse_patch(resource, content, query, raw)
             result, new = self.verbs.patch(resource, key, change, content, options)
             return (201 if new else 200), result
-        body = decode.manifest(resource, content, raw)
+        body = decode.parse_manifest(resource, content, raw)
         if method == "POST":
             return 201, self.verbs.create(resource, target.namespace, body, options)
         result, new = self.verbs.update(resource, key, body, options)
         return (201 if new else 200), result
 
-    def _delete(self, target: Target, query: Any, options: Object) -> Object:
+    def _perform_delete(self, target: Target, query: Any, options: Object) -> Object:
+        """Delete one object, or all that the query selects. Returns, as a real server, the object while it is
+        terminating and for kinds in _RETURNED_BY_DELETE, else a Status of success; for several a List."""
         dry_run, resource = bool(options.get("dryRun")), target.resource
         if target.subresource or (not target.name and resource == r.NAMESPACES):
-            raise decode.not_allowed()
+            raise decode.not_allowed_error()
         if not target.name:
             selected = query.get("labelSelector", ""), query.get("fieldSelector", "")
             test = selectors.parse(*selected, resource)
             items = [item for item in self.store.list(resource, target.namespace) if test(item)]
             for item in items:
                 self.verbs.delete(resource, key_of(item), options, dry_run)
-            return listing.list_of(resource, items, {"resourceVersion": str(self.store.revision)})
+            return listing.list_object(resource, items, {"resourceVersion": str(self.store.revision)})
         last, gone = self.verbs.delete(resource, (target.namespace, target.name), options, dry_run)
-        if not gone or resource in _RETURNED:
+        if not gone or resource in _RETURNED_BY_DELETE:
             return last
         done = {
             "name": target.name,
@@ -332,53 +358,17 @@ class ApiServer:
         return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
 
 
-class _Sender:
-    """Writes watch events in the representation that the client requested."""
-
-    def __init__(self, response: web.StreamResponse, shape: Callable[[Object], Object]) -> None:
-        self.response, self._shape, self._first = response, shape, True
-
-    async def __call__(self, kind: str, value: Object) -> None:
-        shaped = self._shape(value)
-        if shaped["kind"] == "Table" and not self._first:
-            shaped["columnDefinitions"] = None  # they are sent once
-        self._first = False
-        await self.response.write(orjson.dumps({"type": kind, "object": shaped}) + b"\n")
-
-
-def _type_for(event: Event, test: selectors.Test) -> str:
-    """Type of an event for a watch of objects that pass `test`. Empty: the watch does not get it."""
-    now = event.type != "DELETED" and test(event.object)
-    before = event.before is not None and test(event.before)
-    if now:
-        return "MODIFIED" if before else "ADDED"
-    return "DELETED" if before else ""
-
-
-def _last_matching(event: Event) -> Object:
-    """An object that leaves a watch, as it was when it last passed the test."""
-    before = event.before or event.object
-    return {**before, "metadata": {**before["metadata"], "resourceVersion": str(event.revision)}}
-
-
 def _is_true(query: Mapping[str, str], name: str) -> bool:
-    """Any value but two is true, as in Kubernetes."""
+    """Whether a query parameter is true: any value but `false` and `0`, as in Kubernetes."""
     return name in query and query[name].lower() not in ("false", "0")
 
 
-def _since(version: str) -> int:
+def _parse_since(version: str) -> int:
+    """The resourceVersion from which to watch. Raises 500 for an invalid one, as a real server does."""
     if not version.isdigit():
-        raise StatusError(500, "InternalError", str(decode.no_revision(version)))
+        raise StatusError(500, "InternalError", str(decode.invalid_revision_error(version)))
     return int(version)
 
 
-def _bookmark(resource: Resource, revision: int, initial: bool = False) -> bytes:
-    meta: Object = {"resourceVersion": str(revision)}
-    if initial:
-        meta["annotations"] = {"k8s.io/initial-events-end": "true"}
-    value = {"kind": resource.kind, "apiVersion": resource.api_version, "metadata": meta}
-    return orjson.dumps({"type": "BOOKMARK", "object": value}) + b"\n"
-
-
-def _json(value: Object, code: int = 200) -> web.Response:
+def _json_response(value: Object, code: int = 200) -> web.Response:
     return web.Response(body=orjson.dumps(value), status=code, content_type="application/json")

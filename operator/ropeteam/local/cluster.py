@@ -40,10 +40,12 @@ class LocalClusterError(RopeteamError, RuntimeError):
 
 
 class LocalCluster:
-    """`async with LocalCluster(home) as it`: the API is at `it.url`, bearer `it.token`."""
+    """`async with LocalCluster(home) as cluster`: the API is at `cluster.url`, for the bearer token
+    `cluster.token`. It can be started again after a stop."""
 
     kubelet: type[Kubelet] = Kubelet
     services: type[Services] = Services
+    """Replaced by subclasses in tests and benchmarks."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -54,7 +56,8 @@ class LocalCluster:
         self._running: list[Any] = []
 
     async def start(self) -> None:
-        """Start everything. Raises LocalClusterError when `home` is in use or no addresses are free."""
+        """Start everything; on an error all that was started is stopped. Raises LocalClusterError if `home`
+        is in use, or no addresses are free."""
         try:
             await self._start()
         except BaseException:
@@ -62,13 +65,17 @@ class LocalCluster:
             raise
 
     async def _start(self) -> None:
+        """Order: the lock, before another cluster's folders could be removed; the addresses; namespaces and
+        CRD; the parts, which `stop` ends in reverse; last the kubeconfig, by which clients see that the API
+        answers."""
         self.home.mkdir(0o700, parents=True, exist_ok=True)  # logs and checkpoints are private
-        if not _lock(self._locks, self.home / "lock"):
-            advice = "use it (kubectl apply), end it (Ctrl-C where `ropeteam run` or `ropeteam up` runs), or "
-            advice += "choose another --home"
-            raise LocalClusterError(f"another cluster runs in {self.home}: {advice}")
+        if not _try_lock(self._locks, self.home / "lock"):
+            raise LocalClusterError(
+                f"another cluster runs in {self.home}: use it (kubectl --kubeconfig {self.kubeconfig}), "
+                "end it (Ctrl-C where `ropeteam run` or `ropeteam up` runs), or choose another --home"
+            )
         network = _reserve_network(self._locks)
-        _remove_pods(self.home)
+        _remove_pod_folders(self.home)
         self.store = Store()
         verbs = Verbs(self.store, Catalog(), {r.from_crd(crd()).name: rules})
         for name in ("default", "kube-system"):
@@ -86,14 +93,15 @@ class LocalCluster:
         _write_private(self.kubeconfig, yaml.safe_dump(kubeconfig(self.url, self.token)))
 
     async def stop(self) -> None:
-        """Kill every pod and leave nothing behind but claims. Idempotent."""
+        """Kill every pod and remove all files but the lock and those of claims. Idempotent. Not to be
+        cancelled: then files remain."""
         for part in self._running:
             await part.stop()
         self._running = []
         if self.url:
             self.url = ""
             self.kubeconfig.unlink(missing_ok=True)
-            _remove_pods(self.home)
+            _remove_pod_folders(self.home)
         self._locks.close()
 
     async def __aenter__(self) -> LocalCluster:
@@ -105,11 +113,13 @@ class LocalCluster:
 
 
 def default_home() -> Path:
+    """The state folder of a cluster for which none is given: $ROPETEAM_HOME, or a folder of the user."""
     return Path(os.environ.get("ROPETEAM_HOME") or Path.home() / ".local" / "state" / "ropeteam")
 
 
 def kubeconfig(url: str, token: str) -> Object:
-    """The kubeconfig, with the token also in the server's path: kubectl sends no bearer over plain HTTP."""
+    """A kubeconfig with one context. The token is in the server's path, too: kubectl sends no bearer token
+    over plain HTTP."""
     name = "ropeteam-local"
     return {
         "apiVersion": "v1",
@@ -122,9 +132,9 @@ def kubeconfig(url: str, token: str) -> Object:
 
 
 def _reserve_network(locks: ExitStack) -> str:
-    """Reserve a 127.N that no other cluster on this machine uses, of any user: a port in it is bound until
-    `locks` is closed, or the process ends in any way. Nothing listens there.
-    """
+    """Reserve a network 127.N.0.0/16 that no other cluster on this machine uses, of any user. Returns its
+    first two numbers, as "127.64". A port in it stays bound until `locks` is closed, or the process ends in
+    any way; nothing listens there. Raises LocalClusterError if none is free."""
     first = os.getuid() % 100
     for number in range(first + 20, first + 120):
         holder = socket.socket()
@@ -137,12 +147,14 @@ def _reserve_network(locks: ExitStack) -> str:
         return f"127.{number}"
     raise LocalClusterError(
         f"no free 127.N.0.0/16: port {NETWORK_PORT} of 127.N.0.1 is in use for each N from {first + 20} to "
-        f"{first + 119}, by 100 clusters or by one process that listens on all addresses; end that"
+        f"{first + 119}, by 100 clusters or by one process that listens on all addresses; find them with "
+        f"`ss -atnp | grep {NETWORK_PORT}`, and end one"
     )
 
 
-def _lock(locks: ExitStack, path: Path) -> bool:
-    """Lock `path` until `locks` is closed, or the process ends in any way. False: it is locked."""
+def _try_lock(locks: ExitStack, path: Path) -> bool:
+    """Lock the file `path`, created if need be, until `locks` is closed or the process ends in any way.
+    Returns False if another process has locked it. Raises OSError, also for a symbolic link."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -161,13 +173,15 @@ def _write_private(path: Path, text: str) -> None:
     new.replace(path)
 
 
-async def serve(home: Path) -> None:
-    """Run a cluster until the task is cancelled."""
+async def run_until_cancelled(home: Path) -> None:
+    """Run a cluster and print how to use it. Returns never: cancel the task to stop the cluster. Raises
+    LocalClusterError if it cannot start."""
     async with LocalCluster(home) as cluster:
         print(f"local cluster: {cluster.url}\nexport KUBECONFIG={cluster.kubeconfig}", flush=True)
         await asyncio.Event().wait()
 
 
-def _remove_pods(home: Path) -> None:
+def _remove_pod_folders(home: Path) -> None:
+    """Remove all that pods left: their volumes and logs, and their TMPDIRs."""
     for folder in ("pods", "t"):
         shutil.rmtree(home / folder, ignore_errors=True)

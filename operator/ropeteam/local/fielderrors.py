@@ -38,7 +38,8 @@ _BLOCKING = {
 
 @dataclass(frozen=True)
 class FieldError:
-    """An error of one field. `value`: as JSON; empty where the text shows none."""
+    """An error of one field. `value`: as JSON; empty: the message shows none. The class methods build the
+    errors of Kubernetes' package `field`, with its texts."""
 
     field: str
     type: ErrorType
@@ -51,16 +52,16 @@ class FieldError:
 
     @classmethod
     def not_supported(cls, field: str, value: Any, supported: Iterable[Any]) -> Self:
-        known = ", ".join(show(each) for each in supported)
-        return cls(field, ErrorType.NOT_SUPPORTED, show(value), f"supported values: {known}")
+        known = ", ".join(json_text(each) for each in supported)
+        return cls(field, ErrorType.NOT_SUPPORTED, json_text(value), f"supported values: {known}")
 
     @classmethod
     def duplicate(cls, field: str, value: Any) -> Self:
-        return cls(field, ErrorType.DUPLICATE, show(value))
+        return cls(field, ErrorType.DUPLICATE, json_text(value))
 
     @classmethod
     def not_found(cls, field: str, value: Any) -> Self:
-        return cls(field, ErrorType.NOT_FOUND, show(value))
+        return cls(field, ErrorType.NOT_FOUND, json_text(value))
 
     @classmethod
     def forbidden(cls, field: str, detail: str) -> Self:
@@ -68,18 +69,19 @@ class FieldError:
 
     @classmethod
     def too_many(cls, field: str, count: int, most: int) -> Self:
-        return cls(field, ErrorType.TOO_MANY, show(count), f"must have at most {most} items")
+        return cls(field, ErrorType.TOO_MANY, json_text(count), f"must have at most {most} items")
 
     @classmethod
     def invalid(cls, field: str, value: Any, detail: str) -> Self:
-        return cls(field, ErrorType.INVALID, show(value), detail)
+        return cls(field, ErrorType.INVALID, json_text(value), detail)
 
-    def below(self, field: str) -> Self:
-        """The error where the part that was validated is the value of `field`."""
+    def within(self, field: str) -> Self:
+        """This error with its path below `field`: for a value that was validated by itself."""
         return replace(self, field=f"{field}.{self.field}".rstrip("."))
 
     @property
     def message(self) -> str:
+        """Text without the field."""
         return ": ".join(part for part in (self.type.label, self.value, self.detail) if part)
 
     def __str__(self) -> str:
@@ -92,9 +94,10 @@ class FieldError:
 
     @property
     def blocks_rules(self) -> bool:
-        """Whether a server does not evaluate CEL rules on an object with this error."""
+        """Whether a server does not evaluate the CEL rules of an object with this error."""
         return self.type in _BLOCKING
 
 
-def show(value: Any) -> str:
+def json_text(value: Any) -> str:
+    """JSON of a value, as messages of a server show it."""
     return orjson.dumps(value).decode()

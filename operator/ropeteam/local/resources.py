@@ -13,13 +13,14 @@ Object = dict[str, Any]
 
 
 class StatusError(RopeteamError):
-    """An answer that is not a success. `message` is for the user."""
+    """An answer of the API server that is not a success. `message` is for the user, `details` for clients."""
 
     def __init__(self, code: int, reason: str, message: str, **details: Any) -> None:
         super().__init__(message)
         self.code, self.reason, self.message, self.details = code, reason, message, details
 
     def status(self) -> Object:
+        """The error as an object of kind Status, with the fields that a real server sets for its code."""
         details = {name: value for name, value in self.details.items() if value}
         return {
             "kind": "Status",
@@ -34,11 +35,11 @@ class StatusError(RopeteamError):
 
 
 class Undecodable(StatusError):
-    """400: the body is no object of its kind."""
+    """400: the body of the request cannot be decoded into its kind."""
 
 
-def invalid(kind: str, group: str, name: str, errors: Iterable[FieldError]) -> StatusError:
-    """A 422 that lists each of `errors` once."""
+def invalid_error(kind: str, group: str, name: str, errors: Iterable[FieldError]) -> StatusError:
+    """422 with each of `errors` once, one or more, in its message and its causes."""
     errors = list(dict.fromkeys(errors))
     text = str(errors[0]) if len(errors) == 1 else f"[{', '.join(map(str, errors))}]"
     message = f'{kind}{group and f".{group}"} "{name}" is invalid: {text}'
@@ -46,13 +47,15 @@ def invalid(kind: str, group: str, name: str, errors: Iterable[FieldError]) -> S
     return StatusError(422, "Invalid", message, name=name, group=group, kind=kind, causes=causes)
 
 
-def path_not_found() -> StatusError:
+def path_not_found_error() -> StatusError:
+    """404: nothing is served at this path."""
     return StatusError(404, "NotFound", "the server could not find the requested resource")
 
 
 @dataclass(frozen=True)
 class Resource:
-    """One kind and how it is served."""
+    """One kind and how it is served. `schema`: set for custom resources only, which differ from built-in
+    kinds in many answers."""
 
     group: str
     version: str
@@ -68,6 +71,8 @@ class Resource:
 
     @property
     def name(self) -> str:
+        """Plural and group, as in messages of a server and names of CRDs: `pods`,
+        `leases.coordination.k8s.io`."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     @property
@@ -76,20 +81,25 @@ class Resource:
 
     @property
     def qualified_kind(self) -> str:
+        """Kind and group: `Pod`, `Lease.coordination.k8s.io`."""
         return f"{self.kind}.{self.group}" if self.group else self.kind
 
-    def not_found(self, name: str) -> StatusError:
+    def not_found_error(self, name: str) -> StatusError:
+        """404: no object of this name."""
         message = f'{self.name} "{name}" not found'
         return StatusError(404, "NotFound", message, name=name, group=self.group, kind=self.plural)
 
-    def conflict(self, name: str, why: str) -> StatusError:
+    def conflict_error(self, name: str, why: str) -> StatusError:
+        """409: the stored object is not the one that the client expects."""
         message = f'Operation cannot be fulfilled on {self.name} "{name}": {why}'
         return StatusError(409, "Conflict", message, name=name, group=self.group, kind=self.plural)
 
-    def invalid(self, name: str, errors: Iterable[FieldError]) -> StatusError:
-        return invalid(self.kind, self.group, name, errors)
+    def invalid_error(self, name: str, errors: Iterable[FieldError]) -> StatusError:
+        """422: an object with these errors."""
+        return invalid_error(self.kind, self.group, name, errors)
 
-    def undecodable(self, why: str) -> Undecodable:
+    def undecodable_error(self, why: str) -> Undecodable:
+        """400: a body that cannot be decoded into this kind."""
         message = f'{self.kind} in version "{self.version}" cannot be handled as a {self.kind}: {why}'
         return Undecodable(400, "BadRequest", message)
 
@@ -128,19 +138,19 @@ class Catalog:
         return iter(self._all.values())
 
     def find(self, group: str, version: str, plural: str) -> Resource:
+        """Raises 404 for a resource that is not served."""
         found = self._all.get(f"{plural}.{group}" if group else plural)
         if found is None or found.version != version:
-            raise path_not_found()
+            raise path_not_found_error()
         return found
 
-    def of(self, api_version: str, kind: str) -> Resource | None:
-        return next((r for r in self if r.api_version == api_version and r.kind == kind), None)
-
     def define(self, crd: Object) -> None:
+        """Serve the resource of a CustomResourceDefinition, or its new definition."""
         resource = from_crd(crd)
         self._all[resource.name] = resource
 
     def forget(self, crd: Object) -> None:
+        """Serve the resource of a CustomResourceDefinition no longer."""
         self._all.pop(from_crd(crd).name, None)
 
 

@@ -76,6 +76,7 @@ def _problem_text(fault: Fault) -> str:
 
 
 def _type_problem(value: Any, schema: Schema) -> str:
+    """The problem of a value of a wrong type; the only number that is none of _TYPE_NAMES has a fraction."""
     if value is None:
         return f"is null; leave it out or give it {_expected(schema)}"
     if INT_OR_STRING in schema:

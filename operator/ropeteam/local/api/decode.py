@@ -14,7 +14,7 @@ import orjson
 import yaml
 
 from ropeteam.local.fielderrors import FieldError
-from ropeteam.local.resources import Object, Resource, StatusError, invalid
+from ropeteam.local.resources import Object, Resource, StatusError, invalid_error
 
 JSON_PATCH, MERGE = "application/json-patch+json", "application/merge-patch+json"
 APPLY, STRATEGIC = "application/apply-patch+yaml", "application/strategic-merge-patch+json"
@@ -28,13 +28,15 @@ _OPTIONS = {
 }
 
 
-def not_allowed() -> StatusError:
+def not_allowed_error() -> StatusError:
+    """405: the resource has no such verb."""
     text = "the server does not allow this method on the requested resource"
     return StatusError(405, "MethodNotAllowed", text)
 
 
-def manifest(resource: Resource, content: str, raw: bytes) -> Object:
-    """The object in the body of a create or update."""
+def parse_manifest(resource: Resource, content: str, raw: bytes) -> Object:
+    """The object in the body of a create or update. `content`: the content type. Raises StatusError: 415 for
+    another content type, 400 for a body that is no object of this kind."""
     if "protobuf" in content:  # kubectl create configmap, secret, namespace ...
         text = (
             "the local cluster does not support protobuf, which `kubectl create KIND` sends; write a "
@@ -42,7 +44,7 @@ def manifest(resource: Resource, content: str, raw: bytes) -> Object:
         )
         raise StatusError(415, "UnsupportedMediaType", text)
     if content not in _CONTENT_TYPES:
-        raise _unknown_format("application/json, application/yaml, application/vnd.kubernetes.protobuf")
+        raise _unknown_format_error("application/json, application/yaml, application/vnd.kubernetes.protobuf")
     refused = f"the object provided is unrecognized (must be of type {resource.kind})"
     shown = raw.decode(errors="replace")[:25] or "<empty>"
     try:
@@ -60,6 +62,8 @@ def manifest(resource: Resource, content: str, raw: bytes) -> Object:
 
 
 def _check_kind(resource: Resource, body: Object, refused: str, shown: str) -> None:
+    """Raise 400 for a body of another kind or version. A custom resource must set kind; another kind of one
+    is reported later (validation.py), as a real server does. `refused`, `shown`: parts of the message."""
     kind, version = body.get("kind"), body.get("apiVersion")
     if resource.schema:
         if not kind:
@@ -76,16 +80,18 @@ def _check_kind(resource: Resource, body: Object, refused: str, shown: str) -> N
         raise StatusError(400, "BadRequest", text)
 
 
-def change(resource: Resource, content: str, query: Mapping[str, str], raw: bytes) -> Any:
-    """The patch in a body."""
+def parse_patch(resource: Resource, content: str, query: Mapping[str, str], raw: bytes) -> Any:
+    """The patch in a body: a list for JSON patch, else an object. `content`: the content type. Raises
+    StatusError: 415 for a content type that the resource does not support, 400 for a malformed body, 422 for
+    server-side apply without a field manager."""
     known = {JSON_PATCH, MERGE, APPLY} | (set() if resource.schema else {STRATEGIC})
     if content not in known | {STRATEGIC} and not resource.schema:
         raise StatusError(415, "UnsupportedMediaType", "415: Unsupported Media Type")
     if content not in known:
-        raise _unknown_format(", ".join((JSON_PATCH, MERGE, APPLY)))
+        raise _unknown_format_error(", ".join((JSON_PATCH, MERGE, APPLY)))
     if content == APPLY and not query.get("fieldManager"):
         error = FieldError.required("fieldManager", "is required for apply patch")
-        raise invalid("PatchOptions", "meta.k8s.io", "", [error])
+        raise invalid_error("PatchOptions", "meta.k8s.io", "", [error])
     try:
         body = yaml.safe_load(raw) if content == APPLY else json.loads(raw)
     except (ValueError, OverflowError, yaml.YAMLError) as error:
@@ -99,13 +105,14 @@ def change(resource: Resource, content: str, query: Mapping[str, str], raw: byte
     return body
 
 
-def _unknown_format(known: str) -> StatusError:
+def _unknown_format_error(known: str) -> StatusError:
     text = f"the body of the request was in an unknown format - accepted media types include: {known}"
     return StatusError(415, "UnsupportedMediaType", text)
 
 
-def delete_options(query: Mapping[str, str], raw: bytes) -> Object:
-    """The options of a deletion, from body and query."""
+def parse_delete_options(query: Mapping[str, str], raw: bytes) -> Object:
+    """DeleteOptions from the body, or from the query if there is no body, as on a real server. Raises
+    StatusError: 400 for a malformed body, 422 for invalid options."""
     try:
         options = orjson.loads(raw) if raw else {}
     except ValueError as error:
@@ -116,7 +123,7 @@ def delete_options(query: Mapping[str, str], raw: bytes) -> Object:
         raise StatusError(400, "BadRequest", text)
     if not raw:
         if "gracePeriodSeconds" in query:
-            options["gracePeriodSeconds"] = number(query["gracePeriodSeconds"])
+            options["gracePeriodSeconds"] = parse_integer(query["gracePeriodSeconds"])
         if "propagationPolicy" in query:
             options["propagationPolicy"] = query["propagationPolicy"]
         if "dryRun" in query:
@@ -129,25 +136,26 @@ def delete_options(query: Mapping[str, str], raw: bytes) -> Object:
     elif policy is not None and policy not in _POLICIES:
         errors.insert(0, FieldError.not_supported("propagationPolicy", policy, (*_POLICIES, "nil")))
     if errors:
-        raise invalid("DeleteOptions", "meta.k8s.io", "", errors)
+        raise invalid_error("DeleteOptions", "meta.k8s.io", "", errors)
     return options
 
 
-def check_options(method: str, query: Mapping[str, str]) -> None:
-    """Check the options of a write. Raises 422 for invalid ones."""
+def check_write_options(method: str, query: Mapping[str, str]) -> None:
+    """Raise 422 for invalid options of a create, update or patch."""
     errors = _dry_run_errors([query["dryRun"]] if "dryRun" in query else [])
     validation, known = query.get("fieldValidation", ""), ("", "Ignore", "Strict", "Warn")
     if validation not in known:
         errors.append(FieldError.not_supported("fieldValidation", validation, known))
     if errors:
-        raise invalid(_OPTIONS[method], "meta.k8s.io", "", errors)
+        raise invalid_error(_OPTIONS[method], "meta.k8s.io", "", errors)
 
 
 def _dry_run_errors(given: list[str]) -> list[FieldError]:
     return [] if set(given) <= {"All"} else [FieldError.not_supported("dryRun", given, ["All"])]
 
 
-def number(text: str) -> int:
+def parse_integer(text: str) -> int:
+    """The integer in a query parameter. Raises 400."""
     try:
         return int(text)
     except ValueError:
@@ -155,15 +163,16 @@ def number(text: str) -> int:
         raise StatusError(400, "BadRequest", why) from None
 
 
-def no_revision(text: str) -> FieldError:
+def invalid_revision_error(text: str) -> FieldError:
     why = f'strconv.ParseUint: parsing "{text}": invalid syntax'
     return FieldError.invalid("resourceVersion", text, why)
 
 
-def revision(text: str, newest: int) -> int:
-    """The resourceVersion to read at. Raises StatusError when it is invalid, or newer than the newest."""
+def parse_revision(text: str, newest: int) -> int:
+    """The resourceVersion to read at. `newest`: that of the store. Raises StatusError: 400 for an invalid
+    one, 504 for one that is newer than the newest."""
     if not text.isdigit():
-        raise StatusError(400, "BadRequest", f"invalid resource version: {no_revision(text)}")
+        raise StatusError(400, "BadRequest", f"invalid resource version: {invalid_revision_error(text)}")
     if int(text) > newest:
         why = f"Too large resource version: {text}, current: {newest}"
         causes = [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}]
@@ -171,8 +180,9 @@ def revision(text: str, newest: int) -> int:
     return int(text)
 
 
-def check_match(query: Mapping[str, str], watches: bool) -> None:
-    """Check resourceVersionMatch. Raises 422 for contradictory options."""
+def check_list_options(query: Mapping[str, str], watches: bool) -> None:
+    """Raise 422 for options of a list, or with `watches` of a watch, that contradict each other:
+    resourceVersionMatch, resourceVersion, sendInitialEvents."""
     match, version = query.get("resourceVersionMatch", ""), query.get("resourceVersion", "")
     initial, here = query.get("sendInitialEvents"), "resourceVersionMatch"
     errors: list[FieldError] = []
@@ -192,4 +202,4 @@ def check_match(query: Mapping[str, str], watches: bool) -> None:
         elif match == "Exact" and version == "0":
             errors = [FieldError.forbidden(here, f'{here} "exact" is forbidden for resourceVersion "0"')]
     if errors:
-        raise invalid("ListOptions", "meta.k8s.io", "", errors)
+        raise invalid_error("ListOptions", "meta.k8s.io", "", errors)

@@ -12,6 +12,7 @@ from ropeteam.local.api.verbs import Verbs
 from ropeteam.local.resources import Object, Resource, StatusError
 
 EVENT_SECONDS, EVENT_LIMIT = 3600, 2000
+"""Age and number of events that are kept."""
 
 
 class GarbageCollector:
@@ -23,6 +24,7 @@ class GarbageCollector:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
+        """Collect from the next write on. Needs a running event loop."""
         self.store.listeners.append(self._queue.put_nowait)
         self._task = asyncio.create_task(self._collect())
 
@@ -33,29 +35,33 @@ class GarbageCollector:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _collect(self) -> None:
+        """Handle each write, in order, until cancelled. What this deletes is a write, too, and is handled
+        later: so dependents of dependents are found, and a namespace is released after its last object."""
         while True:
             event = await self._queue.get()
             value, resource = event.object, event.resource
             if event.type == "DELETED":
-                self._sweep_dependents(value["metadata"]["uid"])
+                self._delete_orphans_of(value["metadata"]["uid"])
                 if resource == r.CRDS:
                     self._delete_all(r.from_crd(value))
-                self._release_if_empty(value["metadata"].get("namespace", ""))
+                self._release_namespace_if_empty(value["metadata"].get("namespace", ""))
             elif resource == r.NAMESPACES and "deletionTimestamp" in value["metadata"]:
                 for inner in self.verbs.catalog:
                     if inner.namespaced:
                         self._delete_all(inner, value["metadata"]["name"])
-                self._release_if_empty(value["metadata"]["name"])
+                self._release_namespace_if_empty(value["metadata"]["name"])
             elif self._is_orphan(value):
                 self._delete(resource, value)
             if resource == r.EVENTS and event.type == "ADDED":
-                self._trim_events()
+                self._remove_old_events()
 
     def _is_orphan(self, value: Object) -> bool:
+        """Whether an object has owners, and none of them exists."""
         owners = value["metadata"].get("ownerReferences")
         return bool(owners) and not any(owner["uid"] in self.store.by_uid for owner in owners)
 
-    def _sweep_dependents(self, uid: str) -> None:
+    def _delete_orphans_of(self, uid: str) -> None:
+        """Delete dependents of a removed owner that have no other owner."""
         for resource in self.verbs.catalog:
             for value in self.store.list(resource):
                 owners = value["metadata"].get("ownerReferences", ())
@@ -67,18 +73,21 @@ class GarbageCollector:
             self._delete(resource, value)
 
     def _delete(self, resource: Resource, value: Object) -> None:
-        with suppress(StatusError):  # it is gone meanwhile, or another object has its name
+        """Delete this very object; nothing if it is gone meanwhile, or another object has its name."""
+        with suppress(StatusError):
             uid = value["metadata"]["uid"]
             self.verbs.delete(resource, key_of(value), {"preconditions": {"uid": uid}})
 
-    def _release_if_empty(self, name: str) -> None:
+    def _release_namespace_if_empty(self, name: str) -> None:
+        """Remove a namespace that is being deleted, once nothing is left in it."""
         namespace = self.store.find(r.NAMESPACES, ("", name))
         if namespace is None or "deletionTimestamp" not in namespace["metadata"]:
             return
         if not any(self.store.list(inner, name) for inner in self.verbs.catalog if inner.namespaced):
             self.verbs.release(r.NAMESPACES, ("", name))
 
-    def _trim_events(self) -> None:
+    def _remove_old_events(self) -> None:
+        """Remove events older than EVENT_SECONDS, and the oldest above EVENT_LIMIT."""
         events = sorted(self.store.list(r.EVENTS), key=lambda e: e["metadata"]["creationTimestamp"])
         now = datetime.now(UTC)
         for number, event in enumerate(events):

@@ -12,7 +12,7 @@ from ropeteam.local.fielderrors import FieldError
 from ropeteam.local.resources import Object, Resource
 
 Rules = Callable[[Object, Object | None], list[FieldError]]
-"""Python equivalents of a kind's CEL rules: (new, old) to errors."""
+"""Python equivalents of a kind's CEL rules: (new, old) to errors. `old` is None at a create."""
 
 ANY: Schema = {"x-kubernetes-preserve-unknown-fields": True}
 TEXT: Schema = {"type": "string"}
@@ -20,105 +20,108 @@ NUMBER: Schema = {"type": "integer"}
 FLAG: Schema = {"type": "boolean"}
 
 
-def _object(free: str = "", **known: Schema) -> Schema:
-    """Schema of an object. `free`: names of fields that are accepted unchecked."""
+def _object_schema(free: str = "", **known: Schema) -> Schema:
+    """Schema of an object. `free`: names of fields, separated by spaces, whose values are not validated.
+    Other fields are pruned, unless the caller adds `| ANY`."""
     return {"type": "object", "properties": dict.fromkeys(free.split(), ANY) | known}
 
 
-def _list(item: Schema) -> Schema:
+def _list_schema(item: Schema) -> Schema:
     return {"type": "array", "items": item}
 
 
-def _default(value: Any, **schema: Any) -> Schema:
+def _with_default(value: Any, **schema: Any) -> Schema:
+    """`schema` with a default."""
     return {**schema, "default": value}
 
 
-def _texts() -> Schema:
+def _text_map_schema() -> Schema:
+    """Schema of a map from text to text, as labels."""
     return {"type": "object", "additionalProperties": TEXT}
 
 
 _QUANTITIES: Schema = {"type": "object", "additionalProperties": {"x-kubernetes-int-or-string": True}}
-_RESOURCES = _object(limits=_QUANTITIES, requests=_QUANTITIES, free="claims") | {"default": {}}
-_ENV = _object(name=TEXT, value=TEXT, valueFrom=ANY)
-_MOUNT = _object(name=TEXT, mountPath=TEXT, subPath=TEXT, readOnly=FLAG) | ANY
-_SECURITY = _object(runAsUser=NUMBER, runAsGroup=NUMBER, runAsNonRoot=FLAG) | ANY
-_CONTAINER = _object(
+_RESOURCES = _object_schema(limits=_QUANTITIES, requests=_QUANTITIES, free="claims") | {"default": {}}
+_ENV = _object_schema(name=TEXT, value=TEXT, valueFrom=ANY)
+_MOUNT = _object_schema(name=TEXT, mountPath=TEXT, subPath=TEXT, readOnly=FLAG) | ANY
+_SECURITY = _object_schema(runAsUser=NUMBER, runAsGroup=NUMBER, runAsNonRoot=FLAG) | ANY
+_CONTAINER = _object_schema(
     name=TEXT,
     image=TEXT,
-    command=_list(TEXT),
-    args=_list(TEXT),
+    command=_list_schema(TEXT),
+    args=_list_schema(TEXT),
     workingDir=TEXT,
-    env=_list(_ENV),
-    volumeMounts=_list(_MOUNT),
+    env=_list_schema(_ENV),
+    volumeMounts=_list_schema(_MOUNT),
     resources=_RESOURCES,
     securityContext=_SECURITY,
-    terminationMessagePath=_default("/dev/termination-log", **TEXT),
-    terminationMessagePolicy=_default("File", **TEXT),
+    terminationMessagePath=_with_default("/dev/termination-log", **TEXT),
+    terminationMessagePolicy=_with_default("File", **TEXT),
     imagePullPolicy=TEXT,
     free="envFrom ports livenessProbe readinessProbe startupProbe lifecycle stdin stdinOnce tty volumeDevices"
     " restartPolicy restartPolicyRules resizePolicy",
 )
-_VOLUME = _object(name=TEXT) | ANY
-_POD_SPEC = _object(
-    containers=_list(_CONTAINER),
-    initContainers=_list(_CONTAINER),
-    volumes=_list(_VOLUME),
-    restartPolicy=_default("Always", **TEXT),
-    terminationGracePeriodSeconds=_default(30, **NUMBER),
+_VOLUME = _object_schema(name=TEXT) | ANY
+_POD_SPEC = _object_schema(
+    containers=_list_schema(_CONTAINER),
+    initContainers=_list_schema(_CONTAINER),
+    volumes=_list_schema(_VOLUME),
+    restartPolicy=_with_default("Always", **TEXT),
+    terminationGracePeriodSeconds=_with_default(30, **NUMBER),
     activeDeadlineSeconds=NUMBER,
-    dnsPolicy=_default("ClusterFirst", **TEXT),
+    dnsPolicy=_with_default("ClusterFirst", **TEXT),
     nodeName=TEXT,
-    nodeSelector=_texts(),
-    schedulerName=_default("default-scheduler", **TEXT),
-    securityContext=_default({}, **_SECURITY),
-    priority=_default(0, **NUMBER),
-    preemptionPolicy=_default("PreemptLowerPriority", **TEXT),
-    enableServiceLinks=_default(True, **FLAG),
+    nodeSelector=_text_map_schema(),
+    schedulerName=_with_default("default-scheduler", **TEXT),
+    securityContext=_with_default({}, **_SECURITY),
+    priority=_with_default(0, **NUMBER),
+    preemptionPolicy=_with_default("PreemptLowerPriority", **TEXT),
+    enableServiceLinks=_with_default(True, **FLAG),
     affinity={"type": "object"} | ANY,
-    tolerations=_list({"type": "object"} | ANY),
+    tolerations=_list_schema({"type": "object"} | ANY),
     free="automountServiceAccountToken dnsConfig ephemeralContainers hostAliases hostIPC hostNetwork hostPID"
     " hostUsers hostname imagePullSecrets os overhead priorityClassName readinessGates resourceClaims"
     " resources runtimeClassName schedulingGates serviceAccount serviceAccountName setHostnameAsFQDN"
     " shareProcessNamespace subdomain topologySpreadConstraints workloadRef",
 )
-_PORT = _object(
-    port=_default(0, **NUMBER),
+_PORT = _object_schema(
+    port=_with_default(0, **NUMBER),
     targetPort={"x-kubernetes-int-or-string": True},
-    protocol=_default("TCP", **TEXT),
+    protocol=_with_default("TCP", **TEXT),
     free="name nodePort appProtocol",
 )
-_SERVICE_SPEC = _object(
-    ports=_list(_PORT),
-    type=_default("ClusterIP", **TEXT),
-    selector=_texts(),
+_SERVICE_SPEC = _object_schema(
+    ports=_list_schema(_PORT),
+    type=_with_default("ClusterIP", **TEXT),
+    selector=_text_map_schema(),
     clusterIP=TEXT,
-    clusterIPs=_list(TEXT),
-    sessionAffinity=_default("None", **TEXT),
-    ipFamilies=_default(["IPv4"], **_list(TEXT)),
-    ipFamilyPolicy=_default("SingleStack", **TEXT),
-    internalTrafficPolicy=_default("Cluster", **TEXT),
+    clusterIPs=_list_schema(TEXT),
+    sessionAffinity=_with_default("None", **TEXT),
+    ipFamilies=_with_default(["IPv4"], **_list_schema(TEXT)),
+    ipFamilyPolicy=_with_default("SingleStack", **TEXT),
+    internalTrafficPolicy=_with_default("Cluster", **TEXT),
     publishNotReadyAddresses=FLAG,
     externalName=TEXT,
     free="allocateLoadBalancerNodePorts externalIPs externalTrafficPolicy healthCheckNodePort"
     " loadBalancerClass loadBalancerIP loadBalancerSourceRanges sessionAffinityConfig trafficDistribution",
 )
-_NULLABLE: Schema = _default(None, nullable=True, **ANY)
-_EVENT = _object(
-    involvedObject=_default({}, **_object(
+_NULLABLE: Schema = _with_default(None, nullable=True, **ANY)
+_EVENT = _object_schema(
+    involvedObject=_with_default({}, **_object_schema(
         free="apiVersion fieldPath kind name namespace resourceVersion uid")),
     reason=TEXT,
     message=TEXT,
     type=TEXT,
     count=NUMBER,
-    source=_default({}, **_object(component=TEXT, host=TEXT)),
+    source=_with_default({}, **_object_schema(component=TEXT, host=TEXT)),
     firstTimestamp=_NULLABLE,
     lastTimestamp=_NULLABLE,
     eventTime=_NULLABLE,
-    reportingComponent=_default("", **TEXT),
-    reportingInstance=_default("", **TEXT),
+    reportingComponent=_with_default("", **TEXT),
+    reportingInstance=_with_default("", **TEXT),
     free="action related series",
 )  # fmt: skip
-_LEASE_SPEC = _object(
+_LEASE_SPEC = _object_schema(
     holderIdentity=TEXT,
     leaseDurationSeconds=NUMBER,
     leaseTransitions=NUMBER,
@@ -126,19 +129,25 @@ _LEASE_SPEC = _object(
 )
 
 SCHEMAS: dict[str, Schema] = {
-    r.PODS.name: _object(spec=_default({}, **_POD_SPEC), status=ANY),
-    r.SERVICES.name: _object(spec=_default({}, **_SERVICE_SPEC), status=ANY),
-    r.SECRETS.name: _object(
-        data=_texts(), stringData=_texts(), type=_default("Opaque", **TEXT), immutable=FLAG
+    r.PODS.name: _object_schema(spec=_with_default({}, **_POD_SPEC), status=ANY),
+    r.SERVICES.name: _object_schema(spec=_with_default({}, **_SERVICE_SPEC), status=ANY),
+    r.SECRETS.name: _object_schema(
+        data=_text_map_schema(),
+        stringData=_text_map_schema(),
+        type=_with_default("Opaque", **TEXT),
+        immutable=FLAG,
     ),
-    r.CONFIG_MAPS.name: _object(data=_texts(), binaryData=_texts(), immutable=FLAG),
+    r.CONFIG_MAPS.name: _object_schema(
+        data=_text_map_schema(), binaryData=_text_map_schema(), immutable=FLAG
+    ),
     r.EVENTS.name: _EVENT,
-    r.LEASES.name: _object(spec=_default({}, **_LEASE_SPEC)),
+    r.LEASES.name: _object_schema(spec=_with_default({}, **_LEASE_SPEC)),
 }
 
 
-def prepare_for_create(resource: Resource, value: Object) -> None:
-    """Set the initial status, and fields that the server sets once. In place."""
+def set_initial_fields(resource: Resource, value: Object) -> None:
+    """Set in place what a server sets at a create: the initial status, and names of a CRD. A status that the
+    client sent is dropped."""
     if resource == r.PODS:
         value["status"] = {"phase": "Pending", "qosClass": _qos_class(value["spec"])}
     elif resource == r.SERVICES:
@@ -171,7 +180,7 @@ def prepare_for_create(resource: Resource, value: Object) -> None:
 
 
 def _qos_class(spec: Object) -> str:
-    """QoS class of a pod, from the resources of its containers."""
+    """QoS class of a pod, from the resources of its containers. Limit: init containers are not considered."""
     given = [each.get("resources") or {} for each in spec["containers"]]
     if not any(part.get("limits") or part.get("requests") for part in given):
         return "BestEffort"
@@ -180,8 +189,9 @@ def _qos_class(spec: Object) -> str:
     return "Guaranteed" if full and same else "Burstable"
 
 
-def before_write(resource: Resource, value: Object, old: Object | None) -> None:
-    """Set the fields that the server rewrites on each write. In place."""
+def set_server_fields(resource: Resource, value: Object, old: Object | None) -> None:
+    """Set in place what a server sets or rewrites on each write of a built-in kind, after the defaults of its
+    schema. `old`: None at a create."""
     if resource == r.CLAIMS:
         value.setdefault("spec", {}).setdefault("volumeMode", "Filesystem")
     if resource == r.SECRETS:
@@ -200,14 +210,15 @@ def before_write(resource: Resource, value: Object, old: Object | None) -> None:
         if old is None:
             _add_default_tolerations(value["spec"].setdefault("tolerations", []))
         for container in [*value["spec"].get("containers", ()), *value["spec"].get("initContainers", ())]:
-            _complete(container)
+            _complete_container(container)
     elif resource == r.NAMESPACES:
         labels = value["metadata"].get("labels") or {}
         value["metadata"]["labels"] = labels | {"kubernetes.io/metadata.name": value["metadata"]["name"]}
 
 
 def _add_default_tolerations(tolerations: list[Object]) -> None:
-    """Add the default tolerations: a node may be away for five minutes, unless the pod sets others."""
+    """Append the default tolerations, in place: a pod stays for five minutes on a node that is not ready or
+    unreachable, unless it sets its own NoExecute toleration for that."""
     for what in ("not-ready", "unreachable"):
         key = f"node.kubernetes.io/{what}"
         matching = [each for each in tolerations if each.get("key", key) == key]
@@ -216,7 +227,8 @@ def _add_default_tolerations(tolerations: list[Object]) -> None:
             tolerations.append({"key": key, **rest})
 
 
-def _complete(container: Object) -> None:
+def _complete_container(container: Object) -> None:
+    """Set in place: the pull policy by the image's tag, requests from limits, and quantities as texts."""
     image = str(container.get("image") or "")
     tagged = ":" in image.rpartition("/")[2] and not image.endswith(":latest")
     container.setdefault("imagePullPolicy", "IfNotPresent" if tagged or "@" in image else "Always")

@@ -18,21 +18,23 @@ from ropeteam.local.resources import Object, Resource, StatusError
 _META = "meta.k8s.io/v1"
 
 
-def listed(resource: Resource, items: list[Object], query: Mapping[str, str], revision: int) -> Object:
-    """One page, or all items."""
-    decode.check_match(query, watches=False)
+def list_page(resource: Resource, items: list[Object], query: Mapping[str, str], revision: int) -> Object:
+    """A List of one page, or of all items. `items`: those that the request selects, in the store's order.
+    `query`: its options, `limit` and `continue` among them. `revision`: of the store. Raises StatusError for
+    invalid options."""
+    decode.check_list_options(query, watches=False)
     version, token = query.get("resourceVersion", ""), query.get("continue", "")
     if token and version not in ("", "0"):
         text = "specifying resource version is not allowed when using continue"
         raise StatusError(400, "BadRequest", text)
     if version:
-        decode.revision(version, revision)
+        decode.parse_revision(version, revision)
     meta: Object = {"resourceVersion": str(revision)}
     if token:
-        page = _page(token)
+        page = _parse_continue_token(token)
         meta["resourceVersion"] = page["revision"]
         items = [item for item in items if list(key_of(item)) > page["after"]]
-    limit = decode.number(query.get("limit") or "0")
+    limit = decode.parse_integer(query.get("limit") or "0")
     # From its cache a real server answers "any version" with everything.
     if 0 < limit < len(items) and version != "0":
         if not (query.get("labelSelector") or query.get("fieldSelector")):
@@ -40,10 +42,12 @@ def listed(resource: Resource, items: list[Object], query: Mapping[str, str], re
         items = items[:limit]
         page = {"revision": meta["resourceVersion"], "after": key_of(items[-1])}
         meta["continue"] = base64.urlsafe_b64encode(orjson.dumps(page)).decode()
-    return list_of(resource, items, meta)
+    return list_object(resource, items, meta)
 
 
-def _page(token: str) -> Object:
+def _parse_continue_token(token: str) -> Object:
+    """The page that a continue token names: `revision` of the first page, and the key of the last item before
+    this page, `after`. Raises 400."""
     try:
         page: Object = orjson.loads(base64.urlsafe_b64decode(token))
         if not {"revision", "after"} <= page.keys():
@@ -54,8 +58,9 @@ def _page(token: str) -> Object:
     return page
 
 
-def list_of(resource: Resource, items: list[Object], meta: Object) -> Object:
-    """A List object. Items of a built-in kind have no kind and apiVersion."""
+def list_object(resource: Resource, items: list[Object], meta: Object) -> Object:
+    """A List object. As on a real server, items of a built-in kind have no kind and apiVersion, and the
+    metadata of a list of custom resources has `continue` even if it is empty."""
     if not resource.schema:
         items = [{k: v for k, v in item.items() if k not in ("kind", "apiVersion")} for item in items]
     else:
@@ -64,8 +69,10 @@ def list_of(resource: Resource, items: list[Object], meta: Object) -> Object:
     return {**api, "metadata": meta, "items": items}
 
 
-def shaped(accept: str, include: str, resource: Resource, plain: Object) -> Object:
-    """The representation that the client requested. `include`: the object in a row of a table."""
+def in_requested_form(accept: str, include: str, resource: Resource, plain: Object) -> Object:
+    """An object or a List in the representation that the client requested: a Table, metadata only, or as it
+    is. `accept`: the header. `include`: includeObject, the part of the object in each row of a table. Raises
+    400 for an invalid one."""
     items = plain.get("items", [plain])
     if "as=Table" in accept:
         if include not in ("", "None", "Metadata", "Object"):
@@ -77,11 +84,11 @@ def shaped(accept: str, include: str, resource: Resource, plain: Object) -> Obje
     if "as=PartialObjectMetadataList" in accept and "items" in plain:
         api = {"kind": "PartialObjectMetadataList", "apiVersion": _META}
         meta = {name: value for name, value in plain["metadata"].items() if value}
-        return {**api, "metadata": meta, "items": [_metadata(item) for item in items]}
+        return {**api, "metadata": meta, "items": [_partial_metadata(item) for item in items]}
     if "as=PartialObjectMetadata" in accept and "items" not in plain:
         return {"kind": "PartialObjectMetadata", "apiVersion": _META, "metadata": plain["metadata"]}
     return plain
 
 
-def _metadata(item: Object) -> Object:
+def _partial_metadata(item: Object) -> Object:
     return {"kind": "PartialObjectMetadata", "apiVersion": _META, "metadata": item["metadata"]}

@@ -49,27 +49,28 @@ _LISTS = {"finalizers", "ownerReferences"}
 
 
 def check_types(resource: Resource, meta: Any) -> None:
-    """Check types. Raises 400 for metadata that could not be decoded."""
+    """Raise 400 for metadata with a field of a wrong type. `meta`: as the client sent it."""
     if not isinstance(meta, dict):
-        raise mistyped(resource, meta, "metadata", "ObjectMeta")
+        raise wrong_type_error(resource, meta, "metadata", "ObjectMeta")
     for name, value in meta.items():
         if name in _TEXTS and value is not None:
             if not isinstance(value, dict):
-                raise mistyped(resource, value, f"metadata.{name}", "map[string]string")
+                raise wrong_type_error(resource, value, f"metadata.{name}", "map[string]string")
             wrong = next((each for each in value.values() if not isinstance(each, str | None)), None)
             if wrong is not None:
-                raise mistyped(resource, wrong, f"metadata.{name}", "string")
+                raise wrong_type_error(resource, wrong, f"metadata.{name}", "string")
         elif name in _LISTS and not isinstance(value, list | None):
-            raise mistyped(resource, value, f"metadata.{name}", "a list")
+            raise wrong_type_error(resource, value, f"metadata.{name}", "a list")
         elif name in ("name", "generateName", "namespace", "resourceVersion", "uid") and not isinstance(
             value, str | None
         ):
-            raise mistyped(resource, value, f"metadata.{name}", "string")
+            raise wrong_type_error(resource, value, f"metadata.{name}", "string")
 
 
-def mistyped(resource: Resource, value: Any, path: str, wanted: str) -> Undecodable:
+def wrong_type_error(resource: Resource, value: Any, path: str, wanted: str) -> Undecodable:
+    """400: the value at `path` is of another type than `wanted`."""
     text = f"json: cannot unmarshal {_json_type(value)} into {path} of type {wanted}"
-    return resource.undecodable(text)
+    return resource.undecodable_error(text)
 
 
 def _json_type(value: Any) -> str:
@@ -79,10 +80,11 @@ def _json_type(value: Any) -> str:
 
 
 def field_errors(resource: Resource, meta: Object) -> Iterator[FieldError]:
+    """Errors of metadata whose types are right (`check_types`)."""
     yield from _name_errors(resource, meta.get("name") or "")
     for key, value in (meta.get("labels") or {}).items():
         yield from key_errors("metadata.labels", key)
-        for why in value_errors(value or ""):
+        for why in label_value_problems(value or ""):
             yield FieldError.invalid("metadata.labels", value, why)
     for key in meta.get("annotations") or {}:
         yield from key_errors("metadata.annotations", key.lower())
@@ -96,6 +98,7 @@ def field_errors(resource: Resource, meta: Object) -> Iterator[FieldError]:
 
 
 def _name_errors(resource: Resource, name: str) -> Iterator[FieldError]:
+    """Errors of metadata.name. Names of Services and Namespaces are DNS labels, others DNS subdomains."""
     here, label = "metadata.name", resource in (r.SERVICES, r.NAMESPACES)
     if not name:
         yield FieldError.required(here, "name or generateName is required")
@@ -111,10 +114,11 @@ def _name_errors(resource: Resource, name: str) -> Iterator[FieldError]:
 
 def key_errors(path: str, key: str) -> Iterator[FieldError]:
     """Errors in the key of a label or an annotation."""
-    return (FieldError.invalid(path, key, why) for why in _key_errors(key))
+    return (FieldError.invalid(path, key, why) for why in _key_problems(key))
 
 
-def _key_errors(key: str) -> Iterator[str]:
+def _key_problems(key: str) -> Iterator[str]:
+    """Reasons why a text is not a valid key of a label or annotation."""
     prefix, slash, name = key.rpartition("/")
     if "/" in prefix:
         yield _NO_KEY
@@ -129,8 +133,8 @@ def _key_errors(key: str) -> Iterator[str]:
         yield _NO_NAME_PART
 
 
-def value_errors(value: str) -> Iterator[str]:
-    """The reasons why a text is not a valid label value."""
+def label_value_problems(value: str) -> Iterator[str]:
+    """Reasons why a text is not a valid label value."""
     if len(value) > 63:
         yield "must be no more than 63 bytes"
     if not re.fullmatch(_LABEL_VALUE, value):

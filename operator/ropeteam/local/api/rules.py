@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from decimal import Decimal
 
+from ropeteam.api.quantity import parse_quantity
 from ropeteam.api.schema.walker import is_time
 from ropeteam.local import resources as r
 from ropeteam.local.api.meta import NO_LABEL
@@ -24,20 +25,17 @@ _NO_KEY = (
     f"'KEY_NAME',  or 'key-name', regex used for validation is '{_KEY}')"
 )
 _PORT_RANGE = "must be between 1 and 65535, inclusive"
-_ONE_OF: dict[str, tuple[str, ...]] = {
+_ENUMS: dict[str, tuple[str, ...]] = {
     "type": ("ClusterIP", "ExternalName", "LoadBalancer", "NodePort"),
     "protocol": ("SCTP", "TCP", "UDP"),
     "imagePullPolicy": ("Always", "IfNotPresent", "Never"),
     "restartPolicy": ("Always", "OnFailure", "Never"),
     "operator": ("Equal", "Exists"),
 }
-_QUANTITY = re.compile(r"[+-]?[0-9.]+([eE][-+]?[0-9]+|[numkMGTPE]|[KMGTPE]i)?")
 _NO_VARIABLE = (
     "a valid environment variable name must consist only of printable ASCII characters other than '='"
 )
 _TIMES = {r.EVENTS: ("firstTimestamp", "lastTimestamp", "eventTime"), r.LEASES: ("acquireTime", "renewTime")}
-_SUFFIXES = {name: Decimal(1000) ** n for n, name in enumerate(("n", "u", "m", "", *"kMGTPE"), -3)}
-_SUFFIXES |= {f"{name}i": Decimal(1024) ** n for n, name in enumerate("KMGTPE", 1)}
 FIXED_POD = FieldError.forbidden(
     "spec",
     "pod updates may not change fields other than `spec.containers[*].image`,"
@@ -47,8 +45,9 @@ FIXED_POD = FieldError.forbidden(
 )
 
 
-def undecodable(resource: Resource, value: Object) -> Iterator[str]:
-    """Decoding errors other than wrong types."""
+def decoding_errors(resource: Resource, value: Object) -> Iterator[str]:
+    """Reasons why an object whose types are right still cannot be decoded: texts that are no base64, time or
+    quantity. A server answers 400, before it validates."""
     if resource == r.SECRETS:
         for text in (value.get("data") or {}).values():
             try:
@@ -61,20 +60,22 @@ def undecodable(resource: Resource, value: Object) -> Iterator[str]:
             yield f'parsing time "{text}": cannot parse it as a time like 2006-01-02T15:04:05Z'
     if resource == r.PODS:
         spec = value.get("spec") or {}
-        parts = [(c.get("resources") or {}) for c in spec.get("containers") or ()]
+        containers = [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
+        parts = [(container.get("resources") or {}) for container in containers]
         given = [
             each
             for part in parts
             for kind in ("limits", "requests")
             for each in (part.get(kind) or {}).values()
         ]
-        if any(not _QUANTITY.fullmatch(str(each)) for each in given):
+        if any(parse_quantity(each) is None for each in given):
             pattern = "^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$"
             yield f"quantities must match the regular expression '{pattern}'"
 
 
 def field_errors(resource: Resource, new: Object, old: Object | None) -> Iterator[FieldError]:
-    """Errors between fields, and between an object and its previous version."""
+    """Errors of an object whose types are right and whose defaults are set: within fields, between fields,
+    and between the object and its previous version. `old`: None at a create."""
     if resource == r.PODS:
         yield from _pod_errors(new["spec"])
         if old:
@@ -93,7 +94,7 @@ def field_errors(resource: Resource, new: Object, old: Object | None) -> Iterato
         if "storage" not in ((new["spec"].get("resources") or {}).get("requests") or {}):
             yield FieldError.required("spec.resources[storage]")
     elif resource == r.CRDS:
-        yield from _definition_errors(new)
+        yield from _crd_errors(new)
     elif resource == r.EVENTS:
         about, home = (new.get("involvedObject") or {}).get("namespace", ""), new["metadata"]["namespace"]
         if about != home and (about or home not in ("default", "kube-system")):
@@ -105,6 +106,7 @@ def field_errors(resource: Resource, new: Object, old: Object | None) -> Iterato
 
 
 def _data_errors(new: Object, old: Object | None) -> Iterator[FieldError]:
+    """Errors of a Secret or ConfigMap."""
     for key in [*new.get("data", {}), *new.get("binaryData", {})]:
         if not re.fullmatch(_KEY, key):
             yield FieldError.invalid(f"data[{key}]", key, _NO_KEY)
@@ -119,7 +121,8 @@ def _data_errors(new: Object, old: Object | None) -> Iterator[FieldError]:
             yield FieldError.forbidden("data", "field is immutable when `immutable` is set")
 
 
-def _definition_errors(crd: Object) -> Iterator[FieldError]:
+def _crd_errors(crd: Object) -> Iterator[FieldError]:
+    """Errors of a CustomResourceDefinition: required fields, and its name."""
     spec = crd.get("spec") or {}
     names = spec.get("names") or {}
     needed = {"group": spec, "scope": spec, "versions": spec, "names.plural": names, "names.kind": names}
@@ -132,7 +135,8 @@ def _definition_errors(crd: Object) -> Iterator[FieldError]:
 
 
 def _service_errors(spec: Object) -> Iterator[FieldError]:
-    yield from _one_of(spec, "type", "spec")
+    """Errors in the order of a real server: type, ports, clusterIP."""
+    yield from _enum_errors(spec, "type", "spec")
     ports = spec.get("ports") or []
     if not ports and spec.get("clusterIP") != "None":
         yield FieldError.required("spec.ports")
@@ -148,19 +152,21 @@ def _service_errors(spec: Object) -> Iterator[FieldError]:
             value = port.get(name, 0)
             if isinstance(value, int) and not 1 <= value <= 65535:
                 yield FieldError.invalid(f"{here}.{name}", value, _PORT_RANGE)
-        yield from _one_of(port, "protocol", here)
+        yield from _enum_errors(port, "protocol", here)
     address = spec.get("clusterIP") or "None"
     if address != "None" and not re.fullmatch(r"\d+(\.\d+){3}", address):
         why = "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)"
         yield FieldError.invalid("spec.clusterIPs[0]", address, why)
 
 
-def _one_of(value: Object, name: str, path: str) -> Iterator[FieldError]:
-    if value.get(name) is not None and value[name] not in _ONE_OF[name]:
-        yield FieldError.not_supported(f"{path}.{name}", value[name], _ONE_OF[name])
+def _enum_errors(value: Object, name: str, path: str) -> Iterator[FieldError]:
+    """An error if the field `name` of `value`, which is at `path`, is set to no value of its enum."""
+    if value.get(name) is not None and value[name] not in _ENUMS[name]:
+        yield FieldError.not_supported(f"{path}.{name}", value[name], _ENUMS[name])
 
 
 def _pod_errors(spec: Object) -> Iterator[FieldError]:
+    """Errors in the order of a real server: volumes, fields of the pod, containers, init containers."""
     volumes = [volume.get("name", "") for volume in spec.get("volumes") or ()]
     for number, volume in enumerate(spec.get("volumes") or ()):
         here = f"spec.volumes[{number}]"
@@ -171,7 +177,7 @@ def _pod_errors(spec: Object) -> Iterator[FieldError]:
         for source, name in (("secret", "secretName"), ("persistentVolumeClaim", "claimName")):
             if isinstance(volume.get(source), dict) and not volume[source].get(name):
                 yield FieldError.required(f"{here}.{source}.{name}")
-    yield from _one_of(spec, "restartPolicy", "spec")
+    yield from _enum_errors(spec, "restartPolicy", "spec")
     if not spec.get("containers"):
         yield FieldError.required("spec.containers")
     deadline = spec.get("activeDeadlineSeconds")
@@ -179,7 +185,7 @@ def _pod_errors(spec: Object) -> Iterator[FieldError]:
         why = "must be between 1 and 2147483647, inclusive"
         yield FieldError.invalid("spec.activeDeadlineSeconds", deadline, why)
     for number, each in enumerate(spec.get("tolerations") or ()):
-        yield from _one_of(each, "operator", f"spec.tolerations[{number}]")
+        yield from _enum_errors(each, "operator", f"spec.tolerations[{number}]")
     seen: set[str] = set()
     for part in ("containers", "initContainers"):
         for number, container in enumerate(spec.get(part) or ()):
@@ -189,6 +195,8 @@ def _pod_errors(spec: Object) -> Iterator[FieldError]:
 def _container_errors(
     container: Object, path: str, volumes: list[str], seen: set[str]
 ) -> Iterator[FieldError]:
+    """Errors in the order of a real server: name, image, pull policy, resources, ports, env, mounts.
+    `volumes`: names of the pod's volumes. `seen`: names of containers before this one; its own is added."""
     name = container.get("name")
     if not name:
         yield FieldError.required(f"{path}.name")
@@ -199,8 +207,8 @@ def _container_errors(
     seen |= {name or ""}
     if not container.get("image"):
         yield FieldError.required(f"{path}.image")
-    yield from _one_of(container, "imagePullPolicy", path)
-    yield from _amount_errors(container.get("resources") or {}, f"{path}.resources")
+    yield from _enum_errors(container, "imagePullPolicy", path)
+    yield from _resource_errors(container.get("resources") or {}, f"{path}.resources")
     for number, port in enumerate(container.get("ports") or ()):
         if not 1 <= port.get("containerPort", 0) <= 65535:
             here = f"{path}.ports[{number}].containerPort"
@@ -226,31 +234,32 @@ def _container_errors(
             yield FieldError.invalid(f"{here}.mountPath", mount["mountPath"], "must be unique")
 
 
-def _amount_errors(resources: Object, path: str) -> Iterator[FieldError]:
+def _resource_errors(resources: Object, path: str) -> Iterator[FieldError]:
+    """Errors of the quantities of a container's resources; requests may not exceed limits. Extended resources
+    (with a `/` in their name) are whole numbers."""
     limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
     for kind, amounts in (("limits", limits), ("requests", requests)):
         for name, text in amounts.items():
             here = f"{path}.{kind}[{name}]"
-            if _amount(text) < 0:
+            if _quantity(text) < 0:
                 yield FieldError.invalid(here, text, "must be greater than or equal to 0")
-            elif "/" in name and _amount(text) % 1:
+            elif "/" in name and _quantity(text) % 1:
                 yield FieldError.invalid(here, text, "must be an integer")
     for name, text in requests.items():
-        if name in limits and _amount(text) > _amount(limits[name]):
+        if name in limits and _quantity(text) > _quantity(limits[name]):
             why = f"must be less than or equal to {name} limit of {limits[name]}"
             yield FieldError.invalid(f"{path}.requests", text, why)
 
 
-def _amount(text: str) -> Decimal:
-    """A quantity as a number."""
-    digits = re.match(r"[+-]?[0-9.]+", text)
-    number, suffix = (digits[0], text[digits.end() :]) if digits else ("0", "")
-    if suffix[:1] in ("e", "E") and suffix[1:]:
-        return Decimal(number + suffix)
-    return Decimal(number) * _SUFFIXES[suffix]
+def _quantity(text: str) -> Decimal:
+    """The number of a quantity that `decoding_errors` has accepted."""
+    found = parse_quantity(text)
+    assert found is not None
+    return found
 
 
 def _pod_change_errors(new: Object, old: Object) -> Iterator[FieldError]:
+    """An error if an update changes a field of a pod's spec that may not change."""
     if len(new.get("containers") or ()) != len(old["containers"]):
         yield FieldError.forbidden("spec.containers", "pod updates may not add or remove containers")
     elif _immutable_part(new) != _immutable_part(old):
@@ -258,18 +267,19 @@ def _pod_change_errors(new: Object, old: Object) -> Iterator[FieldError]:
 
 
 def _immutable_part(spec: Object) -> Object:
-    """The immutable part of a pod's spec."""
+    """A pod's spec without what an update may change: the images. Limit: any change of tolerations,
+    activeDeadlineSeconds and initContainers is accepted, where a real server accepts some."""
     containers = [{k: v for k, v in c.items() if k != "image"} for c in spec["containers"]]
     free = ("tolerations", "activeDeadlineSeconds", "initContainers")
     return {k: v for k, v in spec.items() if k not in free} | {"containers": containers}
 
 
-def fields(resource: Resource) -> tuple[str, ...]:
+def selectable_fields(resource: Resource) -> tuple[str, ...]:
     """Fields of a kind for `--field-selector`, beside name and namespace."""
-    return _FIELDS.get(resource.name, ())
+    return _SELECTABLE_FIELDS.get(resource.name, ())
 
 
-_FIELDS: dict[str, tuple[str, ...]] = {
+_SELECTABLE_FIELDS: dict[str, tuple[str, ...]] = {
     r.PODS.name: (
         "spec.nodeName", "spec.restartPolicy", "spec.schedulerName", "spec.serviceAccountName",
         "spec.hostNetwork", "status.phase", "status.podIP", "status.podIPs", "status.nominatedNodeName",

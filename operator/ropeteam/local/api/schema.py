@@ -13,11 +13,12 @@ import orjson
 
 from ropeteam.api.schema.structural import Schema
 from ropeteam.api.schema.walker import TYPES, Fault, Problem, differences, has_type
-from ropeteam.local.fielderrors import ErrorType, FieldError, show
+from ropeteam.local.fielderrors import ErrorType, FieldError, json_text
 
 
 def set_defaults(value: Any, schema: Schema) -> None:
-    """Set defaults in place. A null that is not allowed is replaced by the default, or removed."""
+    """Set defaults in place, as a server does before it validates. A null that is not allowed is replaced by
+    the default, or removed."""
     if isinstance(value, dict):
         known, extra = schema.get("properties", {}), schema.get("additionalProperties")
         for name in list(value):
@@ -68,19 +69,21 @@ def prune(value: Any, schema: Schema, path: str = "") -> list[str]:
 
 
 def field_errors(value: Any, schema: Schema, path: str = "") -> Iterator[FieldError]:
-    """Unknown fields are none: a server prunes them."""
+    """Errors of a value, in the words of a real server. Unknown fields are no errors: a server prunes them.
+    `path`: of the value."""
     faults = differences(schema, value, path, whole_floats=True)
-    return (field_error(fault) for fault in faults if fault.problem is not Problem.UNKNOWN)
+    return (_server_error(fault) for fault in faults if fault.problem is not Problem.UNKNOWN)
 
 
-def field_error(fault: Fault) -> FieldError:
-    """The error that a real server reports."""
+def _server_error(fault: Fault) -> FieldError:
+    """The error that a real server reports for a difference other than UNKNOWN. After the cases, TOO_FEW,
+    TOO_SHORT, MINIMUM, MAXIMUM and PATTERN are left."""
     path, value, schema = fault.path, fault.value, fault.schema
     match fault.problem:
         case Problem.TYPE:
-            found = json_type(value, schema)
+            found = _json_type_name(value, schema)
             why = f'{path} in body must be of type {type_of(schema)}: "{found}"'
-            return FieldError(path, ErrorType.TYPE_INVALID, show(found), why)
+            return FieldError(path, ErrorType.TYPE_INVALID, json_text(found), why)
         case Problem.ENUM:
             return FieldError.not_supported(path, value, schema["enum"])
         case Problem.REQUIRED:
@@ -97,13 +100,14 @@ def field_error(fault: Fault) -> FieldError:
         case Problem.NO_OBJECT:
             return FieldError.invalid(path, value, "must be an object for an array of list-type map")
         case Problem.FORMAT:
-            why = f"{path} in body must be of type date-time: {show(value)}"
-            return FieldError(path, ErrorType.TYPE_INVALID, show(value), why)
+            why = f"{path} in body must be of type date-time: {json_text(value)}"
+            return FieldError(path, ErrorType.TYPE_INVALID, json_text(value), why)
     shown = len(value) if fault.problem is Problem.TOO_FEW else value
-    return FieldError.invalid(path, shown, f"{path} in body {_requirement(fault)}")
+    return FieldError.invalid(path, shown, f"{path} in body {_requirement_text(fault)}")
 
 
-def _requirement(fault: Fault) -> str:
+def _requirement_text(fault: Fault) -> str:
+    """The violated limit in the words of a server; after the cases, PATTERN is left."""
     schema = fault.schema
     match fault.problem:
         case Problem.TOO_FEW if isinstance(fault.value, dict):
@@ -120,14 +124,14 @@ def _requirement(fault: Fault) -> str:
 
 
 def type_of(schema: Schema) -> str:
-    """Type in the messages of a server."""
+    """Name of a schema's type in the messages of a server."""
     if schema.get("x-kubernetes-int-or-string"):
         return "integer,string"
     return "date-time" if schema.get("format") == "date-time" else str(schema["type"])
 
 
-def json_type(value: Any, schema: Schema) -> str:
-    """Type of a value in the messages of a server."""
+def _json_type_name(value: Any, schema: Schema) -> str:
+    """Name of a value's type in the messages of a server; for a time a number is named as in Go."""
     found = next((name for name in TYPES if has_type(value, name, whole_floats=True)), "null")
     if type_of(schema) == "date-time":
         return {"integer": "int64", "number": "float64"}.get(found, found)

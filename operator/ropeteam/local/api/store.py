@@ -21,6 +21,7 @@ Key = tuple[str, str]
 
 
 def copy_of(value: Object) -> Object:
+    """A deep copy of an object in JSON."""
     copied: Object = orjson.loads(orjson.dumps(value))
     return copied
 
@@ -31,7 +32,8 @@ def key_of(value: Object) -> Key:
 
 @dataclass(frozen=True)
 class Event:
-    """One write. `before` is None for ADDED."""
+    """One write. `type`: ADDED, MODIFIED or DELETED. `before`: the object before it, None for ADDED. `object`
+    of a DELETED is the last state, with the resourceVersion of the deletion."""
 
     revision: int
     resource: Resource
@@ -45,29 +47,35 @@ class Store:
 
     def __init__(self, history: int = 20_000) -> None:
         self.revision = 1
+        """resourceVersion of the last write."""
         self.compacted = 1
+        """Oldest revision from which a watch may start."""
         self.listeners: list[Callable[[Event], None]] = []
+        """Called with each write, in the write itself: a listener must not write."""
         self.by_uid: dict[str, tuple[Resource, Key]] = {}
         self._objects: dict[str, dict[Key, Object]] = {}
         self._history: deque[Event] = deque()
         self._history_limit = history
 
     def find(self, resource: Resource, key: Key) -> Object | None:
+        """The stored object itself: do not change it. None: it does not exist."""
         return self._objects.get(resource.name, {}).get(key)
 
     def get(self, resource: Resource, key: Key) -> Object:
+        """As `find`. Raises 404 if it does not exist."""
         found = self.find(resource, key)
         if found is None:
-            raise resource.not_found(key[1])
+            raise resource.not_found_error(key[1])
         return found
 
     def list(self, resource: Resource, namespace: str = "") -> list[Object]:
-        """Objects of a kind in order of namespace and name."""
+        """Stored objects of a kind in order of namespace and name. `namespace`: empty for all."""
         stored = self._objects.get(resource.name, {})
         return [stored[key] for key in sorted(stored) if not namespace or key[0] == namespace]
 
     def put(self, resource: Resource, new: Object) -> Object:
-        """Store `new` under its name. The caller has checked the write, and no longer uses the object."""
+        """Create or replace the object of this name. Sets its resourceVersion and returns it. The caller has
+        checked the write, and no longer changes `new`."""
         key = key_of(new)
         before = self.find(resource, key)
         self.revision += 1
@@ -78,6 +86,7 @@ class Store:
         return new
 
     def remove(self, resource: Resource, key: Key) -> Object:
+        """Remove an object. Returns its last state, with the resourceVersion of the removal. Raises 404."""
         before = self.get(resource, key)
         last = copy_of(before)
         self.revision += 1
@@ -87,13 +96,14 @@ class Store:
         return last
 
     def compact(self) -> None:
-        """Drop all history."""
+        """Drop all history: watches from an older revision get 410."""
         self._history.clear()
         self.compacted = self.revision
 
     @contextmanager
     def watch(self, resource: Resource, since: int) -> Iterator[asyncio.Queue[Event]]:
-        """A queue of every event after revision `since`. Raises 410 when that is compacted."""
+        """A queue of all events of a kind after revision `since`, past ones first; it is filled until the
+        context ends. Raises 410 when `since` is compacted."""
         if since < self.compacted:
             message = f"too old resource version: {since} ({self.compacted})"
             raise StatusError(410, "Expired", message)
@@ -113,6 +123,7 @@ class Store:
             self.listeners.remove(listener)
 
     def _publish(self, event: Event) -> None:
+        """Append a write to the history, which drops its oldest beyond the limit, and call the listeners."""
         self._history.append(event)
         if len(self._history) > self._history_limit:
             self.compacted = self._history.popleft().revision

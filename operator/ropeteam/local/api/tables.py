@@ -16,6 +16,8 @@ Column = tuple[str, int, Callable[[Object], Any]]
 
 
 def table(resource: Resource, items: list[Object], meta: Object, include: str) -> Object:
+    """A Table with a row for each item. `meta`: of the List. `include`: None, Metadata or Object, the part of
+    the item in its row."""
     columns = _columns(resource)
     declared = {column["name"]: column for column in resource.columns}
     head = [
@@ -29,7 +31,7 @@ def table(resource: Resource, items: list[Object], meta: Object, include: str) -
         for n, p, _ in columns
     ]
     rows = [
-        {"cells": [cell(item) for _, _, cell in columns], "object": _included(resource, item, include)}
+        {"cells": [cell(item) for _, _, cell in columns], "object": _row_object(resource, item, include)}
         for item in items
     ]
     wanted = ("resourceVersion", "continue", "remainingItemCount")
@@ -38,7 +40,8 @@ def table(resource: Resource, items: list[Object], meta: Object, include: str) -
     return {**api, "metadata": list_meta, "columnDefinitions": head, "rows": rows}
 
 
-def _included(resource: Resource, item: Object, include: str) -> Object | None:
+def _row_object(resource: Resource, item: Object, include: str) -> Object | None:
+    """The item in its row of a table: by `include` nothing, the whole object, or its metadata."""
     if include == "None":
         return None
     if include == "Object":  # kubectl --sort-by reads it
@@ -47,7 +50,8 @@ def _included(resource: Resource, item: Object, include: str) -> Object | None:
 
 
 def age(moment: str | None) -> str:
-    """The age of a time, in the format of Kubernetes."""
+    """Time since a moment in RFC 3339, as kubectl formats an age: 45s, 5m20s, 3h5m, 2d3h, with kubectl's own
+    thresholds up to two years. `<unknown>` without a moment."""
     if not moment:
         return "<unknown>"
     seconds = int((datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds())
@@ -66,7 +70,9 @@ def age(moment: str | None) -> str:
     return f"{days}d{hours % 24}h" if days < 8 and hours % 24 else f"{days}d"
 
 
-def _path(path: str, default: Any = "<none>") -> Callable[[Object], Any]:
+def _path_cell(path: str, default: Any = "<none>") -> Callable[[Object], Any]:
+    """A cell with the value at a path, or the default if it is missing or empty."""
+
     def cell(item: Object) -> Any:
         found = at(item, path)
         return default if found in (None, "") else found
@@ -74,16 +80,18 @@ def _path(path: str, default: Any = "<none>") -> Callable[[Object], Any]:
     return cell
 
 
-def _age(path: str) -> Callable[[Object], str]:
+def _age_cell(path: str) -> Callable[[Object], str]:
+    """A cell with the time since the moment at a path."""
     return lambda item: age(at(item, path))
 
 
-_NAME: Column = ("Name", 0, _path("metadata.name"))
-_AGE: Column = ("Age", 0, _age("metadata.creationTimestamp"))
+_NAME: Column = ("Name", 0, _path_cell("metadata.name"))
+_AGE: Column = ("Age", 0, _age_cell("metadata.creationTimestamp"))
 
 
 def pod_status(pod: Object) -> str:
-    """The value of the STATUS column."""
+    """The value of the STATUS column. First match wins: Terminating; the first init container that has not
+    succeeded; Running, if a container runs and none has failed; the reason of a container; the phase."""
     if "deletionTimestamp" in pod["metadata"]:
         return "Terminating"
     status = pod["status"]
@@ -106,24 +114,24 @@ def pod_status(pod: Object) -> str:
     return next((reason for reason in reasons if reason), str(status["phase"]))
 
 
-def _rows(pod: Object) -> list[Object]:
+def _container_statuses(pod: Object) -> list[Object]:
     found: list[Object] = pod["status"].get("containerStatuses", [])
     return found
 
 
-def _ready(pod: Object) -> str:
-    return f"{sum(row['ready'] for row in _rows(pod))}/{len(pod['spec']['containers'])}"
+def _ready_cell(pod: Object) -> str:
+    return f"{sum(row['ready'] for row in _container_statuses(pod))}/{len(pod['spec']['containers'])}"
 
 
-def _ports(service: Object) -> str:
+def _ports_cell(service: Object) -> str:
     return ",".join(f"{p['port']}/{p['protocol']}" for p in service["spec"].get("ports", ())) or "<none>"
 
 
-def _selector(service: Object) -> str:
+def _selector_cell(service: Object) -> str:
     return ",".join(f"{k}={v}" for k, v in service["spec"].get("selector", {}).items()) or "<none>"
 
 
-def _subject(event: Object) -> str:
+def _subject_cell(event: Object) -> str:
     subject = event.get("involvedObject", {})
     return f"{subject.get('kind', '').lower()}/{subject.get('name', '')}"
 
@@ -131,57 +139,65 @@ def _subject(event: Object) -> str:
 _COLUMNS: dict[str, list[Column]] = {
     r.PODS.name: [
         _NAME,
-        ("Ready", 0, _ready),
+        ("Ready", 0, _ready_cell),
         ("Status", 0, pod_status),
-        ("Restarts", 0, lambda p: str(sum(row["restartCount"] for row in _rows(p)))),
+        ("Restarts", 0, lambda p: str(sum(row["restartCount"] for row in _container_statuses(p)))),
         _AGE,
-        ("IP", 1, _path("status.podIP")),
-        ("Node", 1, _path("spec.nodeName")),
-        ("Nominated Node", 1, _path("status.nominatedNodeName")),
+        ("IP", 1, _path_cell("status.podIP")),
+        ("Node", 1, _path_cell("spec.nodeName")),
+        ("Nominated Node", 1, _path_cell("status.nominatedNodeName")),
         ("Readiness Gates", 1, lambda _: "<none>"),
     ],
     r.SERVICES.name: [
         _NAME,
-        ("Type", 0, _path("spec.type")),
-        ("Cluster-IP", 0, _path("spec.clusterIP")),
+        ("Type", 0, _path_cell("spec.type")),
+        ("Cluster-IP", 0, _path_cell("spec.clusterIP")),
         ("External-IP", 0, lambda _: "<none>"),
-        ("Port(s)", 0, _ports),
+        ("Port(s)", 0, _ports_cell),
         _AGE,
-        ("Selector", 1, _selector),
+        ("Selector", 1, _selector_cell),
     ],
     r.EVENTS.name: [
-        ("Last Seen", 0, _age("lastTimestamp")),
-        ("Type", 0, _path("type")),
-        ("Reason", 0, _path("reason")),
-        ("Object", 0, _subject),
-        ("Subobject", 1, _path("involvedObject.fieldPath", "")),
-        ("Source", 1, _path("source.component", "")),
+        ("Last Seen", 0, _age_cell("lastTimestamp")),
+        ("Type", 0, _path_cell("type")),
+        ("Reason", 0, _path_cell("reason")),
+        ("Object", 0, _subject_cell),
+        ("Subobject", 1, _path_cell("involvedObject.fieldPath", "")),
+        ("Source", 1, _path_cell("source.component", "")),
         ("Message", 0, lambda e: str(e.get("message", "")).strip()),
-        ("First Seen", 1, _age("firstTimestamp")),
+        ("First Seen", 1, _age_cell("firstTimestamp")),
         ("Count", 1, lambda e: e.get("count", 1)),
-        ("Name", 1, _path("metadata.name")),
+        ("Name", 1, _path_cell("metadata.name")),
     ],
-    r.NAMESPACES.name: [_NAME, ("Status", 0, _path("status.phase")), _AGE],
-    r.CLAIMS.name: [_NAME, ("Status", 0, _path("status.phase")), _AGE],
+    r.NAMESPACES.name: [_NAME, ("Status", 0, _path_cell("status.phase")), _AGE],
+    r.CLAIMS.name: [_NAME, ("Status", 0, _path_cell("status.phase")), _AGE],
     r.NODES.name: [_NAME, ("Status", 0, lambda _: "Ready"), _AGE],
-    r.SECRETS.name: [_NAME, ("Type", 0, _path("type")), ("Data", 0, lambda s: len(s.get("data", {}))), _AGE],
+    r.SECRETS.name: [
+        _NAME,
+        ("Type", 0, _path_cell("type")),
+        ("Data", 0, lambda s: len(s.get("data", {}))),
+        _AGE,
+    ],
     r.CONFIG_MAPS.name: [_NAME, ("Data", 0, lambda c: len(c.get("data", {}))), _AGE],
-    r.CRDS.name: [_NAME, ("Created At", 0, _path("metadata.creationTimestamp"))],
-    r.LEASES.name: [_NAME, ("Holder", 0, _path("spec.holderIdentity")), _AGE],
+    r.CRDS.name: [_NAME, ("Created At", 0, _path_cell("metadata.creationTimestamp"))],
+    r.LEASES.name: [_NAME, ("Holder", 0, _path_cell("spec.holderIdentity")), _AGE],
 }  # fmt: skip
 
 
 def _columns(resource: Resource) -> list[Column]:
+    """Columns of a kind: those of its CRD, or the usual ones of a built-in kind, or name and age."""
     if resource.columns:
-        return [_NAME, *(_printer(column) for column in resource.columns)]
+        return [_NAME, *(_crd_column(column) for column in resource.columns)]
     return _COLUMNS.get(resource.name, [_NAME, _AGE])
 
 
-def _printer(column: Object) -> Column:
+def _crd_column(column: Object) -> Column:
+    """A column from an entry of additionalPrinterColumns. Raises ValueError for a jsonPath with more than
+    names."""
     path = column["jsonPath"].removeprefix(".")
     if not re.fullmatch(r"[\w.\-]+", path):
         raise ValueError(
             f"printer column {column['name']}: the local cluster supports plain paths only, not {path}"
         )
-    cell = _age(path) if column["type"] == "date" else _path(path, None)
+    cell = _age_cell(path) if column["type"] == "date" else _path_cell(path, None)
     return column["name"], column.get("priority", 0), cell

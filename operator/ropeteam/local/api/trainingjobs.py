@@ -13,7 +13,8 @@ __all__ = ["crd", "rules"]
 
 
 def rules(new: Object, old: Object | None) -> list[FieldError]:
-    """Errors of a TrainingJob that is valid by its schema."""
+    """Errors by the rules of a TrainingJob that is valid by its schema: of RULES, and with `old` of
+    CHANGES."""
     checked = ((rule, at(new, rule.path) if rule.path else new) for rule in RULES)
     broken = [
         _broken(rule.path or "<nil>", rule.message)

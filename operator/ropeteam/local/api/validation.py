@@ -12,7 +12,7 @@ from ropeteam.api.schema.walker import Problem, differences
 from ropeteam.local.api import kinds, meta, rules, schema
 from ropeteam.local.api.store import Key
 from ropeteam.local.fielderrors import FieldError
-from ropeteam.local.resources import Object, Resource, StatusError, invalid
+from ropeteam.local.resources import Object, Resource, StatusError, invalid_error
 
 _NOT_CHECKED = FieldError.invalid(
     "<nil>",
@@ -35,44 +35,53 @@ class RequestOptions:
     """Filled while the request is carried out, for the Warning header."""
 
 
-def check(
+def complete_and_check(
     resource: Resource,
     new: Object,
     old: Object | None,
     options: RequestOptions,
     own_rules: Mapping[str, kinds.Rules],
 ) -> None:
-    """Prune, default and validate in place. `own_rules`: rules of kinds of a CRD, by the kind's name."""
+    """Complete `new` in place (apiVersion, kind, pruning, defaults), then validate it. `new`: as the client
+    sent it, with metadata whose types are right. `old`: None at a create. `own_rules`: rules of custom
+    resources, by the name of the resource. Raises StatusError: 400 for undecodable objects, 422 with all
+    errors for invalid ones."""
     name, shape = new["metadata"].get("name") or "", resource.schema or kinds.SCHEMAS.get(resource.name)
     if resource.schema and new.get("kind", resource.kind) != resource.kind:
         error = FieldError.invalid("kind", new["kind"], f"must be {resource.kind}")
-        raise invalid(new["kind"], resource.group, name, [error])
+        raise invalid_error(new["kind"], resource.group, name, [error])
+    # As on a real server: a write of status validates nothing else; CEL rules run on a valid object only.
     new["apiVersion"], new["kind"] = resource.api_version, resource.kind
-    _complete(resource, new, shape, options)
+    _prune_and_default(resource, new, shape, options)
     errors = list(meta.field_errors(resource, new["metadata"]))
     if old and "deletionTimestamp" in old["metadata"]:
-        errors += _new_finalizers(new["metadata"], old["metadata"])
+        errors += _new_finalizer_errors(new["metadata"], old["metadata"])
     if not resource.schema:
-        kinds.before_write(resource, new, old)
+        kinds.set_server_fields(resource, new, old)
         errors += rules.field_errors(resource, new, old)
     elif options.subresource == "status":
         part = resource.schema.get("properties", {}).get("status", {})
         given = schema.field_errors(new["status"], part) if "status" in new else ()
-        errors += _with_note([error.below("status") for error in given])
+        errors += _with_unchecked_rules_note([error.within("status") for error in given])
     else:
-        errors = _with_note([*errors, *schema.field_errors(new, resource.schema)])
+        errors = _with_unchecked_rules_note([*errors, *schema.field_errors(new, resource.schema)])
         if _NOT_CHECKED not in errors and resource.name in own_rules:
             errors += own_rules[resource.name](new, old)
     if errors:
-        raise resource.invalid(name, errors)
+        raise resource.invalid_error(name, errors)
 
 
-def _with_note(errors: list[FieldError]) -> list[FieldError]:
-    """`errors`, with a note if some of them prevent the evaluation of rules."""
+def _with_unchecked_rules_note(errors: list[FieldError]) -> list[FieldError]:
+    """`errors`, with _NOT_CHECKED appended if one of them prevents the evaluation of CEL rules."""
     return [*errors, _NOT_CHECKED] if any(error.blocks_rules for error in errors) else errors
 
 
-def _complete(resource: Resource, new: Object, shape: Object | None, options: RequestOptions) -> None:
+def _prune_and_default(
+    resource: Resource, new: Object, shape: Object | None, options: RequestOptions
+) -> None:
+    """Remove unknown fields and set defaults, in place. `shape`: the schema, None for a kind without one.
+    Unknown fields are added to the warnings; with fieldValidation Strict they raise 400. An undecodable
+    object raises 400."""
     known = (shape or kinds.ANY) | {"properties": (shape or {}).get("properties", {}) | _TYPE_META}
     unknown = schema.prune(new, known)
     if shape:
@@ -83,20 +92,22 @@ def _complete(resource: Resource, new: Object, shape: Object | None, options: Re
         return
     warnings = [f'unknown field "{path}"' for path in sorted(unknown)]
     if options.field_validation == "Strict":
-        raise resource.undecodable(f"strict decoding error: {', '.join(warnings)}")
+        raise resource.undecodable_error(f"strict decoding error: {', '.join(warnings)}")
     options.warnings += warnings
 
 
 def _refuse_undecodable(resource: Resource, new: Object, shape: Object) -> None:
-    """Raise 400 for a value of a wrong type: then the body is no object of a built-in kind."""
+    """Raise 400 for a value that cannot be decoded into its type. Only for built-in kinds: a server decodes
+    them into Go structs, and custom resources into maps, whose types it validates later (422)."""
     for fault in differences(shape, new, whole_floats=True):
         if fault.problem is Problem.TYPE:
-            raise meta.mistyped(resource, fault.value, fault.path, schema.type_of(fault.schema))
-    for text in rules.undecodable(resource, new):
-        raise resource.undecodable(text)
+            raise meta.wrong_type_error(resource, fault.value, fault.path, schema.type_of(fault.schema))
+    for text in rules.decoding_errors(resource, new):
+        raise resource.undecodable_error(text)
 
 
-def _new_finalizers(new: Object, old: Object) -> Iterator[FieldError]:
+def _new_finalizer_errors(new: Object, old: Object) -> Iterator[FieldError]:
+    """An error if an object that is being deleted gets a new finalizer. `new`, `old`: metadata."""
     added = [each for each in new.get("finalizers") or () if each not in (old.get("finalizers") or ())]
     if added:
         names = ", ".join(f'"{each}"' for each in added)
@@ -105,6 +116,8 @@ def _new_finalizers(new: Object, old: Object) -> Iterator[FieldError]:
 
 
 def check_name(resource: Resource, key: Key, meta: Object) -> None:
+    """Raise 400 if name or namespace in the metadata differ from the URL's, `key`. Sets a missing name in
+    place."""
     name = meta.setdefault("name", key[1]) or key[1]
     if name != key[1]:
         text = f"the name of the object ({name}) does not match the name on the URL ({key[1]})"
@@ -114,27 +127,32 @@ def check_name(resource: Resource, key: Key, meta: Object) -> None:
 
 
 def check_namespace(meta: Object, namespace: str) -> None:
+    """Raise 400 if the metadata has another namespace."""
     if (meta.get("namespace") or namespace) != namespace:
         text = "the namespace of the provided object does not match the namespace sent on the request"
         raise StatusError(400, "BadRequest", text)
 
 
-def check_version(resource: Resource, old: Object, meta: Object) -> None:
+def check_update_preconditions(resource: Resource, old: Object, meta: Object) -> None:
+    """Raise 409 if resourceVersion or uid in the new metadata differ from the stored object's; 422 for a
+    custom resource without a resourceVersion."""
     name, wanted = old["metadata"]["name"], meta.get("resourceVersion")
     if wanted in (None, "", "0"):
         if resource.schema:
             error = FieldError.invalid("metadata.resourceVersion", 0, "must be specified for an update")
-            raise invalid(resource.plural, resource.group, name, [error])
+            raise invalid_error(resource.plural, resource.group, name, [error])
     elif wanted != old["metadata"]["resourceVersion"]:
         why = "the object has been modified; please apply your changes to the latest version and try again"
-        raise resource.conflict(name, why)
+        raise resource.conflict_error(name, why)
     uid = old["metadata"]["uid"]
     if (meta.get("uid") or uid) != uid:
         why = f"Precondition failed: UID in precondition: {meta['uid']}, UID in object meta: {uid}"
-        raise resource.conflict(name, why)
+        raise resource.conflict_error(name, why)
 
 
-def check_preconditions(resource: Resource, old: Object, wanted: Object) -> None:
+def check_delete_preconditions(resource: Resource, old: Object, wanted: Object) -> None:
+    """Raise 409 if the stored object has another uid or resourceVersion than `wanted`, the preconditions of
+    DeleteOptions."""
     for field_name, label, event in (
         ("uid", "UID", "deleted and then recreated"),
         ("resourceVersion", "ResourceVersion", "modified"),

@@ -1,6 +1,7 @@
 """Semantics of writes: names, generation, optimistic concurrency, separate status, deletion in two phases.
 
-Every write is one synchronous step on the store, hence atomic.
+Every write is one synchronous step on the store, hence atomic. Objects that the methods return are stored
+ones, or with dry_run those that would be stored: do not change them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ropeteam.local.api.patch import json_patch, merge
 from ropeteam.local.api.store import Key, Store, copy_of, key_of
 from ropeteam.local.api.validation import RequestOptions
 from ropeteam.local.fielderrors import ErrorType, FieldError
-from ropeteam.local.resources import Catalog, Object, Resource, StatusError, Undecodable, invalid
+from ropeteam.local.resources import Catalog, Object, Resource, StatusError, Undecodable, invalid_error
 
 _SERVER_FIELDS = [
     "uid",
@@ -32,17 +33,22 @@ _SERVER_FIELDS = [
 
 
 def timestamp(ahead: float = 0) -> str:
+    """The time now, or `ahead` seconds later, in RFC 3339."""
     return (datetime.now(UTC) + timedelta(seconds=ahead)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class Verbs:
-    """The write verbs of the API."""
+    """The write verbs of the API. They raise StatusError for what a real server refuses."""
 
     def __init__(self, store: Store, catalog: Catalog, own_rules: dict[str, kinds.Rules]) -> None:
+        """`own_rules`: rules of custom resources, by the name of the resource."""
         self.store, self.catalog, self._rules = store, catalog, own_rules
         self.allocate_address: Callable[[], str] = lambda: "None"
+        """Returns a free address for a Service. The cluster sets it; until then Services are headless."""
 
     def create(self, resource: Resource, namespace: str, body: Object, options: RequestOptions) -> Object:
+        """Create an object; `body` is not changed. Order, as on a real server: metadata, validation, then
+        whether the name is taken."""
         new = copy_of(body)
         if new.get("metadata") is None:
             new["metadata"] = {}
@@ -54,7 +60,7 @@ class Verbs:
         if not meta.get("name") and meta.get("generateName"):
             meta["name"] = meta["generateName"] + secrets.token_hex(3)[:5]
         self._set_namespace(resource, meta, namespace)
-        validation.check(resource, new, None, options, self._rules)
+        validation.complete_and_check(resource, new, None, options, self._rules)
         key = key_of(new)
         if found := self.store.find(resource, key):
             message = f'{resource.name} "{key[1]}" already exists'
@@ -63,9 +69,9 @@ class Verbs:
             raise StatusError(
                 409, "AlreadyExists", message, name=key[1], group=resource.group, kind=resource.plural
             )
-        kinds.prepare_for_create(resource, new)
+        kinds.set_initial_fields(resource, new)
         if resource == r.SERVICES:
-            self._allocate(resource, new)
+            self._allocate_service_address(resource, new)
         for name in ("deletionTimestamp", "deletionGracePeriodSeconds", "resourceVersion", "managedFields"):
             meta.pop(name, None)
         meta |= {"uid": str(uuid.uuid4()), "creationTimestamp": timestamp()}
@@ -78,22 +84,25 @@ class Verbs:
             self.catalog.define(new)
         return self.store.put(resource, new)
 
-    def _allocate(self, resource: Resource, new: Object) -> None:
-        """Allocate the address of a Service: the requested one, if it is free."""
+    def _allocate_service_address(self, resource: Resource, new: Object) -> None:
+        """Set the address of a Service in place: the requested one, or a free one. Raises 422 if the
+        requested one is not free. `None` (headless) is always free."""
         spec = new["spec"]
         address = spec.get("clusterIP")
         used = {service["spec"].get("clusterIP") for service in self.store.list(r.SERVICES)} - {"None"}
         if address in used:
             why = f"failed to allocate IP {address}: provided IP is already allocated"
             error = FieldError.invalid("spec.clusterIPs", [address], why)
-            raise resource.invalid(new["metadata"]["name"], [error])
+            raise resource.invalid_error(new["metadata"]["name"], [error])
         spec["clusterIP"] = address or self.allocate_address()
         spec["clusterIPs"] = [spec["clusterIP"]]
 
     def update(
         self, resource: Resource, key: Key, body: Object, options: RequestOptions
     ) -> tuple[Object, bool]:
-        """Replace. Returns the object, and whether it is new: some kinds are created by a PUT."""
+        """Replace an object, or with the subresource its status; what the other has of the two is kept.
+        Returns the object, and whether it is new: kinds in _CREATABLE_BY_PUT are created if they do not
+        exist."""
         old = self.store.find(resource, key)
         new = copy_of(body)
         if new.get("metadata") is None:
@@ -104,8 +113,9 @@ class Verbs:
         if old is None and resource in _CREATABLE_BY_PUT and not options.subresource:
             return self.create(resource, key[0], new, options), True
         if old is None:
-            raise resource.not_found(key[1])
-        validation.check_version(resource, old, meta)
+            raise resource.not_found_error(key[1])
+        validation.check_update_preconditions(resource, old, meta)
+        # What this request may not write is taken from the stored object; then the result is validated.
         if options.subresource == "status":
             new |= {name: part for name, part in copy_of(old).items() if name != "status"}
         else:
@@ -117,20 +127,21 @@ class Verbs:
             if resource.has_status:
                 new.pop("status", None)
                 new |= {"status": old["status"]} if "status" in old else {}
-        validation.check(resource, new, old, options, self._rules)
-        return self._replace(resource, old, new, options), False
+        validation.complete_and_check(resource, new, old, options, self._rules)
+        return self._store_update(resource, old, new, options), False
 
     def patch(
         self, resource: Resource, key: Key, change: Any, content_type: str, options: RequestOptions
     ) -> tuple[Object, bool]:
-        """Patch. Returns the object, and whether it is new (server-side apply only)."""
+        """Patch an object. `change`: from decode.parse_patch. Returns the object, and whether it is new
+        (server-side apply only). Limit: server-side apply is a strategic merge; fields have no managers."""
         old = self.store.find(resource, key)
         if old is None and "apply-patch" in content_type and not options.subresource:
             change.setdefault("metadata", {}).setdefault("name", key[1])
             validation.check_name(resource, key, change["metadata"])
             return self.create(resource, key[0], change, options), True
         if old is None:
-            raise resource.not_found(key[1])
+            raise resource.not_found_error(key[1])
         if "json-patch" in content_type:
             new = json_patch(copy_of(old), change)
         else:
@@ -139,22 +150,25 @@ class Verbs:
         if isinstance(meta, dict):
             if meta.get("uid") not in (None, old["metadata"]["uid"]):
                 error = FieldError.invalid("metadata.uid", meta["uid"], "field is immutable")
-                raise resource.invalid(key[1], [error])
+                raise resource.invalid_error(key[1], [error])
             meta.setdefault("name", key[1])
             meta.setdefault("resourceVersion", old["metadata"]["resourceVersion"])
         try:
             return self.update(resource, key, new, options)
         except Undecodable as refused:
             error = FieldError("patch", ErrorType.INVALID, detail=refused.message)
-            raise invalid("", "", "", [error]) from None
+            raise invalid_error("", "", "", [error]) from None
 
     def delete(
         self, resource: Resource, key: Key, options: Object, dry_run: bool = False
     ) -> tuple[Object, bool]:
-        """Delete. Returns the object as it is now, and whether it is gone: it may only be terminating."""
+        """Delete an object. `options`: DeleteOptions. Returns the object as it is now, and whether it is
+        gone. One that has finalizers or a grace period, and a namespace, is marked only: `release` or the
+        removal of its last finalizer ends it. A second deletion can only shorten the grace period."""
         old = self.store.get(resource, key)
-        validation.check_preconditions(resource, old, options.get("preconditions") or {})
-        grace = _grace(resource, old, options)
+        validation.check_delete_preconditions(resource, old, options.get("preconditions") or {})
+        grace = _grace_seconds(resource, old, options)
+        # Order: preconditions, the new object, dry run, orphaned dependents, then removal or marking.
         held = resource == r.NAMESPACES or grace or old["metadata"].get("finalizers")
         new = copy_of(old)
         if resource != r.NAMESPACES:
@@ -167,7 +181,7 @@ class Verbs:
         if dry_run:
             return new, not held
         if options.get("propagationPolicy") == "Orphan" or options.get("orphanDependents"):
-            self._orphan(old["metadata"]["uid"])
+            self._remove_owner(old["metadata"]["uid"])
         if not held:
             if resource == r.PODS:
                 self.store.put(resource, new)  # watches get the deletionTimestamp before the end
@@ -179,14 +193,16 @@ class Verbs:
         return self.store.put(resource, new), False
 
     def remove(self, resource: Resource, key: Key) -> Object:
-        """Remove an object at once, finalizers or not."""
+        """Remove an object at once, even with finalizers. Returns its last state."""
         last = self.store.remove(resource, key)
         if resource == r.CRDS:
             self.catalog.forget(last)
         return last
 
     def release(self, resource: Resource, key: Key) -> None:
-        """Release a deleted object for the kubelet or the namespace: only finalizers may still hold it."""
+        """End the grace period of an object that is being deleted: the kubelet has no process of it any more,
+        or a namespace is empty. It is removed, or with finalizers waits for those alone. Nothing if it is
+        gone."""
         old = self.store.find(resource, key)
         if old and old["metadata"].get("finalizers"):
             new = copy_of(old)
@@ -196,7 +212,8 @@ class Verbs:
             self.remove(resource, key)
 
     def write_status(self, resource: Resource, key: Key, status: Object, spec: Object | None = None) -> None:
-        """Write a status without checks, for the cluster itself. `spec`: fields that the scheduler adds."""
+        """Replace the status, for the cluster itself: nothing is validated. `spec`: fields that the scheduler
+        sets in spec. Nothing if nothing changes, or the object is gone."""
         old = self.store.find(resource, key)
         if old and (old.get("status") != status or spec):
             self.store.put(
@@ -204,6 +221,8 @@ class Verbs:
             )
 
     def _set_namespace(self, resource: Resource, meta: Object, namespace: str) -> None:
+        """Set the namespace of a new object in place; a cluster-scoped one has none. Raises 400 for another
+        namespace than the URL's, 404 if it does not exist, 403 while it is being deleted."""
         if not resource.namespaced:
             meta.pop("namespace", None)
             return
@@ -231,11 +250,13 @@ class Verbs:
                 causes=causes,
             )
 
-    def _replace(self, resource: Resource, old: Object, new: Object, options: RequestOptions) -> Object:
+    def _store_update(self, resource: Resource, old: Object, new: Object, options: RequestOptions) -> Object:
+        """Store a validated update, unless nothing has changed: then the resourceVersion stays. The removal
+        of the last finalizer of a deleted object removes it instead."""
         if new == old:
             return new
         meta = new["metadata"]
-        if _has_generation(resource) and _desired(new) != _desired(old):
+        if _has_generation(resource) and _desired_state(new) != _desired_state(old):
             meta["generation"] = old["metadata"].get("generation", 1) + 1
         if options.dry_run:
             return new
@@ -249,7 +270,9 @@ class Verbs:
             return new
         return self.store.put(resource, new)
 
-    def _orphan(self, uid: str) -> None:
+    def _remove_owner(self, uid: str) -> None:
+        """Remove this owner from all of its dependents, so that they outlive it (propagation policy
+        Orphan)."""
         for resource in tuple(self.catalog):
             for child in self.store.list(resource):
                 owners = child["metadata"].get("ownerReferences", [])
@@ -264,11 +287,14 @@ _CREATABLE_BY_PUT = (r.SERVICES, r.EVENTS, r.LEASES)
 
 
 def _has_generation(resource: Resource) -> bool:
+    """Whether a server counts changes of spec for this kind. Of the built-in kinds only those that need it
+    here."""
     return resource.schema is not None or resource in (r.PODS, r.CRDS)
 
 
-def _grace(resource: Resource, old: Object, options: Object) -> int:
-    """Grace period in seconds. Only a pod that runs on a node has one."""
+def _grace_seconds(resource: Resource, old: Object, options: Object) -> int:
+    """Grace period in seconds, at least 1, of a pod that runs on a node. 0: the object is removed at once, as
+    others are, and a pod for which the client requests 0."""
     if (
         resource != r.PODS
         or not old["spec"].get("nodeName")
@@ -280,5 +306,6 @@ def _grace(resource: Resource, old: Object, options: Object) -> int:
     return max(1, grace) if grace else 0
 
 
-def _desired(value: Object) -> Object:
+def _desired_state(value: Object) -> Object:
+    """The part of an object whose changes increase its generation."""
     return {name: part for name, part in value.items() if name not in ("metadata", "status")}

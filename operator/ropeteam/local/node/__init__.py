@@ -1,6 +1,6 @@
 """The node of the local cluster.
 
-kubelet.py     a worker for each pod, events, logs
+kubelet.py     a PodWorker for each pod, events, logs
 pod.py         the lifecycle of one pod
 container.py   one container, and its process
 podspec.py     from a container's spec to a command line of this machine

@@ -1,4 +1,4 @@
-"""One container: its state in the terms of Kubernetes, and the process of its present run."""
+"""One container: its state in the terms of Kubernetes, and the process of its current run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ AGAIN_SECONDS = 1.0
 
 
 class Container:
-    """Runs of one container of one pod. `changed` is called whenever `status()` differs."""
+    """One container of one pod, over all of its restarts. `logs`: folder of the pod's logs; each run has a
+    file. `changed` is called whenever the state has changed."""
 
     def __init__(self, spec: Object, logs: Path, changed: Callable[[], None]) -> None:
         self.spec, self.name = spec, spec["name"]
@@ -34,6 +35,7 @@ class Container:
         self._logs, self._changed = logs / self.name, changed
         self._shim: asyncio.subprocess.Process | None = None
         self._last_signal: int | None = None
+        """Last signal to this run, also one that came before its process: `run` sends it then."""
         self._id = ""
 
     @property
@@ -42,21 +44,27 @@ class Container:
 
     @property
     def ever_ran(self) -> bool:
+        """Whether a run has begun; one whose command could not be started counts."""
         return self.running or self.restarts > 0 or "terminated" in (self.state | self.last_state)
 
-    def begin_anew(self) -> None:
-        """Start a new run: a signal that was sent to the last run does not apply to it."""
+    def prepare_restart(self) -> None:
+        """Count a restart, before `run`. A signal that was sent to the previous run does not apply to the
+        next one."""
         self.restarts += 1
         self._last_signal = None
 
-    def wait(self, reason: str, message: str = "") -> None:
+    def set_waiting(self, reason: str, message: str = "") -> None:
+        """Set the state to waiting; a state of terminated becomes lastState."""
         waiting = {"reason": reason} | ({"message": message} if message else {})
         if "terminated" in self.state:
             self.last_state = self.state
         self._set_state({"waiting": waiting})
 
     async def run(self, process: ProcessSpec) -> int:
-        """One run, from start to exit. Returns the exit code: 128 + signal for one that was killed."""
+        """One run, from the start of the shim to its exit. Returns the exit code: 128 + signal for one that
+        was killed. Order: request to the shim; an earlier signal; its answer; its exit. Cancelled: the
+        container is killed, and has exited when this ends. Raises ContainerStartError if the command cannot
+        be executed."""
         self._logs.mkdir(parents=True, exist_ok=True)
         log = self._logs / f"{self.restarts}.log"
         log.touch(0o600)
@@ -89,25 +97,26 @@ class Container:
                     await asyncio.wait_for(self._shim.wait(), AGAIN_SECONDS)
         if outcome == "error":
             raise ContainerStartError(f"exec: {process.command[0]}: {rest}")
-        self.end(code, "Completed" if code == 0 else "Error", started)
+        self.set_terminated(code, "Completed" if code == 0 else "Error", started)
         return code
 
-    def end(self, code: int, reason: str, started: str, message: str = "") -> None:
-        """Set the state of a run that has ended."""
+    def set_terminated(self, code: int, reason: str, started: str, message: str = "") -> None:
+        """Set the state to terminated. `reason`: as in Kubernetes. `started`: the timestamp of the start."""
         terminated: dict[str, Any] = {"exitCode": code, "reason": reason, "containerID": self._id}
         if message:
             terminated["message"] = message
         self._set_state({"terminated": terminated | {"startedAt": started, "finishedAt": timestamp()}})
 
-    def signal(self, number: int) -> None:
-        """Send a signal. SIGTERM goes to the command; SIGINT kills it and all its descendants. SIGINT is to
-        be repeated until the container has exited: a shim that is just being started may lose it.
-        """
-        self._last_signal = number
+    def signal(self, signum: int) -> None:
+        """Send a signal to the shim. SIGTERM is forwarded to the command; SIGINT kills the command and all
+        its descendants. Repeat SIGINT until the container has exited: a shim that is just being started may
+        lose it."""
+        self._last_signal = signum
         if self._shim and self._shim.returncode is None:
-            self._shim.send_signal(number)
+            self._shim.send_signal(signum)
 
     def status(self) -> Object:
+        """The ContainerStatus. A running container is a ready one."""
         return {
             "name": self.name,
             "image": self.spec["image"],

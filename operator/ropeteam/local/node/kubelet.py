@@ -1,4 +1,4 @@
-"""The one node: a worker for each pod, events about pods, and their logs."""
+"""The one node: a PodWorker for each pod, events about pods, and their logs."""
 
 from __future__ import annotations
 
@@ -39,6 +39,8 @@ class Kubelet:
         self._workers: dict[str, tuple[PodWorker, asyncio.Task[None]]] = {}
 
     def start(self) -> None:
+        """Register the node, ready, and follow the store from now on; pods that it already has are not
+        run."""
         self.verbs.create(r.NODES, "", {"metadata": {"name": self.name}}, RequestOptions())
         ready = {
             "type": "Ready",
@@ -60,6 +62,8 @@ class Kubelet:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _handle_event(self, event: Event) -> None:
+        """Start a PodWorker for a new pod; wake those that a write may concern, as the Secret that a pod
+        waits for."""
         if event.resource in (r.SECRETS, r.CONFIG_MAPS, r.CLAIMS):
             for worker, _ in self._workers.values():
                 worker.wake()
@@ -72,39 +76,47 @@ class Kubelet:
                 self._workers[uid][0].wake()
 
     async def _run(self, worker: PodWorker) -> None:
+        """Run a pod to its end, remove its folders, then let the store remove the object."""
         try:
             await worker.run()
         finally:
             del self._workers[worker.uid]
             for folder in (worker.folder, worker.temporary):
                 shutil.rmtree(folder, ignore_errors=True)
-        if self.pod(worker.uid):
+        if self.find_pod(worker.uid):
             self.verbs.release(r.PODS, key_of(worker.pod))
 
-    def pod(self, uid: str) -> Object | None:
+    def find_pod(self, uid: str) -> Object | None:
+        """The stored object of any kind with this UID, a pod or a pod's owner. None: it is gone."""
         found = self.store.by_uid.get(uid)
         return self.store.find(*found) if found else None
 
     def lookup(self, namespace: str) -> Lookup:
+        """A function that finds objects of a namespace."""
         return lambda resource, name: self.store.find(resource, (namespace, name))
 
-    def folder_of(self, pod: Object) -> Path:
-        owners = [self.pod(owner["uid"]) for owner in pod["metadata"].get("ownerReferences", ())]
+    def working_folder(self, pod: Object) -> Path:
+        """Working directory of containers that set none: from the annotation of the pod, else of one of its
+        owners (the job), else that of this process."""
+        owners = [self.find_pod(owner["uid"]) for owner in pod["metadata"].get("ownerReferences", ())]
         for value in (pod, *owners):
             if value and (folder := (value["metadata"].get("annotations") or {}).get(names.WORKDIR)):
                 return Path(folder)
         return Path.cwd()
 
-    def new_address(self) -> str:
+    def unused_address(self) -> str:
+        """The next address that no pod has. Limit: with 56,642 pods that have one it never returns."""
         used = {pod["status"].get("podIP") for pod in self.store.list(r.PODS)}
         return next(address for address in self._addresses if address not in used)
 
-    def publish(self, pod: Object, status: Object, spec: Object | None = None) -> None:
-        if self.pod(pod["metadata"]["uid"]):
+    def write_status(self, pod: Object, status: Object, spec: Object | None = None) -> None:
+        """Write the status of a pod, and fields that the scheduler sets in its spec; nothing if the pod is
+        gone."""
+        if self.find_pod(pod["metadata"]["uid"]):
             self.verbs.write_status(r.PODS, key_of(pod), status, spec)
 
-    def record(self, pod: Object, kind: str, reason: str, message: str) -> None:
-        """Create an Event about a pod."""
+    def record_event(self, pod: Object, kind: str, reason: str, message: str) -> None:
+        """Create an Event about a pod. `kind`: Normal or Warning."""
         meta = pod["metadata"]
         subject = {"apiVersion": "v1", "kind": "Pod", "name": meta["name"], "namespace": meta["namespace"]}
         subject["uid"] = meta["uid"]
@@ -123,18 +135,19 @@ class Kubelet:
     async def log(
         self, pod: Object, container: str, *, previous: bool, follow: bool, tail: int | None
     ) -> AsyncIterator[bytes]:
-        """The container's output, or its last lines; with `follow` until its run ends."""
+        """Output of a container's current run, or of the `previous` one; of `tail` only its last lines. With
+        `follow` until the run ends. Raises 400 at the first part if there is no such container or no log."""
         uid = pod["metadata"]["uid"]
         status = _container_status(pod, container)
         run = status["restartCount"] - (1 if previous else 0)
         path = self.home / "pods" / uid / "logs" / container / f"{run}.log"
         if not path.exists():
-            raise _no_log_yet(pod, container)
+            raise _log_missing_error(pod, status, previous)
         with path.open("rb") as file:
             if tail is not None:
                 yield b"".join(file.read().splitlines(keepends=True)[-tail:] if tail else [])
             while True:
-                now = self.pod(uid)
+                now = self.find_pod(uid)
                 status = _container_status(now, container) if now else {"state": {}, "restartCount": run}
                 live = follow and status["restartCount"] == run and "running" in status["state"]
                 while part := file.read(65536):
@@ -145,8 +158,9 @@ class Kubelet:
 
 
 def base_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment in place of the image's: that of this process, without variables that are ours or set
-    per rank. Our own programs are found first, except with an environment that the user has activated."""
+    """The environment in place of the image's: `environ` without variables of Ropeteam, of ranks, and
+    KUBECONFIG. On PATH the programs beside our Python come first; with an activated virtualenv or conda
+    environment, last."""
     environment = {
         name: value
         for name, value in environ.items()
@@ -158,11 +172,14 @@ def base_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _pod_addresses(network: str) -> Iterator[str]:
+    """All addresses for pods, over and over: one that was just given back is reused last."""
     thirds = range(1, ADDRESSES.start)
     return cycle(f"{network}.{third}.{fourth}" for third in thirds for fourth in range(1, 255))
 
 
 def _container_status(pod: Object, name: str) -> Object:
+    """The ContainerStatus of a container or init container. Raises 400 if the pod is not scheduled yet, or
+    has no such container."""
     status = pod["status"]
     for row in [*status.get("containerStatuses", ()), *status.get("initContainerStatuses", ())]:
         if row["name"] == name:
@@ -177,6 +194,11 @@ def _container_status(pod: Object, name: str) -> Object:
     raise StatusError(400, "BadRequest", f"container {name} is not valid for pod {meta['name']}")
 
 
-def _no_log_yet(pod: Object, container: str) -> StatusError:
-    text = f'container "{container}" in pod "{pod["metadata"]["name"]}" is waiting to start'
+def _log_missing_error(pod: Object, status: Object, previous: bool) -> StatusError:
+    """400 for a run without a log. `status`: of the container."""
+    subject = f'container "{status["name"]}" in pod "{pod["metadata"]["name"]}"'
+    if previous:
+        return StatusError(400, "BadRequest", f"previous terminated {subject} not found")
+    state = status["state"].get("waiting") or {}
+    text = f"{subject} is waiting to start: {state.get('message') or state.get('reason') or 'no log yet'}"
     return StatusError(400, "BadRequest", text)

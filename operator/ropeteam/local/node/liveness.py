@@ -9,12 +9,12 @@ import aiohttp
 from ropeteam.local.resources import Object
 
 
-async def failed(container: Object, address: str) -> str:
-    """Run the probe. Returns, with the last reason, after `failureThreshold` failures in a row. `address`:
-    the pod's."""
+async def wait_for_failure(container: Object, address: str) -> str:
+    """Probe a container until `failureThreshold` probes in a row have failed; returns the reason of the last
+    failure. Limit: successThreshold is 1, as Kubernetes requires. `address`: the pod's."""
     probe = container["livenessProbe"]
     limit, period = probe.get("failureThreshold", 3), probe.get("periodSeconds", 10)
-    url = f"http://{address}:{_port(container)}{probe['httpGet'].get('path', '/')}"
+    url = f"http://{address}:{_probe_port(container)}{probe['httpGet'].get('path', '/')}"
     await asyncio.sleep(probe.get("initialDelaySeconds", 0))
     failures, why = 0, ""
     clock = asyncio.get_running_loop().time
@@ -22,18 +22,20 @@ async def failed(container: Object, address: str) -> str:
     while failures < limit:
         due += period
         await asyncio.sleep(max(0.0, due - clock()))
-        why = await _probe(url, probe.get("timeoutSeconds", 1))
+        why = await _send_probe(url, probe.get("timeoutSeconds", 1))
         failures = failures + 1 if why else 0
     return why
 
 
-def _port(container: Object) -> int:
+def _probe_port(container: Object) -> int:
+    """The port to probe: a number, or the name of one of the container's ports. Raises ValueError for an
+    unknown name."""
     wanted = container["livenessProbe"]["httpGet"]["port"]
     ports = (port["containerPort"] for port in container.get("ports", ()) if port.get("name") == wanted)
     return int(next(ports, wanted))
 
 
-async def _probe(url: str, seconds: float) -> str:
+async def _send_probe(url: str, seconds: float) -> str:
     """Send one request. Returns the reason of a failure; "": success."""
     try:
         async with (

@@ -61,12 +61,13 @@ class ProcessSpec:
 
 
 def process_spec(pod: Object, container: Object, context: ExecutionContext, lookup: Lookup) -> ProcessSpec:
-    """The command of a container. Raises ContainerNotReady for objects that may still be created,
-    ContainerStartError for permanent errors."""
-    rewrite = _rewriter(context.mounts)
+    """The process of a container: mountPaths replaced, variables expanded. Order: envFrom, then env, in which
+    a variable may name earlier ones; then the command. Raises ContainerNotReady for a Secret or ConfigMap
+    that may still be created, ContainerStartError for permanent errors."""
+    rewrite = _mount_rewriter(context.mounts)
     declared = _environment_from(container.get("envFrom", ()), lookup)
     for row in container.get("env", ()):
-        value = _value(pod, row, lookup)
+        value = _variable_value(pod, row, lookup)
         if value is not None:
             declared[row["name"]] = _expand(value, declared) if "value" in row else value
     environment = {**context.environment, **{name: rewrite(value) for name, value in declared.items()}}
@@ -79,12 +80,17 @@ def process_spec(pod: Object, container: Object, context: ExecutionContext, look
     arguments = [rewrite(_expand(argument, declared)) for argument in arguments]
     folder = context.folder / rewrite(container.get("workingDir", ""))
     if not folder.is_dir():
-        raise ContainerStartError(f"working directory {folder} does not exist on this machine")
+        raise ContainerStartError(
+            f"working directory {folder} does not exist on this machine (the image is not used); create it, "
+            "or change workingDir"
+        )
     return ProcessSpec([find_command(arguments[0], environment, folder), *arguments[1:]], environment, folder)
 
 
 def find_command(name: str, environment: Mapping[str, str], folder: Path) -> str:
-    """The path of a command. Our Python and torchrun come first: the image's would have torch."""
+    """Path of the program that a command names. First match wins: a path, relative to `folder`; python and
+    torchrun beside our own Python, which has torch, as the image's would; PATH of the environment. Raises
+    ContainerStartError if there is none."""
     if "/" in name:
         path = folder / name
         if not path.is_file():
@@ -104,7 +110,9 @@ def find_command(name: str, environment: Mapping[str, str], folder: Path) -> str
     return found
 
 
-def _rewriter(mounts: Mapping[str, Path]) -> Callable[[str], str]:
+def _mount_rewriter(mounts: Mapping[str, Path]) -> Callable[[str], str]:
+    """A function that replaces each mountPath in a text, where it is a whole path or its beginning, with the
+    folder of the volume."""
     if not mounts:
         return lambda text: text
     longest_first = sorted(mounts, key=len, reverse=True)
@@ -123,8 +131,9 @@ def _expand(text: str, known: Mapping[str, str]) -> str:
     return re.sub(r"\$?\$\(([^()\s]+)\)", replacement, text)
 
 
-def _value(pod: Object, row: Object, lookup: Lookup) -> str | None:
-    """The value of a variable. None: an optional source is missing."""
+def _variable_value(pod: Object, row: Object, lookup: Lookup) -> str | None:
+    """The value of a variable of `env`, not expanded. None: its source is optional and missing. Raises
+    ContainerNotReady, ContainerStartError."""
     source = row.get("valueFrom")
     if not source:
         return str(row.get("value", ""))
@@ -132,50 +141,55 @@ def _value(pod: Object, row: Object, lookup: Lookup) -> str | None:
         return str(field_of(pod, source["fieldRef"]["fieldPath"]) or "")
     for kind, resource in (("secretKeyRef", r.SECRETS), ("configMapKeyRef", r.CONFIG_MAPS)):
         if kind in source:
-            return _key_of(resource, source[kind], lookup)
+            return _referenced_value(resource, source[kind], lookup)
     raise ContainerStartError(
-        f"env {row['name']}: the local cluster does not support valueFrom.{next(iter(source))}"
+        f"env {row['name']}: the local cluster does not support valueFrom.{next(iter(source))}; use value, "
+        "fieldRef, secretKeyRef or configMapKeyRef"
     )
 
 
 def field_of(pod: Object, path: str) -> Any:
+    """The value at the fieldPath of a fieldRef. None: it is missing."""
     found = re.fullmatch(r"metadata\.(labels|annotations)\['(.+)'\]", path)
-    return at(pod, f"metadata.{found[1]}").get(found[2]) if found else at(pod, path)
+    return (at(pod, f"metadata.{found[1]}") or {}).get(found[2]) if found else at(pod, path)
 
 
 def _environment_from(sources: Iterable[Object], lookup: Lookup) -> dict[str, str]:
-    """Whole Secrets and ConfigMaps as variables."""
+    """Variables of `envFrom`: all keys of Secrets and ConfigMaps; a later source wins. Raises
+    ContainerNotReady if one is missing and not optional."""
     found = {}
     for source in sources:
         for kind, resource in (("secretRef", r.SECRETS), ("configMapRef", r.CONFIG_MAPS)):
             if ref := source.get(kind):
                 owner = lookup(resource, ref["name"])
                 if owner is None and not ref.get("optional"):
-                    raise _missing(resource, ref["name"])
-                for name, value in contents(owner).items() if owner else ():
+                    raise _missing_error(resource, ref["name"])
+                for name, value in decoded_data(owner).items() if owner else ():
                     found[source.get("prefix", "") + name] = value.decode()
     return found
 
 
-def _missing(resource: Resource, name: str) -> ContainerNotReady:
+def _missing_error(resource: Resource, name: str) -> ContainerNotReady:
     return ContainerNotReady("CreateContainerConfigError", f'{resource.kind.lower()} "{name}" not found')
 
 
-def _key_of(resource: Resource, ref: Object, lookup: Lookup) -> str | None:
+def _referenced_value(resource: Resource, ref: Object, lookup: Lookup) -> str | None:
+    """The value of a key of a Secret or ConfigMap. None: it is missing and optional. Raises ContainerNotReady
+    if it is missing and not optional."""
     owner = lookup(resource, ref["name"])
-    content = contents(owner).get(ref["key"]) if owner else None
+    content = decoded_data(owner).get(ref["key"]) if owner else None
     if content is not None:
         return content.decode()
     if ref.get("optional"):
         return None
     if owner is None:
-        raise _missing(resource, ref["name"])
+        raise _missing_error(resource, ref["name"])
     text = f"couldn't find key {ref['key']} in {resource.kind} {ref['name']}"
     raise ContainerNotReady("CreateContainerConfigError", text)
 
 
-def contents(value: Object) -> dict[str, bytes]:
-    """The keys of a Secret or ConfigMap."""
+def decoded_data(value: Object) -> dict[str, bytes]:
+    """Keys and values of a Secret or ConfigMap."""
     plain = value["kind"] == "ConfigMap"
     data = {
         name: text.encode() if plain else base64.b64decode(text)

@@ -1,5 +1,5 @@
-"""The process above one container: `python -I -S shim.py PARENT [MEMORY]`, and on stdin the output of
-`request`.
+"""The parent process of one container: `python -I -S shim.py PARENT [MEMORY]`, and on stdin the output of
+`request`. PARENT: process ID of the cluster.
 
 Command and environment are not its own: a search for a container's processes by them finds only those.
 It starts the command in a session of its own and answers on stdout: its pid, or the error of the start.
@@ -21,13 +21,15 @@ _HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
 
 
 def request(log: str, folder: str, command: list[str], environment: dict[str, str]) -> bytes:
-    """The request for the stdin of a shim. No text may hold a NUL byte: exec does not take it either."""
+    """The request for the stdin of a shim: log file, working directory, command (its first item a path) and
+    environment. No text may contain a NUL byte: exec does not accept one either."""
     fields = [log, folder, str(len(command)), *command, *(f"{k}={v}" for k, v in environment.items())]
     return b"\0".join(map(os.fsencode, fields))
 
 
 def main(parent: int, memory: str = "") -> int:
-    """Run the command. Returns the exit code of the container."""
+    """Run the command. Returns the exit code of the container. Order: signals are blocked before the fork, so
+    that none is lost; the death signal is set before the parent is compared, in case it died earlier."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -37,7 +39,7 @@ def main(parent: int, memory: str = "") -> int:
     started, failed = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _exec(libc, failed)
+        _exec_command(libc, failed)
     os.close(failed)
     error = os.read(started, 4096).decode(errors="replace")  # empty: exec closed the pipe
     os.write(1, f"error {error}\n".encode() if error else f"pid {pid}\n".encode())
@@ -50,7 +52,9 @@ def main(parent: int, memory: str = "") -> int:
     return code
 
 
-def _exec(libc: ctypes.CDLL, failed: int) -> None:
+def _exec_command(libc: ctypes.CDLL, failed: int) -> None:
+    """In the forked child: read the request and execute its command. Never returns; on an error it writes the
+    text to the pipe `failed`, which a successful exec closes, and exits with 127."""
     try:
         os.setsid()
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -62,8 +66,8 @@ def _exec(libc: ctypes.CDLL, failed: int) -> None:
         os.dup2(out, 1)
         os.dup2(out, 2)
         os.chdir(folder)
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; a container does not
-            signal.signal(number, signal.SIG_DFL)
+        for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; a container does not
+            signal.signal(signum, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.execve(command[0], command, dict(row.split(b"=", 1) for row in environment))
     except Exception as error:
@@ -73,12 +77,13 @@ def _exec(libc: ctypes.CDLL, failed: int) -> None:
 
 
 def _forward_and_reap(pid: int) -> int:
-    """Forward signals and reap, until the command has exited."""
+    """Forward signals and reap children, also adopted ones, until the command has exited. Returns its exit
+    code, or 128 + signal."""
     while True:
-        number = signal.sigwait(_HANDLED)
-        if number == signal.SIGTERM:
+        signum = signal.sigwait(_HANDLED)
+        if signum == signal.SIGTERM:
             os.kill(pid, signal.SIGTERM)
-        elif number == signal.SIGINT:
+        elif signum == signal.SIGINT:
             kill_tree(pid)
         while True:
             ended, status = os.waitpid(-1, os.WNOHANG)
@@ -91,7 +96,8 @@ def _forward_and_reap(pid: int) -> int:
 
 
 def _kill_descendants() -> None:
-    """Kill descendants. Orphans of killed processes become ours (subreaper): loop until none is left."""
+    """Kill and reap all descendants. Orphans of killed processes become our children (subreaper), so loop
+    until none is left."""
     while True:
         for child in children(os.getpid()):
             kill_tree(child)
@@ -102,7 +108,8 @@ def _kill_descendants() -> None:
 
 
 def kill_tree(pid: int) -> None:
-    """Kill the process and its descendants; a stopped parent cannot fork."""
+    """Kill a process and its descendants. The process is stopped first, so that it forks no more while its
+    children are listed."""
     try:
         os.kill(pid, signal.SIGSTOP)
         for child in children(pid):
@@ -113,6 +120,7 @@ def kill_tree(pid: int) -> None:
 
 
 def children(pid: int) -> list[int]:
+    """Process IDs of the children of all threads of a process; empty if it is gone."""
     found = []
     try:
         for task in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 (pathlib costs 10 ms of each start)
