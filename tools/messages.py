@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "tests" / "messages.txt"
 _PROSE = re.compile(r"(?<![\w/.-])[A-Za-z][a-z]+(?![\w/=|(-])")
 _CEL = re.compile(r"\b(?:self|oldSelf|c)\.\w|\bhas\(")
-_NO_MESSAGE = ("Options", "_object", "compile", "debug", "fullmatch")
+_NO_MESSAGE = ("Options", "_object_schema", "compile", "debug", "fullmatch")
 """Calls whose strings no user meets: options of launchers, field names, patterns, log lines below info."""
 _WITH_REASONS = (
     *("Announcement", "ConditionFact", "Obstacle", "ended_facts", "not_accepted_facts"),

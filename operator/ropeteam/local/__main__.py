@@ -30,7 +30,7 @@ if __name__ == "__main__":
     parser.add_argument(
         "--wait-for-stdin",
         action="store_true",
-        help="import everything, wait for a line on stdin, then start; exit at end of file",
+        help="import everything, then start at the first line on stdin, or exit when stdin ends",
     )
     given = parser.parse_args()
     if given.wait_for_stdin and not sys.stdin.readline():

@@ -147,8 +147,8 @@ def _reserve_network(locks: ExitStack) -> str:
         return f"127.{number}"
     raise LocalClusterError(
         f"no free 127.N.0.0/16: port {NETWORK_PORT} of 127.N.0.1 is in use for each N from {first + 20} to "
-        f"{first + 119}, by 100 clusters or by one process that listens on all addresses; find them with "
-        f"`ss -atnp | grep {NETWORK_PORT}`, and end one"
+        f"{first + 119}, by 100 clusters (`pgrep -af ropeteam`) or by one process that listens on all "
+        "addresses (`ss -ltnp`); end one"
     )
 
 

@@ -196,9 +196,11 @@ def _container_status(pod: Object, name: str) -> Object:
 
 def _log_missing_error(pod: Object, status: Object, previous: bool) -> StatusError:
     """400 for a run without a log. `status`: of the container."""
-    subject = f'container "{status["name"]}" in pod "{pod["metadata"]["name"]}"'
+    container, name = status["name"], pod["metadata"]["name"]
     if previous:
-        return StatusError(400, "BadRequest", f"previous terminated {subject} not found")
+        text = f'previous terminated container "{container}" in pod "{name}" not found'
+        return StatusError(400, "BadRequest", text)
     state = status["state"].get("waiting") or {}
-    text = f"{subject} is waiting to start: {state.get('message') or state.get('reason') or 'no log yet'}"
+    why = state.get("message") or state.get("reason") or "ContainerCreating"
+    text = f'container "{container}" in pod "{name}" is waiting to start: {why}'
     return StatusError(400, "BadRequest", text)
