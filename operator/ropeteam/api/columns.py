@@ -12,6 +12,7 @@ _EXPLANATIONS = (
     ConditionType.SUSPENDED,
     ConditionType.DEGRADED,
 )
+"""Most important first."""
 
 
 def explaining_condition(status: JobStatus) -> Condition | None:

@@ -257,7 +257,7 @@ class ApiServer:
             raise StatusError(400, "BadRequest", text)
         previous, follow = _is_true(query, "previous"), _is_true(query, "follow")
         lines = int(query["tailLines"]) if "tailLines" in query else None
-        parts = self.kubelet.log(pod, container, previous=previous, follow=follow, tail=lines)
+        parts = self.kubelet.read_log(pod, container, previous=previous, follow=follow, tail=lines)
         first = await anext(parts, b"")
         response = web.StreamResponse(headers={"Content-Type": "text/plain; charset=utf-8"})
         await response.prepare(request)

@@ -93,8 +93,8 @@ class LocalCluster:
         _write_private(self.kubeconfig, yaml.safe_dump(kubeconfig(self.url, self.token)))
 
     async def stop(self) -> None:
-        """Kill every pod and remove all files but the lock and those of claims. Idempotent. Not to be
-        cancelled: then files remain."""
+        """Kill every pod and remove all files but the lock and those of claims. Idempotent. If it is
+        cancelled, files may remain."""
         for part in self._running:
             await part.stop()
         self._running = []

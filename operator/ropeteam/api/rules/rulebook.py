@@ -2,8 +2,7 @@
 
 An entry of `RULES` is about one value; if several fail, the user reads all of their messages. `CHANGES` lists
 the fields that may not change while pods run, as in batch/Job; Kueue changes them while a job is suspended.
-Each list and text that CEL reads has a maximum in the schema: the server refuses rules whose estimated cost
-is too high.
+Lists and texts that CEL reads have a maximum in the schema: the server refuses rules that may cost too much.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from ropeteam_trainer.contract.strategy import SyncType
 
 MAX_NAME, MAX_SLOTS = 40, 4096
 NAME = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
-"""DNS-1035: also good for the Service."""
+"""A DNS-1035 label, as names of Services have to be."""
 OUTSIDE = "(^/)|((^|/)[.][.](/|$))|(^([.]?/)*[.]?$)"
-"""A path that is absolute, climbs, or stays where it is."""
+"""Matches a path that is absolute, has `..`, or is the volume itself, as `.`."""
 _VOLUME: Spec = {"persistentVolumeClaim": {"claimName": "checkpoints"}}
 _STEP: Spec = {"policy": "Step", "step": 100}
 _CEL_SERVERS = (
@@ -80,6 +79,7 @@ def _is_gpu_count_consistent(spec: Spec) -> bool:
 
 
 def _rank_count(spec: Spec) -> int:
+    """Number of ranks, as CEL can know it: without a number in the command, which `commands` limits."""
     per_worker = spec.get("processesPerWorker") or spec["gpusPerWorker"] or 1
     return int(spec["workers"] * per_worker) + _server_count(spec)
 

@@ -71,11 +71,11 @@ class Kubelet:
             uid = event.object["metadata"]["uid"]
             if event.type == "ADDED":
                 worker = PodWorker(self, event.object)
-                self._workers[uid] = worker, asyncio.create_task(self._run(worker))
+                self._workers[uid] = worker, asyncio.create_task(self._run_pod(worker))
             elif uid in self._workers:
                 self._workers[uid][0].wake()
 
-    async def _run(self, worker: PodWorker) -> None:
+    async def _run_pod(self, worker: PodWorker) -> None:
         """Run a pod to its end, remove its folders, then let the store remove the object."""
         try:
             await worker.run()
@@ -83,10 +83,10 @@ class Kubelet:
             del self._workers[worker.uid]
             for folder in (worker.folder, worker.temporary):
                 shutil.rmtree(folder, ignore_errors=True)
-        if self.find_pod(worker.uid):
+        if self.find_by_uid(worker.uid):
             self.verbs.release(r.PODS, key_of(worker.pod))
 
-    def find_pod(self, uid: str) -> Object | None:
+    def find_by_uid(self, uid: str) -> Object | None:
         """The stored object of any kind with this UID, a pod or a pod's owner. None: it is gone."""
         found = self.store.by_uid.get(uid)
         return self.store.find(*found) if found else None
@@ -98,7 +98,7 @@ class Kubelet:
     def working_folder(self, pod: Object) -> Path:
         """Working directory of containers that set none: from the annotation of the pod, else of one of its
         owners (the job), else that of this process."""
-        owners = [self.find_pod(owner["uid"]) for owner in pod["metadata"].get("ownerReferences", ())]
+        owners = [self.find_by_uid(owner["uid"]) for owner in pod["metadata"].get("ownerReferences", ())]
         for value in (pod, *owners):
             if value and (folder := (value["metadata"].get("annotations") or {}).get(names.WORKDIR)):
                 return Path(folder)
@@ -112,7 +112,7 @@ class Kubelet:
     def write_status(self, pod: Object, status: Object, spec: Object | None = None) -> None:
         """Write the status of a pod, and fields that the scheduler sets in its spec; nothing if the pod is
         gone."""
-        if self.find_pod(pod["metadata"]["uid"]):
+        if self.find_by_uid(pod["metadata"]["uid"]):
             self.verbs.write_status(r.PODS, key_of(pod), status, spec)
 
     def record_event(self, pod: Object, kind: str, reason: str, message: str) -> None:
@@ -132,7 +132,7 @@ class Kubelet:
         except StatusError:
             return  # the namespace is being deleted
 
-    async def log(
+    async def read_log(
         self, pod: Object, container: str, *, previous: bool, follow: bool, tail: int | None
     ) -> AsyncIterator[bytes]:
         """Output of a container's current run, or of the `previous` one; of `tail` only its last lines. With
@@ -147,7 +147,7 @@ class Kubelet:
             if tail is not None:
                 yield b"".join(file.read().splitlines(keepends=True)[-tail:] if tail else [])
             while True:
-                now = self.find_pod(uid)
+                now = self.find_by_uid(uid)
                 status = _container_status(now, container) if now else {"state": {}, "restartCount": run}
                 live = follow and status["restartCount"] == run and "running" in status["state"]
                 while part := file.read(65536):

@@ -34,7 +34,7 @@ class Node(Protocol):
     home: Path
     environment: dict[str, str]
 
-    def find_pod(self, uid: str) -> Object | None: ...
+    def find_by_uid(self, uid: str) -> Object | None: ...
     def lookup(self, namespace: str) -> Lookup: ...
     def working_folder(self, pod: Object) -> Path: ...
     def unused_address(self) -> str: ...
@@ -82,7 +82,7 @@ class PodWorker:
         killed, and have exited when this ends."""
         lifecycle = asyncio.create_task(self._run_lifecycle())
         try:
-            while (pod := self.node.find_pod(self.uid)) and "deletionTimestamp" not in pod["metadata"]:
+            while (pod := self.node.find_by_uid(self.uid)) and "deletionTimestamp" not in pod["metadata"]:
                 await self._change.wait()
             self.stopping = True
             self.wake()
@@ -99,7 +99,7 @@ class PodWorker:
         self.node.record_event(self.pod, "Normal", "Killing", "Stopping containers")
         self._signal_containers(signal.SIGTERM)
         while not lifecycle.done():
-            pod = self.node.find_pod(self.uid)
+            pod = self.node.find_by_uid(self.uid)
             grace = pod["metadata"]["deletionGracePeriodSeconds"] if pod else 0
             left = begin + grace - asyncio.get_running_loop().time()
             if left <= 0:
@@ -163,7 +163,7 @@ class PodWorker:
         }
         self._set_condition("PodScheduled", True)
         self.node.write_status(self.pod, self._new_status(), {"nodeName": self.node.name})
-        self.pod = self.node.find_pod(self.uid) or self.pod
+        self.pod = self.node.find_by_uid(self.uid) or self.pod
         self.node.record_event(
             self.pod, "Normal", "Scheduled", f"Assigned to {self.node.name} with address {address}"
         )

@@ -94,7 +94,7 @@ def find_command(name: str, environment: Mapping[str, str], folder: Path) -> str
     if "/" in name:
         path = folder / name
         if not path.is_file():
-            raise ContainerStartError(f'exec: "{name}": no such file on this machine (the image is not used)')
+            raise ContainerStartError(f'exec: "{path}": no such file on this machine (the image is not used)')
         return str(path)
     if re.fullmatch(r"python[0-9.]*|torchrun", name):
         ours = Path(sys.prefix, "bin", name)
