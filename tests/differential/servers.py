@@ -26,7 +26,7 @@ from tests.differential.scenario import Answer, Call, encode, resolve
 
 from ropeteam.local import resources as r
 from ropeteam.local.api.store import Store
-from ropeteam.local.api.trainingjobs import crd, rules
+from ropeteam.local.api.trainingjobs import crd, rule_errors
 from ropeteam.local.api.validation import RequestOptions
 from ropeteam.local.api.verbs import Verbs
 from ropeteam.local.apiserver import ApiServer
@@ -177,7 +177,7 @@ async def local(folder: Path) -> AsyncIterator[Server]:
     """Our server without its kubelet, its Services and its garbage collector."""
     store = Store()
     store.revision = 1_000_000  # numbers that occur nowhere else
-    verbs = Verbs(store, Catalog(), {r.from_crd(crd()).name: rules})
+    verbs = Verbs(store, Catalog(), {r.from_crd(crd()).name: rule_errors})
     for name in ("default", "kube-system"):
         verbs.create(r.NAMESPACES, "", {"metadata": {"name": name}}, RequestOptions())
     verbs.create(r.CRDS, "", crd(), RequestOptions())

@@ -178,6 +178,7 @@ class ApiServer:
         )
 
     def _in_requested_form(self, request: web.Request, resource: Resource, plain: Object) -> Object:
+        """An object or a List in the representation that the request accepts. Raises 400."""
         accept, include = request.headers.get("Accept", ""), request.query.get("includeObject", "")
         return listing.in_requested_form(accept, include, resource, plain)
 

@@ -22,7 +22,7 @@ import yaml
 from ropeteam.local import resources as r
 from ropeteam.local.api.gc import GarbageCollector
 from ropeteam.local.api.store import Store
-from ropeteam.local.api.trainingjobs import crd, rules
+from ropeteam.local.api.trainingjobs import crd, rule_errors
 from ropeteam.local.api.validation import RequestOptions
 from ropeteam.local.api.verbs import Verbs
 from ropeteam.local.apiserver import ApiServer
@@ -77,7 +77,7 @@ class LocalCluster:
         network = _reserve_network(self._locks)
         _remove_pod_folders(self.home)
         self.store = Store()
-        verbs = Verbs(self.store, Catalog(), {r.from_crd(crd()).name: rules})
+        verbs = Verbs(self.store, Catalog(), {r.from_crd(crd()).name: rule_errors})
         for name in ("default", "kube-system"):
             verbs.create(r.NAMESPACES, "", {"metadata": {"name": name}}, RequestOptions())
         verbs.create(r.CRDS, "", crd(), RequestOptions())

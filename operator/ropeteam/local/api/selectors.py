@@ -13,6 +13,7 @@ from ropeteam.local.fielderrors import FieldError
 from ropeteam.local.resources import Object, Resource, StatusError
 
 Test = Callable[[Object], bool]
+"""Whether an object is selected."""
 _SET = re.compile(r"^(?P<key>[^\s!=,()<>]+)\s+(?P<op>in|notin)\s*\((?P<values>[^()]*)\)$")
 _COMPARE = re.compile(r"^(?P<key>[^\s!=,()<>]+)\s*(?P<op>==|!=|=)\s*(?P<value>[^\s!=,()<>]*)$")
 _ORDER = re.compile(r"^(?P<key>[^\s!=,()<>]+)\s*(?P<op>[<>])\s*(?P<value>-?\d+)$")
