@@ -164,6 +164,7 @@ def parse_integer(text: str) -> int:
 
 
 def invalid_revision_error(text: str) -> FieldError:
+    """Error of a resourceVersion that is no number, as Go reports it."""
     why = f'strconv.ParseUint: parsing "{text}": invalid syntax'
     return FieldError.invalid("resourceVersion", text, why)
 

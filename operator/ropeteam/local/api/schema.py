@@ -82,7 +82,7 @@ def _server_error(fault: Fault) -> FieldError:
     match fault.problem:
         case Problem.TYPE:
             found = _json_type_name(value, schema)
-            why = f'{path} in body must be of type {type_of(schema)}: "{found}"'
+            why = f'{path} in body must be of type {type_name(schema)}: "{found}"'
             return FieldError(path, ErrorType.TYPE_INVALID, json_text(found), why)
         case Problem.ENUM:
             return FieldError.not_supported(path, value, schema["enum"])
@@ -123,7 +123,7 @@ def _requirement_text(fault: Fault) -> str:
     return f"should match '{schema['pattern']}'"
 
 
-def type_of(schema: Schema) -> str:
+def type_name(schema: Schema) -> str:
     """Name of a schema's type in the messages of a server."""
     if schema.get("x-kubernetes-int-or-string"):
         return "integer,string"
@@ -133,6 +133,6 @@ def type_of(schema: Schema) -> str:
 def _json_type_name(value: Any, schema: Schema) -> str:
     """Name of a value's type in the messages of a server; for a time a number is named as in Go."""
     found = next((name for name in TYPES if has_type(value, name, whole_floats=True)), "null")
-    if type_of(schema) == "date-time":
+    if type_name(schema) == "date-time":
         return {"integer": "int64", "number": "float64"}.get(found, found)
     return found

@@ -101,7 +101,7 @@ def _refuse_undecodable(resource: Resource, new: Object, shape: Object) -> None:
     them into Go structs, and custom resources into maps, whose types it validates later (422)."""
     for fault in differences(shape, new, whole_floats=True):
         if fault.problem is Problem.TYPE:
-            raise meta.wrong_type_error(resource, fault.value, fault.path, schema.type_of(fault.schema))
+            raise meta.wrong_type_error(resource, fault.value, fault.path, schema.type_name(fault.schema))
     for text in rules.decoding_errors(resource, new):
         raise resource.undecodable_error(text)
 
