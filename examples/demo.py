@@ -23,9 +23,10 @@ from pathlib import Path
 from rich.console import Console
 
 from ropeteam.cli import errors
+from ropeteam.cli.asyncrun import run_interruptible
 from ropeteam.cli.localstack import LocalStack
 from ropeteam.cli.manifest.read import read_manifest
-from ropeteam.cli.run import JobResult, train
+from ropeteam.cli.run import JobResult, run_job
 from ropeteam.cli.show.follow import POLL_SECONDS, JobPoller
 from ropeteam.cli.show.jobview import JobView, recovery_seconds
 from ropeteam.controller.client.apiclient import AlreadyGone, ApiClient, ObjectRef
@@ -53,7 +54,7 @@ def main() -> int:
         soft_wrap=True,
     )
     try:
-        ending = errors.run(_train(home, console))
+        ending = run_interruptible(_train(home, console))
     except errors.CommandError as error:
         error.show()
         return error.exit_code
@@ -69,7 +70,7 @@ def main() -> int:
 
 async def _train(home: Path, console: Console) -> JobResult:
     async with LocalStack(home) as local:
-        return await train(read_manifest(MANIFEST), local, console, keep=False, alongside=inject_faults)
+        return await run_job(read_manifest(MANIFEST), local, console, keep=False, alongside=inject_faults)
 
 
 async def inject_faults(client: ApiClient, follower: JobPoller) -> None:
@@ -89,7 +90,7 @@ async def _inject_faults(client: ApiClient, follower: JobPoller) -> None:
     os.kill(rank_process(job["metadata"]["uid"], KILLED_RANK), signal.SIGKILL)
     after = await _wait_until(follower, lambda seen: _recovered_count(seen) > _recovered_count(before))
     await _wait_until(follower, lambda seen: seen.step >= after.step + STEPS_BETWEEN)
-    pods = await follower.pods()
+    pods = await follower.fetch_pods()
     (pod,) = (p for p in pods if p["metadata"]["labels"]["ropeteam.dev/slot"] == str(DELETED_SLOT))
     ref = ObjectRef("Pod", follower.namespace, pod["metadata"]["name"])
     try:

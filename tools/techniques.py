@@ -20,8 +20,8 @@ from typing import Any
 import yaml
 
 from ropeteam.api.job import TrainingJobSpec
-from ropeteam.cli.planning.cost import plan_of
-from ropeteam.cli.planning.rehearse import rehearse
+from ropeteam.cli.planning.cost import plan_lines
+from ropeteam.cli.planning.dryrun import dry_run
 
 _ROOT = Path(__file__).resolve().parent.parent
 FOLDER = _ROOT / "docs" / "techniques"
@@ -80,7 +80,7 @@ def planned(page: str) -> str:
         return page
     [manifest] = manifests(page)
     spec = TrainingJobSpec.model_validate(manifest["spec"])
-    lines = "".join(f"{line}\n" for line in plan_of(spec, rehearse(spec, FOLDER, 300)))
+    lines = "".join(f"{line}\n" for line in plan_lines(spec, dry_run(spec, FOLDER, 300)))
     return _PLAN.sub(lambda _: lines, page)
 
 

@@ -18,13 +18,13 @@ from click.testing import CliRunner, Result
 from lab.waiting import wait_until
 from rich.console import Console
 
-from ropeteam.cli import errors
+from ropeteam.cli.asyncrun import run_interruptible
 from ropeteam.cli.connect import connected
 from ropeteam.cli.localstack import LocalStack
 from ropeteam.cli.main import cli
-from ropeteam.cli.manifest.apply import apply
+from ropeteam.cli.manifest.apply import apply_manifest
 from ropeteam.cli.manifest.read import Manifest, read_manifest
-from ropeteam.cli.run import JobResult, train
+from ropeteam.cli.run import JobResult, run_job
 
 PATIENCE = 90.0
 
@@ -97,9 +97,9 @@ def trained(read: Manifest, home: Path, ranks: str = "none") -> tuple[JobResult,
 
     async def to_the_end() -> JobResult:
         async with LocalStack(home) as local:
-            return await train(read, local, console, keep=False, ranks=ranks)
+            return await run_job(read, local, console, keep=False, ranks=ranks)
 
-    return errors.run(to_the_end()), console.export_text()
+    return run_interruptible(to_the_end()), console.export_text()
 
 
 def test_run_trains_a_job_to_its_end_in_the_folder_it_was_started_in(
@@ -185,7 +185,7 @@ def test_watch_snapshot_and_explain_of_a_job_on_a_cluster(tmp_path: Path, home: 
 
     async def create() -> None:
         async with connected(home / "kubeconfig") as client:
-            await apply(client, read_manifest(file), folder)
+            await apply_manifest(client, read_manifest(file), folder)
 
     def command(*arguments: str) -> Result:
         return CliRunner().invoke(cli, [*arguments, "--kubeconfig", str(home / "kubeconfig")])

@@ -80,7 +80,7 @@ async def test_a_look_is_one_signed_request_after_the_first(served: Served) -> N
     await Operator(served.http).request("PUT /desired", codec.encode(Desired(3, 1, 1, {})))
     async with following(api) as follower:
         for _ in range(3):
-            report = await follower.report(JOB)
+            report = await follower.fetch_report(JOB)
             assert report is not None
             assert report.observed_generation == 3
         assert len(api.requests) == 1 + 3
@@ -90,10 +90,10 @@ async def test_a_look_is_one_signed_request_after_the_first(served: Served) -> N
 async def test_what_somebody_else_answers_is_no_report(served: Served) -> None:
     api = Api(served.http, VERSION)
     async with following(api) as follower:
-        report = await follower.report(JOB)
+        report = await follower.fetch_report(JOB)
         assert report is not None
         api.body = codec.encode(report)[:-1] + b" }"
-        assert await follower.report(JOB) is None
+        assert await follower.fetch_report(JOB) is None
 
 
 async def test_a_coordinator_of_an_earlier_release_is_shown_its_bearer(
@@ -102,5 +102,5 @@ async def test_a_coordinator_of_an_earlier_release_is_shown_its_bearer(
     monkeypatch.setattr(http_module, "BEARER_SECONDS", 0.0)
     api = Api(served.http, OLDEST)
     async with following(api) as follower:
-        assert await follower.report(JOB) is not None
+        assert await follower.fetch_report(JOB) is not None
         assert signing.HEADER not in api.requests[0]

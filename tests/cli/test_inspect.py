@@ -43,7 +43,7 @@ async def test_explain_replays_a_snapshot(tmp_path: Path) -> None:
     text = seen.model_dump_json().encode()
     assert Observation.model_validate_json(text) == seen
     assert seen.secret_age == 0, "read just now: not made again for a pod that waits to mount it"
-    lines = list(inspect.explain(text, "file"))
+    lines = list(inspect.explanation(text, "file"))
     assert f"  decision: {decide(seen).why}" in lines
     assert not [line for line in lines if "would create" in line], "everything is there already"
 
@@ -80,7 +80,7 @@ async def test_a_snapshot_of_a_refused_job_shows_the_refusal_that_status_reports
             seen = await wait_until_async("the job is not Accepted", refused)
     assert seen.refusal
     assert not seen.refusal.message.startswith("The API server refuses")
-    lines = list(inspect.explain(seen.model_dump_json().encode(), "file"))
+    lines = list(inspect.explanation(seen.model_dump_json().encode(), "file"))
     assert lines[-1] == "  would change nothing"
 
 
@@ -123,7 +123,7 @@ def test_explain_of_a_job_that_runs_shows_how_it_is_and_what_was_last() -> None:
         incidents=(first, replace(last, recovery_milliseconds=RecoveryTimes(first_step=900), steps_lost=3))
     )
     seen = a_running_job().after(report, written)
-    assert list(inspect.explain(seen.model_dump_json().encode(), "file"))[:5] == [
+    assert list(inspect.explanation(seen.model_dump_json().encode(), "file"))[:5] == [
         "mnist: Running - ready 4/4",
         "  since 2026-11-20 12:00:03 UTC, for 0s: WorldRunning",
         "  last incident 1.0.2: Signal in slot 1 (rank 1): recovered in 0.9 s, 3 steps lost - SIGKILL",
@@ -134,7 +134,7 @@ def test_explain_of_a_job_that_runs_shows_how_it_is_and_what_was_last() -> None:
 
 def test_explain_shows_what_a_person_must_act_on() -> None:
     seen = a_running_job().after(unreachable, written, seconds(600))
-    lines = list(inspect.explain(seen.model_dump_json().encode(), "file"))
+    lines = list(inspect.explanation(seen.model_dump_json().encode(), "file"))
     assert [line for line in lines if line.startswith("  Stalled: CoordinatorUnreachable: ")]
 
 
@@ -153,7 +153,7 @@ def test_explain_ends_its_summary_with_what_can_be_done(
     times: dict[str, Any] = {"last_transition_time": seen.now}
     explained = Condition(type=kind, status=status, reason="Why", message="It is so.", **times)
     seen = seen.but(status=seen.status.model_copy(update={"conditions": (explained,)}))
-    lines = list(inspect.explain(seen.model_dump_json().encode(), "file"))
+    lines = list(inspect.explanation(seen.model_dump_json().encode(), "file"))
     assert "Why" in lines[1]
     assert [line for line in lines if line.startswith("  next: ")] == [
         line for line in lines if expected and line.startswith(expected)

@@ -20,7 +20,7 @@ from tests.cli.test_commands import PATIENCE, manifest, ropeteam, trained
 from ropeteam.cli import errors
 from ropeteam.cli.connect import connected
 from ropeteam.cli.main import cli
-from ropeteam.cli.manifest.apply import apply
+from ropeteam.cli.manifest.apply import apply_manifest
 from ropeteam.cli.manifest.read import Manifest, read_arguments, read_manifest
 from ropeteam.cli.show import logs
 from ropeteam.cli.show.follow import JobPoller
@@ -102,7 +102,7 @@ def test_lines_of_one_rank_are_shown_as_the_script_printed_them() -> None:
     assert logs.lines_of_ranks(lines, "all") == lines[1:]
     assert logs.lines_of_ranks(lines, "none") == []
     with pytest.raises(errors.InvalidInput, match="'zero' is not a rank"):
-        logs.ranks("zero")
+        logs.parse_ranks("zero")
 
 
 class Scripted:
@@ -110,7 +110,7 @@ class Scripted:
 
     namespace = "default"
 
-    async def pods(self) -> list[Any]:
+    async def fetch_pods(self) -> list[Any]:
         status = {"containerStatuses": [{"name": "trainer", "state": {"running": {}}}]}
         return [{"metadata": {"name": "job-0-1", "uid": "u"}, "status": status}]
 
@@ -130,15 +130,18 @@ async def test_the_log_of_an_ended_job_is_shown_while_it_comes_and_what_is_missi
 ) -> None:
     monkeypatch.setattr(logs, "LAST_SECONDS", 0.1)
     shown, scripted = list[str](), Scripted()
-    await logs.Logs(scripted, scripted, "0", shown.append).end()  # type: ignore[arg-type]
+    await logs.JobLogs(scripted, scripted, "0", shown.append).finish()  # type: ignore[arg-type]
     assert shown[:-1] == [f"line {number}" for number in range(6)]
-    assert shown[-1] == "ropeteam: the log of pod job-0-1 has not ended; the rest is not shown"
+    assert shown[-1] == (
+        "ropeteam: the log of pod job-0-1 has not ended, but has had no output for 0.1 s; the rest is not "
+        "shown: kubectl logs -n default POD -c trainer"
+    )
 
 
 def create(folder: Path, home: Path, **spec: Any) -> None:
     async def work() -> None:
         async with connected(home / "kubeconfig") as client:
-            await apply(client, read_manifest(manifest(folder, FAILS, **spec)), folder)
+            await apply_manifest(client, read_manifest(manifest(folder, FAILS, **spec)), folder)
 
     asyncio.run(work())
 
@@ -149,7 +152,7 @@ def command(home: Path, *arguments: str) -> Result:
 
 async def _workers(home: Path) -> list[Any]:
     async with connected(home / "kubeconfig") as client:
-        return await JobPoller(client, "default", "job").pods()
+        return await JobPoller(client, "default", "job").fetch_pods()
 
 
 @pytest.mark.usefixtures("up")
@@ -187,7 +190,7 @@ def test_watch_reports_that_a_job_was_deleted(tmp_path: Path, home: Path) -> Non
     async def apply_and_delete() -> None:
         async with connected(home / "kubeconfig") as client:
             read = read_manifest(endless)
-            await apply(client, read, tmp_path)
+            await apply_manifest(client, read, tmp_path)
             made = await client.get(ObjectRef.of(read.job))
             watch = ropeteam("watch", "job", "--kubeconfig", str(home / "kubeconfig"), cwd=tmp_path)
             assert watch.stdout is not None
@@ -195,6 +198,6 @@ def test_watch_reports_that_a_job_was_deleted(tmp_path: Path, home: Path) -> Non
             await client.delete(ObjectRef.of(read.job), uid=made["metadata"]["uid"])
             output, _ = await asyncio.to_thread(watch.communicate, None, PATIENCE)
             assert watch.returncode == 1
-            assert "error: the TrainingJob job was deleted" in output
+            assert "error: the TrainingJob job in namespace default was deleted" in output
 
     asyncio.run(apply_and_delete())

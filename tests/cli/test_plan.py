@@ -181,7 +181,7 @@ def test_shared_parameters_are_counted_once_and_frozen_ones_have_no_gradient() -
     numbers = 16 * 8 + 16 + (8 * 16 + 8) + 16
     assert rows(result)["model"] == f"{numbers} parameters, SGD"
     trained = 4 * (numbers - 8 * 16 - 8)
-    assert f"parameters {plan.amount(4 * numbers)}, gradients {plan.amount(trained)}" in result.output
+    assert f"parameters {plan.byte_text(4 * numbers)}, gradients {plan.byte_text(trained)}" in result.output
 
 
 @pytest.mark.usefixtures("_forked")
@@ -358,6 +358,6 @@ def test_one_rank_alone_sends_nothing() -> None:
 
 
 def test_units_of_figures() -> None:
-    assert [plan.amount(size) for size in (0, 999, 999_600, 1.5e12, 2e15)] == [
+    assert [plan.byte_text(size) for size in (0, 999, 999_600, 1.5e12, 2e15)] == [
         "0 B", "999 B", "1 MB", "1.5 TB", "2e+03 TB"
     ]  # fmt: skip

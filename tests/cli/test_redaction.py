@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.builders import Scene, a_job, a_running_job
 
 from ropeteam.cli.show import inspect
-from ropeteam.cli.show.redaction import masked
+from ropeteam.cli.show.redaction import masked_observation
 from ropeteam.core.questions.gang import pod_spec_hash
 from ropeteam.core.seen.view import build_view
 
@@ -50,7 +50,7 @@ LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 )
 def test_what_follows_a_secrets_name_is_masked(arguments: list[str]) -> None:
     job = a_job(command=["python", *arguments], template={"spec": {"initContainers": [{"args": arguments}]}})
-    seen = masked(job)
+    seen = masked_observation(job)
     assert CANARY not in seen.model_dump_json()
     again = seen.spec["template"]["spec"]["initContainers"][0]["args"]
     assert seen.spec["command"] == ["python", *again], "equal texts have equal marks"
@@ -66,7 +66,7 @@ def test_what_follows_a_secrets_name_is_masked(arguments: list[str]) -> None:
     ],
 )
 def test_what_describes_the_work_is_not_masked(arguments: list[str]) -> None:
-    assert masked(a_job(command=arguments)).spec["command"] == arguments
+    assert masked_observation(a_job(command=arguments)).spec["command"] == arguments
 
 
 names = st.sampled_from(["--token", "-H Authorization", "PASS", "GITHUB_PAT", "my-key", "pw", '"api_key"'])
@@ -81,13 +81,16 @@ def test_a_canary_never_appears(before: str, name: str, then: str, filler: str, 
     user = re.sub(r"[/\s]", "", filler)
     url = f"{before}https://{user}{CANARY}@{after}"
     arguments = [text, "sh", url, "--token", filler + CANARY, "--key=", CANARY]
-    assert CANARY not in masked(a_job(command=arguments)).model_dump_json()
+    assert CANARY not in masked_observation(a_job(command=arguments)).model_dump_json()
 
 
 def test_a_megabyte_of_base64_is_read_to_its_end() -> None:
     noise = random.Random(0).randbytes(750_000)
     for text in (base64.b64encode(noise), base64.urlsafe_b64encode(noise), b"token%" * 170_000):
-        assert CANARY not in masked(a_job(args=[text.decode() + f" --token={CANARY}"])).model_dump_json()
+        assert (
+            CANARY
+            not in masked_observation(a_job(args=[text.decode() + f" --token={CANARY}"])).model_dump_json()
+        )
 
 
 def test_values_attributes_and_foreign_annotations_are_masked_and_ours_are_not() -> None:
@@ -107,7 +110,7 @@ def test_values_attributes_and_foreign_annotations_are_masked_and_ours_are_not()
     template = {"metadata": {"annotations": notes}, "spec": spec}
     job = a_job(command=["python"], env=[{"name": "A", "value": CANARY}], template=template)
     job = job.but(metadata=job.metadata.model_copy(update={"annotations": notes}))
-    seen = masked(job)
+    seen = masked_observation(job)
     template = seen.spec["template"]
     assert CANARY not in seen.model_dump_json()
     assert template["spec"]["tolerations"] == spec["tolerations"]
@@ -119,7 +122,8 @@ def test_values_attributes_and_foreign_annotations_are_masked_and_ours_are_not()
 
 def replays(true: Scene) -> bool:
     first, again = (
-        list(inspect.explain(each.model_dump_json().encode(), "x")) for each in (true, masked(true))
+        list(inspect.explanation(each.model_dump_json().encode(), "x"))
+        for each in (true, masked_observation(true))
     )
     return first == again
 
@@ -142,7 +146,7 @@ def test_what_is_masked_replays_as_what_was_seen(rows: Any, short: Any, own: Any
 def test_a_job_that_runs_has_not_changed_by_being_masked() -> None:
     job = a_running_job(env=[{"name": "A", "value": CANARY}])
     assert replays(job)
-    assert masked(job).status.pod_spec_hash not in ("", job.status.pod_spec_hash), (
+    assert masked_observation(job).status.pod_spec_hash not in ("", job.status.pod_spec_hash), (
         "a digest tells of a short secret"
     )
 
@@ -151,7 +155,7 @@ def test_a_job_that_was_changed_while_it_runs_still_is() -> None:
     job = a_running_job(env=[{"name": "A", "value": "b"}])
     changed = job.but(spec=job.spec | {"env": [{"name": "A", "value": CANARY}]})
     assert replays(changed)
-    seen = masked(changed)
+    seen = masked_observation(changed)
     assert seen.status.pod_spec_hash not in (job.status.pod_spec_hash, pod_spec_hash(build_view(seen).spec))
 
 
@@ -159,7 +163,7 @@ def test_a_job_that_was_changed_while_it_runs_still_is() -> None:
 def test_what_is_too_long_stays_so(length: int) -> None:
     job = a_job(env=[{"name": "A", "value": "x" * length}], args=["TOKEN=" + "x" * length])
     assert replays(job)
-    assert "xxx" not in masked(job).model_dump_json()
+    assert "xxx" not in masked_observation(job).model_dump_json()
 
 
 def test_what_is_not_too_long_stays_so() -> None:

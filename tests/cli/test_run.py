@@ -65,7 +65,7 @@ def test_files_are_missed_where_a_mount_of_the_job_is_and_nowhere_else(tmp_path:
     error = "FileNotFoundError: [Errno 2] No such file or directory: '{}' (train.py:3)"
 
     def hinted(*paths: str) -> list[str]:
-        return list(localvolumes.hints(job, [error.format(path) for path in paths], Path("/home")))
+        return list(localvolumes.path_hints(job, [error.format(path) for path in paths], Path("/home")))
 
     (checkpoint,) = hinted("/checkpoints/own.pt")
     assert "on this machine it is /home/claims/default/ckpt." in checkpoint

@@ -19,7 +19,7 @@ from tests.cli import test_commands
 from tests.cli.test_commands import manifest
 
 from ropeteam.cli.connect import connected
-from ropeteam.cli.manifest.apply import apply
+from ropeteam.cli.manifest.apply import apply_manifest
 from ropeteam.cli.manifest.read import read_manifest
 
 home, up = test_commands.home, test_commands.up
@@ -68,7 +68,7 @@ def test_bash_completes_names_of_jobs(tmp_path: Path, home: Path) -> None:
 
     async def create() -> None:
         async with connected(home / "kubeconfig") as client:
-            await apply(client, read, tmp_path)
+            await apply_manifest(client, read, tmp_path)
 
     asyncio.run(create())
     for command in ("watch", "logs", "snapshot", "doctor"):

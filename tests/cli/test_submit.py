@@ -64,7 +64,7 @@ def a_job(**spec: Any) -> Object:
 
 
 def test_what_is_no_code_is_left_out_and_listed(folder: Path) -> None:
-    code = bundle.bundle(folder)
+    code = bundle.read_folder(folder)
     assert sorted(code.files) == ["data/words.bin", "pkg/__init__.py", "pkg/model.py", "tool.sh", "train.py"]
     assert code.executable == {"tool.sh"}
     assert set(code.left_out) == {
@@ -84,19 +84,19 @@ def test_what_is_no_code_is_left_out_and_listed(folder: Path) -> None:
 
 def test_what_is_too_much_is_refused_with_its_largest_files(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="no file in it is code"):
-        bundle.bundle(tmp_path)
+        bundle.read_folder(tmp_path)
     for name in ("a", "b", "c"):
         (tmp_path / name).write_bytes(bytes(400_000))
     with pytest.raises(InvalidInput, match=r"a ConfigMap holds no more.* a \(0.4 MiB\), b .*a git commit"):
-        bundle.bundle(tmp_path)
+        bundle.read_folder(tmp_path)
 
 
 def test_what_the_job_has_already_stays(folder: Path) -> None:
-    code = bundle.bundle(folder)
+    code = bundle.read_folder(folder)
     mount = {"name": "data", "mountPath": "/data"}
     containers = [{"name": "sidecar"}, {"name": "trainer", "volumeMounts": [mount]}]
     given = a_job(workingDir="/code/pkg", template={"spec": {"containers": containers}})
-    spec = bundle.with_code(given, code, "job-code-1")["spec"]
+    spec = bundle.with_mounted_code(given, code, "job-code-1")["spec"]
     assert spec["workingDir"] == "/code/pkg"
     assert [each["name"] for each in spec["template"]["spec"]["containers"]] == ["sidecar", "trainer"]
     assert spec["template"]["spec"]["containers"][1]["volumeMounts"][0] == mount
@@ -117,7 +117,7 @@ def test_what_the_job_has_already_stays(folder: Path) -> None:
 )  # fmt: skip
 def test_what_is_in_the_way_is_named(folder: Path, spec: Any, expected: str) -> None:
     with pytest.raises(InvalidInput, match=expected):
-        bundle.with_code(a_job(**spec), bundle.bundle(folder), "job-code-1")
+        bundle.with_mounted_code(a_job(**spec), bundle.read_folder(folder), "job-code-1")
 
 
 def submit(home: Path, folder: Path, job: Object) -> Result:

@@ -23,8 +23,8 @@ from ropeteam.api.status import (
 )
 from ropeteam.cli.run import JobResult
 from ropeteam.cli.show.jobview import Eta, JobView, incident_line, job_view
-from ropeteam.cli.show.report import report
-from ropeteam.cli.show.screen import LiveScreen, NewIncidents, PlainScreen, panel, plain_line, screen
+from ropeteam.cli.show.screen import LiveScreen, NewIncidents, PlainScreen, panel, plain_line, screen_for
+from ropeteam.cli.show.summary import summary_lines
 from ropeteam_trainer.contract.desired import JobReport, WorldPhase
 from ropeteam_trainer.contract.messages import Problem, Progress
 from ropeteam_trainer.contract.world import FailReason
@@ -108,7 +108,7 @@ def test_each_incident_is_printed_when_it_opens_and_when_it_is_over() -> None:
     lines = [
         line
         for each in (open_, open_, KILLED, KILLED)
-        for line in new_incidents.of(a_picture(incidents=(each,)))
+        for line in new_incidents.take_lines(a_picture(incidents=(each,)))
     ]
     assert lines == [
         "incident 1.0.1: Signal in slot 1 (rank 1): recovering - killed by SIGKILL",
@@ -118,7 +118,7 @@ def test_each_incident_is_printed_when_it_opens_and_when_it_is_over() -> None:
 
 def test_steps_that_no_script_reports_are_not_waited_for() -> None:
     new_incidents, unknown = NewIncidents(), KILLED.model_copy(update={"steps_lost": None})
-    assert new_incidents.of(a_picture(incidents=(unknown,), step=0)) == [
+    assert new_incidents.take_lines(a_picture(incidents=(unknown,), step=0)) == [
         "incident 1.0.1: Signal in slot 1 (rank 1): recovered in 2.1 s - killed by SIGKILL"
     ]
 
@@ -130,9 +130,9 @@ def test_one_step_is_one_step() -> None:
 def test_the_time_to_the_end_follows_the_rate() -> None:
     eta = Eta()
     steps = [(0, 0.0), (1, 4.0), (1, 5.0), (11, 10.0), (11, 11.0)]
-    texts = [eta.after(a_picture(step=step, total_steps=101), now) for step, now in steps]
+    texts = [eta.update(a_picture(step=step, total_steps=101), now) for step, now in steps]
     assert texts == ["", "", "", "45s", "54s"]
-    assert eta.after(a_picture(step=5, total_steps=101), 11.0) == "", (
+    assert eta.update(a_picture(step=5, total_steps=101), 11.0) == "", (
         "a world that began anew has no pace yet"
     )
 
@@ -148,7 +148,7 @@ def test_a_plain_line_shows_what_there_is() -> None:
 @pytest.mark.parametrize("terminal", [True, False])
 def test_the_same_facts_on_a_terminal_and_elsewhere(terminal: bool) -> None:
     console = Console(force_terminal=terminal, record=True, width=120)
-    with screen(console) as shown:
+    with screen_for(console) as shown:
         assert isinstance(shown, LiveScreen if terminal else PlainScreen)
         shown.show(a_picture(step=5, total_steps=10, loss="1.5", incidents=(KILLED,)))
     texts = console.export_text()
@@ -186,7 +186,7 @@ def test_the_closing_report_lists_cause_seconds_and_steps_lost() -> None:
         checkpoint=saved,
         progress=ProgressStatus(step=400, loss="1.4"),
     )
-    head, _, killed, deleted, budget, checkpoint = report(job, Path("/home"))
+    head, _, killed, deleted, budget, checkpoint = summary_lines(job, Path("/home"))
     assert head == "gpt: Complete after 2m5s, 400 steps, loss 1.4"
     assert killed.split() == ["1.0.1", "Signal", "1", "2.1", "3", "killed", "by", "SIGKILL"]
     assert deleted.split() == ["1.0.2", "PodDeleted", "2", "4.0", "0"]
@@ -195,7 +195,7 @@ def test_the_closing_report_lists_cause_seconds_and_steps_lost() -> None:
 
 
 def test_a_quiet_run_reports_it() -> None:
-    assert list(report(a_job(), None)) == ["gpt: Complete after 2m5s", "  no incidents"]
+    assert list(summary_lines(a_job(), None)) == ["gpt: Complete after 2m5s", "  no incidents"]
 
 
 def test_the_demo_passes_only_if_both_faults_were_survived_and_the_model_has_learned() -> None:
@@ -240,5 +240,5 @@ def test_what_a_person_must_act_on_wins_over_the_coordinators_sentence(kind: Con
 
 def test_an_incident_that_a_job_has_ended_with_was_not_recovered_from() -> None:
     open_ = KILLED.model_copy(update={"recovery_milliseconds": RecoveryTimesStatus(), "steps_lost": None})
-    (line,) = NewIncidents().of(a_picture(incidents=(open_,), finished=True))
+    (line,) = NewIncidents().take_lines(a_picture(incidents=(open_,), finished=True))
     assert line.startswith("incident 1.0.1: Signal in slot 1 (rank 1): not recovered - ")

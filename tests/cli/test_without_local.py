@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 REMOVED = "rm -r operator/ropeteam/local"
-NEEDS_LOCAL = "ropeteam.cli.planning.rehearse"
+NEEDS_LOCAL = "ropeteam.cli.planning.dryrun"
 IMPORTS = f"""
 import importlib, pkgutil, ropeteam
 for module in pkgutil.walk_packages(ropeteam.__path__, "ropeteam."):

@@ -9,5 +9,6 @@ show/         views of a job: `watch`, `logs`, `snapshot`, `explain`
 manifest/     manifests and folders, read and brought into a cluster
 connect.py    the cluster that a command connects to
 complete.py   completion of job names in a shell
+asyncrun.py   runs a command's coroutine until it ends or is interrupted
 errors.py     errors: one sentence with the next step
 """

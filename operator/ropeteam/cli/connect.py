@@ -15,12 +15,20 @@ from ropeteam.controller.client import access
 from ropeteam.controller.client.apiclient import ApiClient
 
 
-def kubeconfig_of(given: Path | None, home: Path) -> Path:
-    named = [Path(part) for part in os.environ.get("KUBECONFIG", "").split(os.pathsep) if part]
-    for file in [given] if given else [*named, home / "kubeconfig", Path.home() / ".kube" / "config"]:
+def kubeconfig_file(given: Path | None, home: Path) -> Path:
+    """First kubeconfig that exists: only `given`, if there is one; else of those in the order above. Raises
+    InvalidInput. Limit: several files in $KUBECONFIG are not merged, as kubectl does.
+    """
+    if given:
+        candidates = [given]
+    else:
+        named = [Path(part) for part in os.environ.get("KUBECONFIG", "").split(os.pathsep) if part]
+        candidates = [*named, home / "kubeconfig", Path.home() / ".kube" / "config"]
+    for file in candidates:
         if file.exists():
             return file
-    problem = f"{given}: no such file" if given else "no cluster is configured"
+    missing = ", ".join(map(str, candidates))
+    problem = f"{missing}: no such file" if given else f"no cluster is configured (no such file: {missing})"
     raise InvalidInput(
         f"{problem}. Start a local cluster with `ropeteam up`, or name a file with --kubeconfig"
     )
@@ -28,5 +36,6 @@ def kubeconfig_of(given: Path | None, home: Path) -> Path:
 
 @asynccontextmanager
 async def connected(kubeconfig: Path) -> AsyncIterator[ApiClient]:
+    """Client of this cluster. Sends nothing yet; raises AccessError for a file that is not usable."""
     async with ApiClient(partial(access.load, kubeconfig)) as client:
         yield client

@@ -1,4 +1,7 @@
-"""Commands. Each imports its modules when it runs, so that `ropeteam --help` is quick."""
+"""Commands. Each imports its modules when it runs, so that `ropeteam --help` is quick.
+
+The docstring of a command is its help.
+"""
 
 from __future__ import annotations
 
@@ -25,20 +28,22 @@ _NAMESPACE = click.option(
 )
 
 
-def _jobs(context: click.Context, _: click.Parameter, prefix: str) -> list[str]:
+def _complete_job_name(context: click.Context, _: click.Parameter, prefix: str) -> list[str]:
     from ropeteam.cli import complete
 
-    return complete.jobs(context, prefix)
+    return complete.job_names(context, prefix)
 
 
-_JOB = click.argument("job", shell_complete=_jobs)
+_JOB = click.argument("job", shell_complete=_complete_job_name)
 _MANIFEST = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 
-class _Run(click.Command):
-    """Command with a user's command among its arguments, whose options must not be taken for ours."""
+class _TakesCommand(click.Command):
+    """Command of ours with a command of the user among its arguments, whose options must not be taken for
+    ours."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse as click does. Raises InvalidInput before that where `--` is missing."""
         from ropeteam.cli.manifest import usage
 
         options = (each for each in self.params if isinstance(each, click.Option))
@@ -56,7 +61,7 @@ def cli() -> None:
     """Train PyTorch models on a team of workers, and resume where training was when one of them fails."""
 
 
-@cli.command(cls=_Run)
+@cli.command(cls=_TakesCommand)
 @click.argument("arguments", nargs=-1, required=True, metavar="MANIFEST | [-n N] -- COMMAND...")
 @click.option(
     "-n", "--workers", type=click.IntRange(min=1), help="Number of workers, instead of spec.workers."
@@ -73,22 +78,23 @@ def run(arguments: tuple[str, ...], workers: int | None, ranks: str, home: Path,
     printed; the output of all ranks and the checkpoints stay in the state folder. Exit status 0: the job is
     Complete.
     """
-    from ropeteam.cli import errors
+    from ropeteam.cli.asyncrun import run_interruptible
     from ropeteam.cli.localstack import LocalStack
 
-    async def run_job() -> int:
+    async def run_on_local_cluster() -> int:
+        """Returns the exit code."""
         async with LocalStack(home) as local:  # its processes import their modules while we import ours
             from rich.console import Console
 
             from ropeteam.cli.manifest.read import read_arguments
-            from ropeteam.cli.run import train
+            from ropeteam.cli.run import run_job
             from ropeteam.cli.show import logs
 
-            shown = logs.ranks(ranks)
-            read = read_arguments(arguments, workers)
-            return (await train(read, local, Console(), keep, ranks=shown)).exit_code
+            shown = logs.parse_ranks(ranks)
+            manifest = read_arguments(arguments, workers)
+            return (await run_job(manifest, local, Console(), keep, ranks=shown)).exit_code
 
-    raise SystemExit(errors.run(run_job()))
+    raise SystemExit(run_interruptible(run_on_local_cluster()))
 
 
 @cli.command()
@@ -102,16 +108,16 @@ def submit(folder: Path, manifest: Path, kubeconfig: Path | None, home: Path) ->
     The folder becomes a ConfigMap of this job, up to 1 MB, and the working directory of its command. Hidden
     files, large files, links and keys are left out, and listed.
     """
-    from ropeteam.cli import errors
-    from ropeteam.cli.connect import connected, kubeconfig_of
+    from ropeteam.cli.asyncrun import run_interruptible
+    from ropeteam.cli.connect import connected, kubeconfig_file
     from ropeteam.cli.manifest.read import read_manifest
     from ropeteam.cli.submit import submit
 
     async def create_objects() -> None:
-        async with connected(kubeconfig_of(kubeconfig, home)) as client:
+        async with connected(kubeconfig_file(kubeconfig, home)) as client:
             await submit(client, read_manifest(manifest), folder, click.echo)
 
-    errors.run(create_objects())
+    run_interruptible(create_objects())
 
 
 @cli.command("logs")
@@ -136,23 +142,24 @@ def show_logs(
     For deleted pods: their last lines, as far as the job's status contains them.
     """
     from ropeteam.cli import errors
-    from ropeteam.cli.connect import connected, kubeconfig_of
+    from ropeteam.cli.asyncrun import run_interruptible
+    from ropeteam.cli.connect import connected, kubeconfig_file
     from ropeteam.cli.show import logs
     from ropeteam.cli.show.follow import JobPoller
 
-    shown = logs.ranks(ranks)
+    shown = logs.parse_ranks(ranks)
     if follow and attempt is not None:
         raise errors.InvalidInput("--follow shows the newest attempt; leave out --attempt")
 
     async def print_logs() -> None:
-        async with connected(kubeconfig_of(kubeconfig, home)) as client:
+        async with connected(kubeconfig_file(kubeconfig, home)) as client:
             poller = JobPoller(client, namespace, job)
             if follow:
                 await logs.follow_logs(client, poller, shown, click.echo)
             else:
                 await logs.print_logs(poller, shown, attempt, click.echo)
 
-    errors.run(print_logs())
+    run_interruptible(print_logs())
 
 
 @cli.command()
@@ -162,20 +169,19 @@ def up(home: Path) -> None:
     import asyncio
     from contextlib import suppress
 
-    from ropeteam.cli import errors
+    from ropeteam.cli.asyncrun import run_interruptible
     from ropeteam.cli.localstack import LocalStack
 
     async def stay_up() -> None:
         async with LocalStack(home) as local:
-            await local.begin(click.echo)
+            await local.start(click.echo)
             click.echo(f"export KUBECONFIG={local.kubeconfig}")
             click.echo("In another terminal, after that line: kubectl apply -f job.yaml; ropeteam watch JOB")
             click.echo("Ctrl-C stops the cluster and everything in it.")
-            with suppress(asyncio.CancelledError):
-                await local.cluster_ended()
-                raise errors.CommandFailed(f"the local cluster ended: {local.log_tail('cluster')}")
+            with suppress(asyncio.CancelledError):  # Ctrl-C is the normal end: exit status 0
+                raise await local.wait_for_cluster_exit()
 
-    errors.run(stay_up())
+    run_interruptible(stay_up())
 
 
 @cli.command()
@@ -188,27 +194,29 @@ def watch(job: str, namespace: str, kubeconfig: Path | None, home: Path) -> None
     from rich.console import Console
 
     from ropeteam.cli import errors
-    from ropeteam.cli.connect import connected, kubeconfig_of
+    from ropeteam.cli.asyncrun import run_interruptible
+    from ropeteam.cli.connect import connected, kubeconfig_file
     from ropeteam.cli.show.follow import JobPoller
-    from ropeteam.cli.show.report import report
-    from ropeteam.cli.show.screen import screen
+    from ropeteam.cli.show.screen import screen_for
+    from ropeteam.cli.show.summary import summary_lines
 
     async def follow_job() -> bool:
-        async with connected(kubeconfig_of(kubeconfig, home)) as client:
+        """Returns whether the job is Complete; False if it has failed or was not accepted."""
+        async with connected(kubeconfig_file(kubeconfig, home)) as client:
             poller, last = JobPoller(client, namespace, job), None
-            with screen(Console()) as shown:
+            with screen_for(Console()) as shown:
                 async for last in poller.views():
                     shown.show(last)
-                found = await poller.job()
-                for line in report(found, None) if found else ():
+                found = await poller.fetch_job()
+                for line in summary_lines(found, None) if found else ():
                     shown.print_line(line)
         if last is None:
             raise errors.InvalidInput(f"there is no TrainingJob {job} in namespace {namespace}")
         if not (last.finished or last.refused):
-            raise errors.CommandFailed(f"the TrainingJob {job} was deleted")
+            raise errors.CommandFailed(f"the TrainingJob {job} in namespace {namespace} was deleted")
         return last.complete
 
-    raise SystemExit(0 if errors.run(follow_job()) else 1)
+    raise SystemExit(0 if run_interruptible(follow_job()) else 1)
 
 
 @cli.command()
@@ -222,23 +230,24 @@ def snapshot(job: str, namespace: str, kubeconfig: Path | None, home: Path) -> N
     Values of the environment, arguments after --token and similar flags, and foreign annotations are masked.
     The last lines of a failed script are not.
     """
-    click.echo(_snapshot(job, namespace, kubeconfig, home))
+    click.echo(_snapshot_json(job, namespace, kubeconfig, home))
 
 
-def _snapshot(job: str, namespace: str, kubeconfig: Path | None, home: Path) -> str:
-    from ropeteam.cli import errors
-    from ropeteam.cli.connect import connected, kubeconfig_of
+def _snapshot_json(job: str, namespace: str, kubeconfig: Path | None, home: Path) -> str:
+    """Read a snapshot of the job from its cluster; notes on what cannot be read go to stderr."""
+    from ropeteam.cli.asyncrun import run_interruptible
+    from ropeteam.cli.connect import connected, kubeconfig_file
     from ropeteam.cli.show import inspect
 
     async def read_snapshot() -> Any:
-        async with connected(kubeconfig_of(kubeconfig, home)) as client:
+        async with connected(kubeconfig_file(kubeconfig, home)) as client:
             return await inspect.snapshot(client, namespace, job, partial(click.echo, err=True))
 
-    return str(errors.run(read_snapshot()).model_dump_json(indent=1))
+    return str(run_interruptible(read_snapshot()).model_dump_json(indent=1))
 
 
 @cli.command()
-@click.argument("job", metavar="JOB | SNAPSHOT", shell_complete=_jobs)
+@click.argument("job", metavar="JOB | SNAPSHOT", shell_complete=_complete_job_name)
 @_NAMESPACE
 @_KUBECONFIG
 @_HOME
@@ -253,13 +262,13 @@ def explain(job: str, namespace: str, kubeconfig: Path | None, home: Path) -> No
         with click.open_file(job, "rb") as file:
             text = file.read()
     else:
-        text = _snapshot(job, namespace, kubeconfig, home).encode()
-    for line in inspect.explain(text, job):
+        text = _snapshot_json(job, namespace, kubeconfig, home).encode()
+    for line in inspect.explanation(text, job):
         click.echo(line)
 
 
 @cli.command()
-@click.argument("job", shell_complete=_jobs, required=False)
+@click.argument("job", shell_complete=_complete_job_name, required=False)
 @_NAMESPACE
 @_KUBECONFIG
 @_HOME
@@ -269,17 +278,18 @@ def doctor(job: str | None, namespace: str, kubeconfig: Path | None, home: Path)
     Changes nothing. Each line has ok, warn or FAIL, an object, its state, and what to do. Objects that you
     may not read are not known. Exit status 1: there is a FAIL.
     """
-    from ropeteam.cli import errors
+    from ropeteam.cli.asyncrun import run_interruptible
     from ropeteam.cli.doctor import findings
 
     async def print_findings() -> bool:
+        """Print each as soon as it is known. Returns whether there is a FAIL."""
         failed = False
         async for found in findings(kubeconfig, home, namespace, job):
             click.echo(str(found))
             failed |= found.level == "FAIL"
         return failed
 
-    raise SystemExit(1 if errors.run(print_findings()) else 0)
+    raise SystemExit(1 if run_interruptible(print_findings()) else 0)
 
 
 @cli.command()
@@ -289,10 +299,10 @@ def validate(manifest: Path) -> None:
     from ropeteam.api import commands
     from ropeteam.api.job import TrainingJobSpec
     from ropeteam.cli import errors
-    from ropeteam.cli.manifest.read import needs_image, read_manifest
+    from ropeteam.cli.manifest.read import has_image, read_manifest
 
     read = read_manifest(manifest)
-    if needs_image(read.job):
+    if not has_image(read.job):
         raise errors.InvalidInput(
             f"{manifest}: spec.image is missing, and a cluster refuses pods without one (`ropeteam run` on "
             "this machine does not need it); set it to an image with Python 3.10 and your packages"
@@ -302,7 +312,7 @@ def validate(manifest: Path) -> None:
         click.echo(f"  {note}")
 
 
-@cli.command(cls=_Run)
+@cli.command(cls=_TakesCommand)
 @click.argument("arguments", nargs=-1, required=True, metavar="MANIFEST... | [-n N] -- COMMAND...")
 @click.option(
     "-n", "--workers", type=click.IntRange(min=1), help="Number of workers, instead of spec.workers."
@@ -320,10 +330,10 @@ def plan(arguments: tuple[str, ...], workers: int | None, timeout_seconds: int) 
     Ranks, memory, messages and batch, but not time. Runs the script on this machine up to job.wrap(), as one
     rank without communication and with a model that takes no memory. Exit status 2: the job is invalid.
     """
-    from ropeteam.cli.manifest.read import read_several
+    from ropeteam.cli.manifest.read import read_manifests
     from ropeteam.cli.planning import planned
 
-    planned.show(read_several(arguments, workers), timeout_seconds)
+    planned.print_plans(read_manifests(arguments, workers), timeout_seconds)
 
 
 @cli.command()

@@ -18,26 +18,31 @@ from ropeteam.controller.client.apiclient import (
 from ropeteam.core.seen import names
 
 
-async def make_namespace(client: ApiClient, name: str) -> None:
-    """Create a namespace on a local cluster, which starts with `default` alone."""
+async def create_namespace(client: ApiClient, name: str) -> None:
+    """Create a namespace if it does not exist. A local cluster starts with `default` and `kube-system`."""
     with suppress(OwnedObjectExists, Conflict):
         await client.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
 
 
-async def apply(client: ApiClient, manifest: Manifest, workdir: Path | None) -> None:
-    """Create or patch all documents. Raises InvalidInput when the server refuses one. workdir: on the local
-    cluster."""
+async def apply_manifest(client: ApiClient, manifest: Manifest, workdir: Path | None) -> None:
+    """Create or patch all documents, the job last. Raises InvalidInput when the server refuses one; those
+    before it stay.
+
+    workdir: on the local cluster, the folder in which commands run; it is added to the annotations of
+    `manifest.job`, in place, if they have none. None: elsewhere.
+    """
     if workdir is not None:
         manifest.job["metadata"].setdefault("annotations", {}).setdefault(names.WORKDIR, str(workdir))
     for document in (*manifest.others, manifest.job):
         try:
-            await _apply_one(client, document)
+            await _create_or_patch(client, document)
         except ApiError as error:
             meta = document["metadata"]
             raise InvalidInput(f"{document['kind']} {meta['name']} was refused: {error}") from None
 
 
-async def _apply_one(client: ApiClient, document: Object) -> None:
+async def _create_or_patch(client: ApiClient, document: Object) -> None:
+    """Create an object; if its name is taken, patch that one, whoever owns it. Raises ApiError."""
     try:
         await client.create(document)
     except (OwnedObjectExists, Conflict):

@@ -19,7 +19,7 @@ from ropeteam.cli.errors import InvalidInput
 from ropeteam.controller.client.apiclient import Object
 from ropeteam.core.seen import names
 
-CODE, MOUNTED_AT = "code", "/code"
+VOLUME, MOUNTED_AT = "code", "/code"
 MOST_BYTES = 1_000_000
 """Below the limit of a ConfigMap: 1 MiB, with the names of its files."""
 LARGE_BYTES = 512 << 10
@@ -37,31 +37,34 @@ class Bundle:
     """`.git`, `data/a.bin (2.1 MiB)`"""
 
     @property
-    def bytes(self) -> int:
+    def total_bytes(self) -> int:
         return sum(map(len, self.files.values()))
 
 
-def bundle(folder: Path) -> Bundle:
-    """Bundle of a folder. Raises InvalidInput: no code in it, or too much, with the largest files."""
+def read_folder(folder: Path) -> Bundle:
+    """Read a folder and those below it. Raises InvalidInput: it has no code, or too much. Stops reading at
+    the file that is too much, so that a folder of data is not read into memory."""
     files: dict[str, bytes] = {}
     executable, left_out = set(), []
-    for path, why in _walk(folder):
+    for path, note in _walk(folder):
         name = path.relative_to(folder).as_posix()
-        if why is not None:
-            left_out.append(f"{name}{why}")
+        if note is not None:
+            left_out.append(f"{name}{note}")
             continue
         files[name] = path.read_bytes()
         if os.access(path, os.X_OK):
             executable.add(name)
         if sum(map(len, files.values())) > MOST_BYTES:
-            raise InvalidInput(_too_large(folder, files))
+            raise InvalidInput(_too_large_message(folder, files))
     if not files:
-        raise InvalidInput(f"{folder}: no file in it is code")
+        found = f"left out: {', '.join(left_out)}" if left_out else "it is empty"
+        raise InvalidInput(f"{folder}: no file in it is code ({found}); name the folder of your script")
     return Bundle(files, frozenset(executable), tuple(left_out))
 
 
 def _walk(folder: Path) -> Iterator[tuple[Path, str | None]]:
-    """All files; those that are left out with the reason."""
+    """Files below a folder, each with None; and what is left out, a whole folder as one, each with the note
+    for the list: the reason, or "" where the name shows it. First match wins: a link is never followed."""
     for path in sorted(folder.iterdir()):
         is_folder = path.is_dir()
         if path.is_symlink():
@@ -76,25 +79,30 @@ def _walk(folder: Path) -> Iterator[tuple[Path, str | None]]:
             yield path, " (not a regular file)"
         else:
             size = path.stat().st_size
-            yield path, f" ({_size(size)})" if size > LARGE_BYTES else None
+            yield path, f" ({_size_text(size)})" if size > LARGE_BYTES else None
 
 
-def _too_large(folder: Path, files: dict[str, bytes]) -> str:
+def _too_large_message(folder: Path, files: dict[str, bytes]) -> str:
+    """Message with the three largest of the files that were read."""
     largest = sorted(files, key=lambda name: -len(files[name]))[:3]
-    some = ", ".join(f"{name} ({_size(len(files[name]))})" for name in largest)
+    some = ", ".join(f"{name} ({_size_text(len(files[name]))})" for name in largest)
     return (
-        f"{folder} has more than {_size(MOST_BYTES)} of files, and a ConfigMap holds no more. The largest so "
-        f"far: {some}. {_ALTERNATIVES}"
+        f"{folder} has more than {_size_text(MOST_BYTES)} of files, and a ConfigMap holds no more. The "
+        f"largest so far: {some}. {_ALTERNATIVES}"
     )
 
 
-def _size(number: int) -> str:
+def _size_text(number: int) -> str:
     return f"{number / (1 << 20):.1f} MiB" if number >= 100_000 else f"{number / 1024:.1f} KiB"
 
 
 def config_map(job: Object, code: Bundle) -> Object:
-    """ConfigMap of this job alone, immutable: a pod that is created later gets the code that the others
-    have."""
+    """Manifest of a ConfigMap for this job alone, with a random name. Immutable: a pod that is created later
+    gets the code that the others have.
+
+    A key may not contain `/`, so it is the number of the file in the order of paths; with_mounted_code
+    numbers the same way.
+    """
     keys = {f"{number}": data for number, (_, data) in enumerate(sorted(code.files.items()))}
     meta = job["metadata"]
     return {
@@ -110,9 +118,9 @@ def config_map(job: Object, code: Bundle) -> Object:
     }
 
 
-def with_code(job: Object, code: Bundle, name: str) -> Object:
-    """Job with that ConfigMap mounted at /code, where its command starts. Raises InvalidInput: the field and
-    the conflict."""
+def with_mounted_code(job: Object, code: Bundle, config_map_name: str) -> Object:
+    """Copy of the job with the ConfigMap mounted at /code, where its command starts. Raises InvalidInput for
+    a workingDir elsewhere, and for a volume or a mount that is in the way."""
     job = copy.deepcopy(job)
     spec: Any = job["spec"]
     workdir = spec.setdefault("workingDir", MOUNTED_AT)
@@ -120,15 +128,15 @@ def with_code(job: Object, code: Bundle, name: str) -> Object:
         raise InvalidInput(
             f"spec.workingDir is {workdir}, but the folder is mounted at {MOUNTED_AT}; leave it out"
         )
-    pod = _at(spec, "template", "spec")
+    pod = _map_at(spec, "template", "spec")
     volumes = pod.setdefault("volumes", [])
-    if any(volume.get("name") == CODE for volume in volumes):
-        raise InvalidInput(f"spec.template.spec.volumes already has a volume {CODE}; give it another name")
+    if any(volume.get("name") == VOLUME for volume in volumes):
+        raise InvalidInput(f"spec.template.spec.volumes already has a volume {VOLUME}; give it another name")
     items = [
         {"key": f"{number}", "path": path} | ({"mode": 0o555} if path in code.executable else {})
         for number, path in enumerate(sorted(code.files))
     ]
-    volumes.append({"name": CODE, "configMap": {"name": name, "items": items}})
+    volumes.append({"name": VOLUME, "configMap": {"name": config_map_name, "items": items}})
     containers = pod.setdefault("containers", [])
     trainer = next((each for each in containers if each.get("name") == "trainer"), None)
     if trainer is None:
@@ -136,22 +144,24 @@ def with_code(job: Object, code: Bundle, name: str) -> Object:
     mounts = trainer.setdefault("volumeMounts", [])
     if any(mount.get("mountPath") == MOUNTED_AT for mount in mounts):
         raise InvalidInput(
-            f"container trainer already mounts a volume at {MOUNTED_AT}; choose another mountPath"
+            f"spec.template.spec: container trainer already mounts a volume at {MOUNTED_AT}; choose another "
+            "mountPath"
         )
-    mounts.append({"name": CODE, "mountPath": MOUNTED_AT, "readOnly": True})
+    mounts.append({"name": VOLUME, "mountPath": MOUNTED_AT, "readOnly": True})
     return job
 
 
-def _at(value: Any, *names: str) -> Any:
+def _map_at(value: Any, *names: str) -> Any:
+    """Map at this path; missing ones are created, in place."""
     for name in names:
         value = value.setdefault(name, {})
     return value
 
 
-def summary_lines(code: Bundle, name: str, namespace: str) -> Iterator[str]:
-    """Lines about the bundle, for a person."""
+def summary_lines(code: Bundle, config_map_name: str, namespace: str) -> Iterator[str]:
+    """Lines for a person: what was stored and who may read it, then what was left out, if any."""
     some = "file" if len(code.files) == 1 else "files"
     readers = f"readable by users that may read ConfigMaps in namespace {namespace}"
-    yield f"configmap/{name}: {len(code.files)} {some}, {_size(code.bytes)}, {readers}"
+    yield f"configmap/{config_map_name}: {len(code.files)} {some}, {_size_text(code.total_bytes)}, {readers}"
     if code.left_out:
         yield f"left out: {', '.join(code.left_out)}"

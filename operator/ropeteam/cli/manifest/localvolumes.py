@@ -18,46 +18,51 @@ from ropeteam.cli.manifest.read import Manifest
 from ropeteam.controller.client.apiclient import Object
 
 _CLAIM = "PersistentVolumeClaim"
-_SPEC: Object = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+_CLAIM_SPEC: Object = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
 """Required by the API server; a folder is not limited to it."""
 _NOT_FOUND = re.compile(r"(?:FileNotFoundError|No such file)[^\n]*?['\"](/[^'\"\n]+)['\"]")
+"""Path in the error of a script."""
 
 
-def with_claims(manifest: Manifest) -> Manifest:
-    """Manifest with each claim that the job names."""
-    existing = {each["metadata"]["name"] for each in _own_claims(manifest)}
+def with_missing_claims(manifest: Manifest) -> Manifest:
+    """Copy of the manifest with a claim for each name in the job that its own documents do not have."""
+    existing = {each["metadata"]["name"] for each in _claims_in(manifest)}
     meta = {"namespace": manifest.namespace}
     missing = (name for name in claims(manifest.job["spec"]) if name not in existing)
     created = (
-        {"apiVersion": "v1", "kind": _CLAIM, "metadata": {"name": name, **meta}, "spec": _SPEC}
+        {"apiVersion": "v1", "kind": _CLAIM, "metadata": {"name": name, **meta}, "spec": _CLAIM_SPEC}
         for name in missing
     )
     return replace(manifest, others=(*manifest.others, *created))
 
 
 def claim_lines(manifest: Manifest, home: Path) -> Iterator[str]:
-    """Lines: the folder of each claim. manifest: as it was written."""
-    existing = {each["metadata"]["name"] for each in _own_claims(manifest)}
+    """Lines for a person: the folder of each claim. manifest: as it was written, without missing claims."""
+    existing = {each["metadata"]["name"] for each in _claims_in(manifest)}
     for name, field in claims(manifest.job["spec"]).items():
         created = "" if name in existing else f" (created here; on a real cluster {field} needs a {_CLAIM})"
-        yield f"claim {name}: folder {_folder(home, manifest.namespace, name)}{created}"
+        yield f"claim {name}: folder {_claim_folder(home, manifest.namespace, name)}{created}"
 
 
-def hints(job: Object, errors: Iterable[str], home: Path) -> Iterator[str]:
-    """Hints about files that were not found at their path in a pod. errors: output of ranks that failed."""
-    paths = dict(_mounts(job, home))
+def path_hints(job: Object, errors: Iterable[str], home: Path) -> Iterator[str]:
+    """Hints about files that were not found, one for each path below a mountPath of the job.
+
+    errors: output of ranks that failed.
+    """
+    folders = dict(_folders_of_mounts(job, home))
     for path in dict.fromkeys(path for text in errors for path in _NOT_FOUND.findall(text)):
-        mount = next((each for each in paths if path == each or path.startswith(f"{each}/")), None)
+        mount = next((each for each in folders if path == each or path.startswith(f"{each}/")), None)
         if mount is not None:
             yield (
-                f"hint: {mount} exists in pods; on this machine it is {paths[mount]}. Paths are translated "
+                f"hint: {mount} exists in pods; on this machine it is {folders[mount]}. Paths are translated "
                 f"in the command, its arguments, env and workingDir, but not inside a script: pass {path} as "
                 f"an argument or in a variable of spec.env"
             )
 
 
-def _mounts(job: Object, home: Path) -> Iterator[tuple[str, str]]:
-    """Pairs of mountPath and its folder."""
+def _folders_of_mounts(job: Object, home: Path) -> Iterator[tuple[str, str]]:
+    """Each mountPath of the trainer container, and the folder on this machine, as text for a person. The last
+    of equal ones is the one that counts; checkpoints are always at /checkpoints."""
     spec, namespace = job["spec"], job["metadata"]["namespace"]
     volumes = {each["name"]: each for each in at(spec, "template.spec.volumes") or ()}
     rows = [
@@ -68,14 +73,15 @@ def _mounts(job: Object, home: Path) -> Iterator[tuple[str, str]]:
         rows.append(("/checkpoints", spec["checkpoint"]["volume"]))
     for path, volume in rows:
         claim = at(volume, "persistentVolumeClaim.claimName")
-        yield path, str(_folder(home, namespace, claim)) if claim else "a folder of each pod"
+        yield path, str(_claim_folder(home, namespace, claim)) if claim else "a folder of each pod"
 
 
-def _own_claims(manifest: Manifest) -> Iterator[Object]:
+def _claims_in(manifest: Manifest) -> Iterator[Object]:
+    """Claims among the manifest's documents, in the job's namespace."""
     for each in manifest.others:
         if each["kind"] == _CLAIM and each["metadata"]["namespace"] == manifest.namespace:
             yield each
 
 
-def _folder(home: Path, namespace: str, claim: str) -> Path:
+def _claim_folder(home: Path, namespace: str, claim: str) -> Path:
     return home / "claims" / namespace / claim

@@ -18,15 +18,16 @@ from ropeteam.cli.errors import InvalidInput
 from ropeteam.cli.manifest import manifestyaml, usage
 from ropeteam.controller.client.apiclient import CLUSTER_WIDE, Object, ObjectRef
 
-OF_OTHERS = frozenset({"TrainJob", "PyTorchJob", "MPIJob", "JobSet", "RayJob", "TFJob"})
+_KINDS_OF_OTHERS = frozenset({"TrainJob", "PyTorchJob", "MPIJob", "JobSet", "RayJob", "TFJob"})
+"""Kinds of other operators that users try first."""
 _USAGE = "To run a command: ropeteam run -n 2 -- torchrun train.py"
 MOST_BYTES = 3 << 20
-"""Limit of a request to an API server."""
+"""Limit of a request to an API server, which limits a manifest too."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """`others` in the order of the file; they are applied before the job."""
+    """One job, and the other objects of its file, in that order; they are applied before the job."""
 
     job: Object
     others: tuple[Object, ...]
@@ -45,29 +46,33 @@ class Manifest:
 
 
 def read_arguments(arguments: tuple[str, ...], workers: int | None) -> Manifest:
-    """Manifest of a file, or of a command to run in so many pods (1). Raises InvalidInput.
+    """Manifest of a command line: a file, or a command to run. First match wins: a name like a manifest's, or
+    one file that is no program and no script; a script, which is an error; a program. Raises InvalidInput,
+    with the line to write instead.
 
-    workers: for a file, instead of its spec.workers.
+    workers: of a file, instead of spec.workers; of a command, default 1.
     """
     first, program = arguments[0], shutil.which(arguments[0])
     single = len(arguments) == 1 and program is None
     if first.endswith(usage.MANIFESTS) or (single and Path(first).is_file() and not first.endswith(".py")):
-        return _of_file(arguments, workers)
+        return _manifest_of_file(arguments, workers)
     if first.endswith(".py") and program is None:
         raise InvalidInput(usage.script_message(arguments, workers))
     if single:
         raise InvalidInput(f"{first}: no such file or program. {_USAGE}")
-    return _of_command(arguments, workers or 1)
+    return _manifest_of_command(arguments, workers or 1)
 
 
-def read_several(arguments: tuple[str, ...], workers: int | None) -> list[Manifest]:
-    """Manifests of files, or of one command. Raises InvalidInput."""
+def read_manifests(arguments: tuple[str, ...], workers: int | None) -> list[Manifest]:
+    """Manifests of a command line: one for each file if all arguments are files, else one, as read_arguments.
+    Raises InvalidInput."""
     if all(argument.endswith(usage.MANIFESTS) for argument in arguments):
         return [read_arguments((argument,), workers) for argument in arguments]
     return [read_arguments(arguments, workers)]
 
 
-def _of_file(arguments: tuple[str, ...], workers: int | None) -> Manifest:
+def _manifest_of_file(arguments: tuple[str, ...], workers: int | None) -> Manifest:
+    """Manifest of the first argument, which must be the only one."""
     file, *command = arguments
     if command:
         raise InvalidInput(
@@ -78,32 +83,37 @@ def _of_file(arguments: tuple[str, ...], workers: int | None) -> Manifest:
     return read_manifest(Path(file), workers)
 
 
-def _of_command(command: tuple[str, ...], workers: int) -> Manifest:
-    spec = {"workers": workers, "image": "local", "command": list(command)}
-    job = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": _name_of(command)}, "spec": spec}
+def _manifest_of_command(command: tuple[str, ...], workers: int) -> Manifest:
+    """Manifest of a job on the local cluster. Raises InvalidInput for a command that the agent cannot
+    start."""
+    image = "local"  # a placeholder: the field is required, and the local cluster uses no image
+    spec = {"workers": workers, "image": image, "command": list(command)}
+    metadata = {"name": _job_name(command)}
+    job = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
     if errors := list(problems(job, is_typed=True)):
         raise InvalidInput("\n  ".join(["this command is invalid:", *errors]))
-    return Manifest(_with_names(job, Path("the command")), ())
+    return Manifest(_checked_document(job, Path("the command")), ())
 
 
-def _name_of(command: tuple[str, ...]) -> str:
-    """Name of its script, as Kubernetes accepts it."""
+def _job_name(command: tuple[str, ...]) -> str:
+    """Name of the first script, or else of the program, in the characters that Kubernetes accepts; `job` if
+    it does not begin with a letter. At most 40 characters: names of pods are longer."""
     script = next((argument for argument in command if argument.endswith(".py")), command[0])
     name = re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower()).strip("-")
     return name[:40].strip("-") if name[:1].isalpha() else "job"
 
 
 def read_manifest(file: Path, workers: int | None = None) -> Manifest:
-    """Read a file with exactly one TrainingJob, and the objects it needs. Raises InvalidInput with every
-    problem.
+    """Read a file with exactly one TrainingJob, and the objects it needs. Raises InvalidInput: the first
+    problem of a document, or else all problems of the job.
 
     workers: instead of spec.workers.
     """
-    documents = [_with_names(document, file) for document in _load(file)]
+    documents = [_checked_document(document, file) for document in _read_documents(file)]
     jobs = [document for document in documents if document["kind"] == KIND]
     if len(jobs) != 1:
-        raise InvalidInput(f"{file}: {len(jobs)} documents of kind {KIND}; exactly one can be run")
-    if workers is not None and isinstance(jobs[0].get("spec"), dict):
+        raise InvalidInput(f"{file}: {len(jobs)} documents of kind {KIND}; write exactly one into each file")
+    if workers is not None and isinstance(jobs[0].get("spec"), dict):  # what is no map is reported below
         jobs[0]["spec"]["workers"] = workers
     errors = list(problems(jobs[0]))
     if errors:
@@ -112,7 +122,8 @@ def read_manifest(file: Path, workers: int | None = None) -> Manifest:
 
 
 def problems(job: Object, is_typed: bool = False) -> Iterator[str]:
-    """Sentences: the field, its problem, what to change. `is_typed`: the user typed the command, and has no
+    """Problems of a job, each a sentence: the field, its problem, what to change. The strategy and the
+    command are read only if all fields are valid. `is_typed`: the user typed the command, and has no
     manifest."""
     if job.get("apiVersion") != API_VERSION:
         yield f"apiVersion: {job.get('apiVersion')!r} is unknown; write {API_VERSION}"
@@ -129,18 +140,20 @@ def problems(job: Object, is_typed: bool = False) -> Iterator[str]:
             yield found if is_typed else f"spec.command: {found}"
 
 
-def needs_image(job: Object) -> bool:
-    """Whether the job has no image. `run` needs none, every cluster does."""
-    return not (job["spec"].get("image") or trainer_container(job["spec"]).get("image"))
+def has_image(job: Object) -> bool:
+    """Whether the trainer container has an image, in spec.image or the template: every cluster needs one, the
+    local one does not."""
+    return bool(job["spec"].get("image") or trainer_container(job["spec"]).get("image"))
 
 
-def _load(file: Path) -> list[Any]:
+def _read_documents(file: Path) -> list[Any]:
+    """Documents of a file that are not empty, of any type. Raises InvalidInput."""
     try:
         with file.open("rb") as stream:
             data = stream.read(MOST_BYTES + 1)
         if len(data) > MOST_BYTES:
             raise InvalidInput(
-                f"{file} has more than {MOST_BYTES} bytes, the limit of a server; make it smaller"
+                f"{file} has more than {MOST_BYTES} bytes, the limit of an API server; make it smaller"
             )
         return [each for each in manifestyaml.documents(data.decode()) if each is not None]
     except manifestyaml.ManifestError as error:
@@ -149,24 +162,30 @@ def _load(file: Path) -> list[Any]:
         raise InvalidInput(f"cannot read {file}: {error}") from None
 
 
-def _with_names(document: Any, file: Path) -> Object:
-    """The document with its namespace written down. Raises InvalidInput if it is no Kubernetes object."""
+def _checked_document(document: Any, file: Path) -> Object:
+    """The same document, with the maps and the namespace that other code reads filled into its metadata, in
+    place. Raises InvalidInput if it is no Kubernetes object, or of a kind that cannot be applied here."""
     if not isinstance(document, dict) or not isinstance(document.get("kind"), str):
-        raise InvalidInput(f"{file}: a document without `kind` is not a Kubernetes object")
+        raise InvalidInput(f"{file}: a document without `kind` is not a Kubernetes object; write its kind")
     meta = document.get("metadata")
     if not isinstance(meta, dict) or not isinstance(meta.get("name"), str):
-        raise InvalidInput(f"{file}: {document['kind']} without metadata.name")
-    if document["kind"] in OF_OTHERS:
-        text = "belongs to another operator; Ropeteam runs a TrainingJob, which is shorter: see README"
+        raise InvalidInput(f"{file}: {document['kind']} without metadata.name; give it a name, as text")
+    if document["kind"] in _KINDS_OF_OTHERS:
+        text = "belongs to another operator; Ropeteam runs a TrainingJob: see docs/guides/migrate.md"
         raise InvalidInput(f"{file}: kind {document['kind']} {text}")
     if not ObjectRef.knows(document["kind"]):
         raise InvalidInput(f"{file}: kind {document['kind']} cannot be applied here; use kubectl apply")
     for field in ("labels", "annotations"):
         entries = meta[field] = meta.get(field) or {}
         if not isinstance(entries, dict) or not all(isinstance(value, str) for value in entries.values()):
-            raise InvalidInput(f"{file}: metadata.{field} is not a map of text values; put them in quotes")
+            raise InvalidInput(
+                f"{file}: metadata.{field} of {document['kind']} {meta['name']} is not a map of text values; "
+                "put them in quotes"
+            )
     if not isinstance(meta.get("namespace", ""), str):
-        raise InvalidInput(f"{file}: metadata.namespace is not text; put it in quotes")
+        raise InvalidInput(
+            f"{file}: metadata.namespace of {document['kind']} {meta['name']} is not text; put it in quotes"
+        )
     if document["kind"] not in CLUSTER_WIDE:
         meta.setdefault("namespace", "default")
     return document

@@ -1,4 +1,5 @@
-"""Errors of a command line, each with the correct line. Pure, stdlib only: `--help` imports it."""
+"""Errors of a command line, each with the correct line. Pure; stdlib only, since it runs before each command
+that takes a user's command."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ MANIFESTS = (".yaml", ".yml", ".json")
 
 
 def script_message(arguments: Sequence[str], workers: int | None) -> str:
-    """Message for `train.py --lr 1`: a script that is no program."""
+    """Message for `train.py --lr 1`: a script that is no program. It shows one process, and several."""
     script = shlex.join(arguments)
     return (
         f"{arguments[0]} is a script, not a manifest or a program. Write the program that runs it:\n"
@@ -19,11 +20,12 @@ def script_message(arguments: Sequence[str], workers: int | None) -> str:
 
 
 def dashes_message(arguments: Sequence[str], takes_value: Mapping[str, bool], verb: str | None) -> str:
-    """Message for `-n 2 torchrun train.py --lr 1`: whose is --lr? Empty: nothing is ambiguous.
+    """Message for `-n 2 torchrun train.py --lr 1` without `--`, where click would take --lr as an option of
+    ours. Empty: nothing is ambiguous.
 
-    takes_value: our options, and whether the next argument is their value.
+    takes_value: our options, and whether the next argument is their value. verb: `run` or `plan`.
     """
-    start = _first_of_command(arguments, takes_value)
+    start = _command_start(arguments, takes_value)
     ours, theirs = arguments[:start], arguments[start:]
     if not theirs or "--" in arguments or theirs[0].endswith(MANIFESTS):
         return ""
@@ -38,7 +40,9 @@ def dashes_message(arguments: Sequence[str], takes_value: Mapping[str, bool], ve
     )
 
 
-def _first_of_command(arguments: Sequence[str], takes_value: Mapping[str, bool]) -> int:
+def _command_start(arguments: Sequence[str], takes_value: Mapping[str, bool]) -> int:
+    """Index of the first argument that is neither an option of ours nor the value of one; the number of
+    arguments if there is none."""
     skip = False
     for number, argument in enumerate(arguments):
         if not skip and not argument.startswith("-"):

@@ -4,6 +4,6 @@ jobview.py   the fields that are shown to a person
 screen.py    a live view, or plain lines
 follow.py    polls a job
 logs.py      output of ranks
-report.py    summary of a job that has ended
+summary.py   summary of a job that has ended
 inspect.py   `snapshot` and `explain`; redaction.py: masks what may be secret
 """

@@ -35,40 +35,45 @@ class JobPoller:
         self._auths: dict[tuple[str, int], RequestAuth] = {}
         """Keys, by UID of the job and term of its coordinator."""
 
-    async def job(self) -> Object | None:
+    async def fetch_job(self) -> Object | None:
+        """Fetch the object. None: there is no such job."""
         try:
             return await self._client.get(ObjectRef(KIND, self.namespace, self.name))
         except NotFound:
             return None
 
     async def poll(self) -> JobView | None:
-        """Read the job once. None: there is no such job."""
-        job = await self.job()
+        """Fetch the job and its coordinator's report, once. None: there is no such job."""
+        job = await self.fetch_job()
         if job is None:
             return None
         status = JobStatus.model_validate(job.get("status") or {})
-        report = None if status.finished else await self.report(job)
+        report = None if status.finished else await self.fetch_report(job)
         return job_view(self.name, status, report, datetime.now(UTC))
 
     async def views(self) -> AsyncIterator[JobView]:
-        """Views of the job until it has ended, or is gone."""
+        """Views of the job, one every POLL_SECONDS, until it has ended, was not accepted, or is deleted:
+        after that there is no further view. Raises ApiError and connection errors of the API server."""
         while (view := await self.poll()) is not None:
             yield view
             if view.finished or view.refused:
                 return
             await asyncio.sleep(POLL_SECONDS)
 
-    async def report(self, job: Object) -> JobReport | None:
-        """Fetch the coordinator's report. None: no coordinator answers, or we do not have the right."""
+    async def fetch_report(self, job: Object) -> JobReport | None:
+        """Fetch the coordinator's report. None: there is no coordinator yet, it does not answer, its answer
+        is not authentic, or this user may not read its Secret and pod."""
         try:
-            auth = await self._auth(job["metadata"]["uid"], job["status"]["coordinator"]["term"])
-            answer = await self._fetch_report(auth)
-            return codec.decode(JobReport, answer or await self._fetch_report(auth))
+            auth = await self._request_auth(job["metadata"]["uid"], job["status"]["coordinator"]["term"])
+            body = await self._fetch_report_bytes(auth)
+            if not body:  # the challenge may have expired; the answer had a new one
+                body = await self._fetch_report_bytes(auth)
+            return codec.decode(JobReport, body)
         except (ApiError, LookupError, aiohttp.ClientError, TimeoutError, codec.DecodeError):
             return None
 
-    async def _fetch_report(self, auth: RequestAuth) -> bytes:
-        """Fetch the encoded report. b"": none, or not authentic; at times because a challenge expired."""
+    async def _fetch_report_bytes(self, auth: RequestAuth) -> bytes:
+        """Fetch the encoded report. Empty: another status than 200, or not authentic."""
         ref = ObjectRef("Service", self.namespace, f"{self.name}:{COORDINATOR_HTTP_PORT}", "proxy/status")
         headers = auth.headers("GET /status", b"", self._client.chance)
         async with self._client.open(ref.path, headers=headers, any_status=True) as answer:
@@ -76,33 +81,36 @@ class JobPoller:
             genuine = auth.is_authentic(headers, answer.status, signature, body)
             return body if genuine and answer.status == 200 else b""
 
-    async def _auth(self, uid: str, term: int) -> RequestAuth:
-        """Read the keys of this coordinator, once. Raises ApiError, LookupError."""
+    async def _request_auth(self, uid: str, term: int) -> RequestAuth:
+        """Authentication for the coordinator of this term, from its pod and the job's newest Secret; fetched
+        once. Raises ApiError; LookupError if there is no Secret or it has no token."""
         if (uid, term) not in self._auths:
             pod = await self._client.get(ObjectRef("Pod", self.namespace, names.coordinator(self.name, term)))
-            secrets = await self.secrets(uid)
+            secrets = await self.fetch_secrets(uid)
             token = bytes.fromhex(base64.b64decode(secrets[-1]["data"]["token"]).decode())
             self._auths[uid, term] = auth_for(signing.Keys(token, uid, term), parsing.pod(pod)[1].contract)
         return self._auths[uid, term]
 
-    async def secrets(self, uid: str) -> list[Object]:
+    async def fetch_secrets(self, uid: str) -> list[Object]:
+        """Fetch the Secrets with the tokens of the job with this UID. Raises ApiError."""
         return await self._client.items(ObjectRef("Secret", self.namespace), f"{names.JOB_UID}={uid}")
 
-    async def pods(self) -> list[Object]:
+    async def fetch_pods(self) -> list[Object]:
         """Fetch the pods of workers and parameter servers."""
         selector = f"{names.JOB}={self.name},{names.ROLE} in (worker,server)"
         return await self._client.items(ObjectRef("Pod", self.namespace), selector)
 
-    async def last_lines(self, slot: int, count: int = 20) -> str:
-        """Fetch the last lines of the newest pod of a slot; empty if there is none."""
-        pods = [pod for pod in await self.pods() if parsing.label(pod, names.SLOT) == str(slot)]
+    async def fetch_last_lines(self, slot: int, count: int = 20) -> str:
+        """Fetch the last lines of the newest pod of a slot. Empty: there is no pod, or it has no log."""
+        pods = [pod for pod in await self.fetch_pods() if parsing.label(pod, names.SLOT) == str(slot)]
         if not pods:
             return ""
         newest = max(pods, key=lambda pod: int(parsing.label(pod, names.INCARNATION)))
-        return await self.log(newest["metadata"]["name"], tailLines=str(count))
+        return await self.fetch_log(newest["metadata"]["name"], tailLines=str(count))
 
-    async def log(self, pod: str, **params: str) -> str:
-        """Fetch the log of a pod. Empty if there is none (any more)."""
+    async def fetch_log(self, pod: str, **params: str) -> str:
+        """Fetch the log of a pod's trainer container. Empty: the API server refuses it, mostly because the
+        pod has not started or is deleted. params: of the request, such as tailLines."""
         path = ObjectRef("Pod", self.namespace, pod, "log").path
         try:
             async with self._client.open(path, {"container": "trainer", **params}) as answer:

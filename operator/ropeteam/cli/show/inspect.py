@@ -15,7 +15,7 @@ from ropeteam.api.status import JobStatus
 from ropeteam.cli.errors import InvalidInput
 from ropeteam.cli.show.follow import JobPoller
 from ropeteam.cli.show.jobview import TO_ACT_ON, job_view
-from ropeteam.cli.show.redaction import masked
+from ropeteam.cli.show.redaction import masked_observation
 from ropeteam.cli.show.screen import NewIncidents, plain_line
 from ropeteam.controller.cache.caches import make_caches
 from ropeteam.controller.cache.informer import Key
@@ -32,8 +32,13 @@ from ropeteam.core.seen.observation import Observation
 async def snapshot(
     client: ApiClient, namespace: str, name: str, note: Callable[[str], None] = lambda _: None
 ) -> Observation:
-    """Observation of the job as the operator would read it now, secrets masked. Raises InvalidInput if there
-    is none. note: prints a sentence about what cannot be read."""
+    """Observation of the job as an operator that has just started would make it, secrets masked. Only reads.
+
+    Each informer lists once instead of watching. Then the fields that an operator knows from its own requests
+    are set: the Secret as it is, its age as 0, and the refusal that status reports, since a dry run of a pod
+    would be a write. Nodes may be forbidden to a user of one namespace: then none counts as lost, and `note`
+    prints it. Raises InvalidInput if there is no such job, ApiError for anything else that may not be read.
+    """
     poller = JobPoller(client, namespace, name)
     caches = make_caches(client, (namespace,), lambda _: None)
     for informer in caches.informers:
@@ -44,31 +49,32 @@ async def snapshot(
                 raise
             note(f"note: no lost node is recognised here, since nodes cannot be read: {error}")
     key = Key(namespace, name)
-    read, job = await read_job(caches, key), await poller.job()
+    read, job = await read_job(caches, key), await poller.fetch_job()
     if read is None or job is None:
         raise InvalidInput(f"there is no TrainingJob {name} in namespace {namespace}")
-    secrets = await poller.secrets(read.metadata.uid)
-    report = None if read.status.finished else await poller.report(job)
+    secrets = await poller.fetch_secrets(read.metadata.uid)
+    report = None if read.status.finished else await poller.fetch_report(job)
     observer = Observer(
         caches=caches,
-        keys=OperatorKeys((OperatorKey(b""),)),
+        keys=OperatorKeys((OperatorKey(b""),)),  # unknown here; what it leads to is replaced below
         defaults=Defaults(operator_image=IMAGE),
         clock=lambda: datetime.now(UTC),
     )
     state = JobStates().state_of(key, read.metadata.uid, observer.own_clock())
-    seen = observer.observe(read, state, report, "")
+    seen = observer.observe(read, state, report, error="")
     fields = {
         "secret_exists": bool(secrets),
         "secret_age": 0.0,
         "key_id": secrets[-1]["metadata"]["name"].rpartition("-")[2] if secrets else "",
         "refusal": reported_refusal(read.status, read.metadata.generation),
     }
-    return masked(seen.model_copy(update=fields))
+    return masked_observation(seen.model_copy(update=fields))
 
 
-def explain(text: bytes, source: str) -> Iterator[str]:
-    """Summary of the job's state, then the operator's decision, and why. Raises InvalidInput for a file that
-    is no snapshot.
+def explanation(text: bytes, source: str) -> Iterator[str]:
+    """Lines: summary of the job's state, the operator's decision and its reason, and what it would do.
+
+    text: a snapshot as JSON. source: its file or job, for the message. Raises InvalidInput for another text.
     """
     try:
         seen = Observation.model_validate_json(text)
@@ -93,7 +99,10 @@ def explain(text: bytes, source: str) -> Iterator[str]:
 
 
 def _summary(seen: Observation, next_status: JobStatus) -> Iterator[str]:
-    """State of the job and since when, conditions to act on, the last incident, and the next step."""
+    """Lines: state of the job and since when, conditions to act on, the last incident, and the next step.
+
+    next_status: as the operator would save it now. Its conditions are newer than those in the snapshot.
+    """
     view = job_view(seen.metadata.name, seen.status, seen.report, seen.now)
     yield plain_line(view, "")
     if view.since is not None:
@@ -103,7 +112,7 @@ def _summary(seen: Observation, next_status: JobStatus) -> Iterator[str]:
         found = next_status.condition(kind)
         if found is not None and found.holds:
             yield f"  {kind.value}: {found.reason}: {found.message}"
-    yield from (f"  last {line}" for line in NewIncidents().of(view)[-1:])
+    yield from (f"  last {line}" for line in NewIncidents().take_lines(view)[-1:])
     where = "" if seen.metadata.namespace == "default" else f" -n {seen.metadata.namespace}"
     if view.refused:
         yield "  next: correct the manifest as described above, and kubectl apply it again"

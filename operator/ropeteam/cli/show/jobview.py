@@ -19,33 +19,43 @@ TO_ACT_ON = (ConditionType.FAILED, ConditionType.STALLED, ConditionType.DEGRADED
 
 @dataclass(frozen=True)
 class JobView:
-    """View of a job at one moment."""
+    """View of a job at one moment. An empty text is not known, or not reported by the script."""
 
     name: str
     state: str
+    """As in `kubectl get`."""
     ready: str
+    """Ready and desired pods: `2/3`."""
     why: str
+    """Sentence that explains the state."""
     step: int = 0
+    """0: none is reported."""
     total_steps: int | None = None
     loss: str = ""
     samples_per_second: str = ""
     world_size: int = 0
+    """Number of ranks; 0: not known."""
     world: str = ""
+    """Number of the world: `1.0.1`."""
     checkpoint_step: int | None = None
     incidents: tuple[IncidentStatus, ...] = ()
+    """Oldest first."""
     finished: bool = False
+    """Complete or Failed."""
     complete: bool = False
     refused: bool = False
     """The spec was not accepted: nothing will happen before it is changed."""
     reason: str = ""
+    """Reason of the condition that explains the state, in one word."""
     since: datetime | None = None
-    """Time at which that became so."""
+    """Time of the last transition of that condition."""
     live: bool = False
     """Whether the coordinator's report is included."""
 
 
 def job_view(name: str, status: JobStatus, report: JobReport | None, now: datetime) -> JobView:
-    """View of a job. A `report` of another term than the status has is stale, and ignored."""
+    """View of a job from its status and, where it is newer, the report. A report of another term than in the
+    status is stale, and one of a job that has ended is older than its status: both are ignored."""
     if report is not None and (report.term != status.coordinator.term or status.finished):
         report = None
     if report is not None:
@@ -74,8 +84,8 @@ def job_view(name: str, status: JobStatus, report: JobReport | None, now: dateti
 
 
 def _with_report(view: JobView, report: JobReport, needs_action: bool) -> JobView:
-    """View with the report's newer fields. needs_action: the status has a condition for a person to act
-    on."""
+    """View with the report's fields where it has them. needs_action: the status has a condition for a person
+    to act on, and its sentence stays."""
     latest, lineage = report.progress, report.lineage
     why = report.notice.message if report.notice else report.why
     return JobView(
@@ -101,7 +111,8 @@ def recovery_seconds(incident: IncidentStatus) -> float | None:
 
 
 def incident_line(incident: IncidentStatus, over: bool = False) -> str:
-    """`Signal in slot 1 (rank 1): recovered in 2.1 s, 3 steps lost`. over: the job has ended."""
+    """`Signal in slot 1 (rank 1): recovered in 2.1 s, 3 steps lost`. over: the job has ended, so that what is
+    not recovered will never be."""
     rank = "" if incident.rank is None else f" (rank {incident.rank})"
     seconds = recovery_seconds(incident)
     what = f"{incident.cause} in slot {incident.slot}{rank}"
@@ -113,14 +124,19 @@ def incident_line(incident: IncidentStatus, over: bool = False) -> str:
 
 
 class Eta:
-    """Estimate of the time to the end, at the pace of the last steps. A new world has no pace yet."""
+    """Estimate of the time to the end, from the rate of steps in the last seconds."""
 
     def __init__(self, window_seconds: float = 20.0) -> None:
-        self._window, self._world, self._samples = window_seconds, "", list[tuple[float, int]]()
+        self._window, self._world = window_seconds, ""
+        self._samples = list[tuple[float, int]]()
+        """Time and step of the views in the window, all of one world."""
 
-    def after(self, view: JobView, now: float) -> str:
-        """`1m20s`, or nothing while the pace is not known. `now`: seconds of a clock that does not jump."""
-        if view.world != self._world or not self._has_moved_to(view.step):
+    def update(self, view: JobView, now: float) -> str:
+        """Add a sample, and return the estimate: `1m20s`, or "" while the rate or the total is not known.
+
+        Samples start again in a new world, and until _has_rate. `now`: seconds of a monotonic clock.
+        """
+        if view.world != self._world or not self._has_rate(view.step):
             self._world, self._samples = view.world, []
         self._samples = [each for each in self._samples if now - each[0] < self._window]
         self._samples.append((now, view.step))
@@ -129,6 +145,7 @@ class Eta:
             return ""
         return duration(max(0, round((view.total_steps - view.step) * passed / steps)))
 
-    def _has_moved_to(self, step: int) -> bool:
-        """Whether steps were made. Time before the first step, and until the next one, does not count."""
+    def _has_rate(self, step: int) -> bool:
+        """Whether this step continues the samples, and is beyond their first, which is not step 0. Time until
+        the first step, and until the one after it, would make the rate too low."""
         return bool(self._samples) and step >= self._samples[-1][1] and step > self._samples[0][1] > 0

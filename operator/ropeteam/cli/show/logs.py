@@ -23,86 +23,97 @@ from ropeteam.controller.cache import parsing
 from ropeteam.controller.client.apiclient import ApiClient, ApiError, Object, ObjectRef
 from ropeteam.core.seen import names
 
-Show = Callable[[str], None]
-"""One or more lines, without the last line's end."""
+ShowText = Callable[[str], None]
+"""Prints one or more lines, given without the newline at the end."""
 _FOLLOWED = {"container": "trainer", "follow": "true"}
 LAST_SECONDS = 10.0
-"""Silence after which the logs of pods of an ended job are waited for no longer."""
+"""Silence of all streams after which the logs of an ended job are waited for no longer."""
 
 
-def ranks(text: str) -> str:
-    """A rank's number, `all` or `none`. Raises InvalidInput."""
+def parse_ranks(text: str) -> str:
+    """The option's text, unchanged: a rank's number, `all` or `none`. Raises InvalidInput for another one."""
     if text not in ("all", "none") and not text.isdecimal():
-        raise InvalidInput(f"{text!r} is not a rank; use its number, or all")
+        raise InvalidInput(f"{text!r} is not a rank; use a number from 0, or all")
     return text
 
 
 def lines_of_ranks(lines: list[str], ranks: str) -> list[str]:
-    """Lines that these ranks have printed."""
+    """Lines that these ranks have printed, for `ranks` as parse_ranks returns it. All ranks: with the prefix
+    that tells them apart. Lines of the agent itself are left out."""
     if ranks == "all":
         return [line for line in lines if line.startswith("[rank ")]
     prefix = f"[rank {ranks}] "
     return [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
 
 
-class Logs:
-    """Logs of one job: a stream for each of its pods, as they appear."""
+class JobLogs:
+    """Logs of one job: a stream for each of its pods, as they appear. `folder`: for a file of each pod."""
 
     def __init__(
-        self, client: ApiClient, poller: JobPoller, ranks: str, show: Show, keep: Path | None = None
+        self, client: ApiClient, poller: JobPoller, ranks: str, show: ShowText, folder: Path | None = None
     ) -> None:
         self._client, self._poller = client, poller
-        self._ranks, self._show, self._keep = ranks, show, keep
+        self._ranks, self._show, self._folder = ranks, show, folder
         self._streams: dict[str, asyncio.Task[None]] = {}
         """Streams by the pod's UID."""
         self._received = 0
         """Bytes of all streams."""
 
     async def follow(self) -> None:
-        """Start streams of new pods, until cancelled."""
+        """Start streams of new pods, until cancelled; then all streams end. An API server that does not
+        answer is polled again."""
         try:
             while True:
                 with suppress(ApiError, aiohttp.ClientError, TimeoutError):
-                    self._start_streams(await self._poller.pods())
+                    self._start_streams(await self._poller.fetch_pods())
                 await asyncio.sleep(POLL_SECONDS)
         finally:
             for stream in self._streams.values():
                 stream.cancel()
 
-    async def end(self) -> None:
-        """Finish after the end of the job: the output of its pods until now is shown, too."""
+    async def finish(self) -> None:
+        """After the end of the job: wait until all streams have ended, with those of pods that follow() has
+        not seen. After LAST_SECONDS without a byte, print the names of the pods that are left, and return."""
         with suppress(ApiError, aiohttp.ClientError, TimeoutError):
-            self._start_streams(await self._poller.pods())
+            self._start_streams(await self._poller.fetch_pods())
         pending = set(self._streams.values())
         while pending:
             before = self._received
             _, pending = await asyncio.wait(pending, timeout=LAST_SECONDS)
             if pending and self._received == before:
-                names = ", ".join(sorted(each.get_name() for each in pending))
-                self._show(f"ropeteam: the log of pod {names} has not ended; the rest is not shown")
+                left = ", ".join(sorted(each.get_name() for each in pending))
+                text = f"the log of pod {left} has not ended, but has had no output for {LAST_SECONDS:g} s"
+                where = f"kubectl logs -n {self._poller.namespace} POD -c trainer"
+                self._show(f"ropeteam: {text}; the rest is not shown: {where}")
                 return
 
     def _start_streams(self, pods: list[Object]) -> None:
         for pod in pods:
             uid = pod["metadata"]["uid"]
-            if uid not in self._streams and has_begun(pod):
-                self._streams[uid] = asyncio.create_task(self._stream(pod), name=pod["metadata"]["name"])
+            if uid not in self._streams and _has_started(pod):
+                self._streams[uid] = asyncio.create_task(self._show_pod(pod), name=pod["metadata"]["name"])
 
-    async def _stream(self, pod: Object) -> None:
+    async def _show_pod(self, pod: Object) -> None:
+        """Show the lines of the wanted ranks of one pod until its log ends. A log that breaks off is reported
+        as a line; that of a deleted pod ends silently."""
         name = pod["metadata"]["name"]
         try:
-            async for lines in self._read(name):
+            async for lines in self._follow_log(name):
                 if found := lines_of_ranks(lines, self._ranks):
                     self._show("\n".join(found))
         except ApiError:
             return  # the pod is gone
         except (aiohttp.ClientError, OSError) as error:
-            self._show(f"ropeteam: the log of pod {name} was interrupted: {error or type(error).__name__}")
+            why = str(error) or type(error).__name__
+            where = f"kubectl logs -n {self._poller.namespace} {name} -c trainer"
+            self._show(f"ropeteam: the log of pod {name} was interrupted ({why}); for the rest: {where}")
 
-    async def _read(self, name: str) -> AsyncIterator[list[str]]:
-        """Fetch lines of a pod, in batches; all of its output goes into its file."""
+    async def _follow_log(self, name: str) -> AsyncIterator[list[str]]:
+        """Follow a pod's log and yield its complete lines, in batches; the last line may be without an end.
+        Each chunk is written to the pod's file first, if there is a folder. Raises ApiError, connection
+        errors."""
         path = ObjectRef("Pod", self._poller.namespace, name, "log").path
-        file = (self._keep / f"{name}.log").open("wb") if self._keep else None
+        file = (self._folder / f"{name}.log").open("wb") if self._folder else None
         partial_line = b""
         try:
             async with self._client.open(path, _FOLLOWED, endless=True) as answer:
@@ -120,52 +131,60 @@ class Logs:
                 file.close()
 
 
-def has_begun(pod: Object) -> bool:
+def _has_started(pod: Object) -> bool:
     """Whether its trainer container has started, and so may have written."""
     rows = (pod.get("status") or {}).get("containerStatuses") or ()
     return any(row["name"] == "trainer" and "waiting" not in (row.get("state") or {}) for row in rows)
 
 
-async def follow_logs(client: ApiClient, poller: JobPoller, ranks: str, show: Show) -> None:
-    """Show logs until the job has ended. Raises InvalidInput if there is none."""
-    await _job(poller)
-    logs = Logs(client, poller, ranks, show)
+async def follow_logs(client: ApiClient, poller: JobPoller, ranks: str, show: ShowText) -> None:
+    """Show logs until the job has ended, was not accepted, or is deleted. Raises InvalidInput if there is no
+    such job at first."""
+    await _fetch_existing_job(poller)
+    logs = JobLogs(client, poller, ranks, show)
     following = asyncio.create_task(logs.follow())
     try:
         async for _ in poller.views():
             if following.done():
-                following.result()
-        await logs.end()
+                following.result()  # it ends with an error only, which is raised here
+        await logs.finish()
     finally:
         following.cancel()
 
 
-async def print_logs(poller: JobPoller, ranks: str, attempt: int | None, show: Show) -> None:
-    """Show the output of an attempt's pods until now (the newest, if none is named); for pods that are gone,
-    the incidents that status keeps. Raises InvalidInput if there is nothing."""
-    job = await _job(poller)
+async def print_logs(poller: JobPoller, ranks: str, attempt: int | None, show: ShowText) -> None:
+    """Show the output of an attempt's pods until now; if all are deleted, the incidents that status has of
+    it.
+
+    attempt: None is the newest. Raises InvalidInput: no such job or attempt, or nothing to show.
+    """
+    job = await _fetch_existing_job(poller)
     status = JobStatus.model_validate(job.get("status") or {})
     wanted = status.attempt if attempt is None else attempt
     if wanted > status.attempt:
-        raise InvalidInput(f"{poller.name} has had no attempt {wanted}; its newest is {status.attempt}")
-    found = [pod for pod in _by_slot(await poller.pods()) if _attempt(pod, status.attempt) == wanted]
+        raise InvalidInput(
+            f"the TrainingJob {poller.name} has had no attempt {wanted}; its newest is {status.attempt}"
+        )
+    pods = _sorted_by_slot(await poller.fetch_pods())
+    found = [pod for pod in pods if _attempt_of(pod, status.attempt) == wanted]
     for pod in found:
-        text = await poller.log(pod["metadata"]["name"])
+        text = await poller.fetch_log(pod["metadata"]["name"])
         if lines := lines_of_ranks(text.split("\n"), ranks):
             show("\n".join(lines))
     if not found:
-        for line in _recorded_incidents(job, status, wanted):
+        for line in _incident_lines(job, status, wanted):
             show(line)
 
 
-async def _job(poller: JobPoller) -> Object:
-    job = await poller.job()
+async def _fetch_existing_job(poller: JobPoller) -> Object:
+    """Fetch the object. Raises InvalidInput if there is none."""
+    job = await poller.fetch_job()
     if job is None:
         raise InvalidInput(f"there is no TrainingJob {poller.name} in namespace {poller.namespace}")
     return job
 
 
-def _by_slot(pods: list[Object]) -> list[Object]:
+def _sorted_by_slot(pods: list[Object]) -> list[Object]:
     """Pods in the order of slots; of several in one slot the older first."""
     return sorted(
         pods,
@@ -173,14 +192,15 @@ def _by_slot(pods: list[Object]) -> list[Object]:
     )
 
 
-def _attempt(pod: Object, newest: int) -> int:
-    """Attempt of a pod. Pods of an earlier release have no such label."""
+def _attempt_of(pod: Object, newest: int) -> int:
+    """Attempt of a pod, by its label. A pod that an earlier release created has none: it is of the newest."""
     text = parsing.label(pod, names.ATTEMPT)
     return int(text) if text.isdecimal() else newest
 
 
-def _recorded_incidents(job: Object, status: JobStatus, attempt: int) -> Iterator[str]:
-    """Incidents that status keeps of an attempt. Raises InvalidInput if there are none."""
+def _incident_lines(job: Object, status: JobStatus, attempt: int) -> Iterator[str]:
+    """Lines with the incidents that status has of an attempt whose pods are deleted, their last lines
+    included. Raises InvalidInput if there are none. attempt: 0 is a job that has not started."""
     policy = (job.get("spec") or {}).get("cleanPodPolicy", "Running")
     recorded = [each for each in status.incidents if each.attempt == attempt]
     gone = (
@@ -188,7 +208,12 @@ def _recorded_incidents(job: Object, status: JobStatus, attempt: int) -> Iterato
         f"(spec.cleanPodPolicy is {policy})"
     )
     if not recorded:
-        raise InvalidInput(gone if attempt else f"{job['metadata']['name']} has not started yet")
+        name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
+        if attempt:
+            raise InvalidInput(f"{gone}; status.incidents has none of this attempt")
+        raise InvalidInput(
+            f"the TrainingJob {name} has not started yet; to see why: ropeteam explain {name} -n {namespace}"
+        )
     yield f"{gone}; status.incidents contains:"
     for each in recorded:
         yield from (f"  {line}" for line in f"{each.id}: {each.cause}: {each.message}".splitlines())

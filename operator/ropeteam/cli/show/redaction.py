@@ -6,7 +6,7 @@
     annotations       all but ours: kubectl keeps the whole manifest in one
     csi, flexVolume   every attribute and option
 
-The same text is replaced by the same mark and another by another, so that `decide` returns for the masked
+The same text is replaced by the same mask and another by another, so that `decide` returns for the masked
 observation what it returns for the original. Limit: messages of scripts and servers are left as they are.
 """
 
@@ -31,87 +31,105 @@ _AFTER_NAME = re.compile(r"[^\w\s=:/]*(?:[\s=:(,]|\Z)")
 """Quotes and brackets, then what separates a name from its value. No slash: /secrets/a.py is no secret."""
 _IN_URL = re.compile(r"(?<=//)([^/?#\s]+)(?=@)")
 _MAPS = ("annotations", "volumeAttributes", "options")
+"""Fields whose values are all masked, except those of our own names."""
 
 
-def masked(seen: Observation) -> Observation:
-    marks = _Marks()
-    metadata = seen.metadata.model_copy(update={"annotations": marks.of_all(seen.metadata.annotations)})
-    hidden = seen.model_copy(update={"metadata": metadata, "spec": marks.within(seen.spec)})
-    status = seen.status.model_copy(update={"pod_spec_hash": _shape(seen, hidden)})
-    return hidden.model_copy(update={"status": status})
+def masked_observation(seen: Observation) -> Observation:
+    """Copy of an observation, masked as described above."""
+    masks = _Masks()
+    annotations = masks.masked_values(seen.metadata.annotations)
+    metadata = seen.metadata.model_copy(update={"annotations": annotations})
+    masked = seen.model_copy(update={"metadata": metadata, "spec": masks.masked_part(seen.spec)})
+    status = seen.status.model_copy(update={"pod_spec_hash": _masked_hash(seen, masked)})
+    return masked.model_copy(update={"status": status})
 
 
-def _shape(seen: Observation, hidden: Observation) -> str:
-    """Digest of the masked spec. With that of the original, the spec would seem changed, and secrets could be
-    guessed.
+def _masked_hash(seen: Observation, masked: Observation) -> str:
+    """Value of status.pod_spec_hash for the masked observation: the digest of the masked spec if the spec has
+    not changed since it was saved, `***` if it has, "" if none was saved.
+
+    With the digest of the original, `decide` would see a changed spec, and a short secret could be guessed.
     """
     saved = seen.status.pod_spec_hash
     if saved == gang.pod_spec_hash(build_view(seen).spec):
-        return gang.pod_spec_hash(build_view(hidden).spec)
+        return gang.pod_spec_hash(build_view(masked).spec)
     return saved and "***"
 
 
 def _secret_start(text: str) -> int | None:
-    """Index of the text after the name of a secret; the length, if nothing follows the name. Linear time."""
+    """Index at which a secret begins: after the first name of one and its separator. The length of the text,
+    if nothing follows; None, if no such name is in it. Linear time."""
     for name in _NAME.finditer(text):
         if _SECRET.search(name[0]) and (separator := _AFTER_NAME.match(text, name.end())):
             return separator.end()
     return None
 
 
-class _Marks:
-    """Marks by the text that they replace."""
+class _Masks:
+    """Masks of one observation: `***1`, `***2`, ... by the text that they replace. No method changes its
+    argument; values of types that the schema does not have stay as they are."""
 
     def __init__(self) -> None:
-        self._known: dict[str, str] = {}
+        self._masks: dict[str, str] = {}
 
-    def of(self, text: str) -> str:
-        return _padded_if_too_long(text, self._known.setdefault(text, f"***{len(self._known) + 1}"))
+    def mask(self, text: str) -> str:
+        """Mask of a text: that of the same text before, or a new one."""
+        return _padded_if_too_long(text, self._masks.setdefault(text, f"***{len(self._masks) + 1}"))
 
-    def of_all(self, texts: dict[str, Any]) -> dict[str, Any]:
+    def masked_values(self, texts: dict[str, Any]) -> dict[str, Any]:
+        """Map with all values masked, except those of our own names."""
         return {
-            name: text if name.startswith(f"{GROUP}/") else self.of(str(text)) for name, text in texts.items()
+            name: text if name.startswith(f"{GROUP}/") else self.mask(str(text))
+            for name, text in texts.items()
         }
 
-    def within(self, value: Any) -> Any:
-        """Mask a spec, or a part of one."""
+    def masked_part(self, value: Any) -> Any:
+        """A spec, or any part of one, with all below it masked: each `value` of an object without a `key`,
+        which are variables and headers (a toleration has a key), and the fields of _masked_field."""
         if isinstance(value, list):
-            return [self.within(each) for each in value]
+            return [self.masked_part(each) for each in value]
         if not isinstance(value, dict):
             return value
-        masked_fields = {key: self._field(key, each) for key, each in value.items()}
-        if isinstance(masked_fields.get("value"), str) and "key" not in masked_fields:  # a toleration has one
-            masked_fields["value"] = self.of(masked_fields["value"])
-        return masked_fields
+        masked = {name: self._masked_field(name, each) for name, each in value.items()}
+        if isinstance(masked.get("value"), str) and "key" not in masked:
+            masked["value"] = self.mask(masked["value"])
+        return masked
 
-    def _field(self, key: str, value: Any) -> Any:
-        if key in _MAPS and isinstance(value, dict):
-            return self.of_all(value)
-        if key in ("command", "args") and isinstance(value, list):
-            return self._arguments(value)
-        return self.within(value)
+    def _masked_field(self, name: str, value: Any) -> Any:
+        """Value of the field of this name, masked as it requires."""
+        if name in _MAPS and isinstance(value, dict):
+            return self.masked_values(value)
+        if name in ("command", "args") and isinstance(value, list):
+            return self._masked_arguments(value)
+        return self.masked_part(value)
 
-    def _arguments(self, arguments: list[Any]) -> list[Any]:
-        found, is_value = [], False
+    def _masked_arguments(self, arguments: list[Any]) -> list[Any]:
+        """Arguments of a command. One is masked as a whole if the one before it ends in the name of a secret,
+        and is a flag (`--token VALUE`) or ends in `:` or `=` (`password: VALUE`); else as
+        _masked_argument."""
+        masked, is_value = [], False
         for argument in arguments:
             if not isinstance(argument, str):
-                found.append(argument)
+                masked.append(argument)
                 continue
-            found.append(self.of(argument) if is_value else self._argument(argument))
+            masked.append(self.mask(argument) if is_value else self._masked_argument(argument))
             is_value = _secret_start(argument) == len(argument) and (
                 argument.startswith("-") or argument.endswith((":", "="))
             )
-        return found
+        return masked
 
-    def _argument(self, argument: str) -> str:
-        hidden = _IN_URL.sub(lambda m: self.of(m[1]), argument)
-        start = _secret_start(hidden)
-        if start is not None and start < len(hidden):
-            hidden = hidden[:start] + self.of(hidden[start:])
-        if len(hidden) > _LONGEST >= len(argument):
-            return self.of(argument)
-        return _padded_if_too_long(argument, hidden)
+    def _masked_argument(self, argument: str) -> str:
+        """One argument: user and password of each URL in it, then the text after the first name of a secret.
+        Masked as a whole where that would make a valid length too long, so that `decide` returns the same."""
+        masked = _IN_URL.sub(lambda found: self.mask(found[1]), argument)
+        start = _secret_start(masked)
+        if start is not None and start < len(masked):
+            masked = masked[:start] + self.mask(masked[start:])
+        if len(masked) > _LONGEST >= len(argument):
+            return self.mask(argument)
+        return _padded_if_too_long(argument, masked)
 
 
-def _padded_if_too_long(text: str, mark: str) -> str:
-    return mark.ljust(len(text), "*") if len(text) > _LONGEST else mark
+def _padded_if_too_long(text: str, mask: str) -> str:
+    """The mask, as long as the text if that is longer than valid: then it must stay so."""
+    return mask.ljust(len(text), "*") if len(text) > _LONGEST else mask

@@ -11,7 +11,6 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ropeteam.api.status import IncidentStatus
 from ropeteam.cli.show.jobview import Eta, JobView, incident_line, recovery_seconds
 
 _PLAIN_SECONDS = 5.0
@@ -25,20 +24,26 @@ _COLOURS = {
 
 
 class Screen(Protocol):
+    """Output of a command that follows a job. It is used in a `with`."""
+
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *exc: object) -> None: ...
 
-    def show(self, view: JobView) -> None: ...
+    def show(self, view: JobView) -> None:
+        """Show the newest view, and each incident that is new in it."""
+        ...
 
-    def print_line(self, text: str) -> None: ...
+    def print_line(self, text: str) -> None:
+        """Print a line of ours."""
+        ...
 
     def print_output(self, text: str) -> None:
-        """Print output of a script."""
+        """Print output of a script, with its colours."""
         ...
 
 
-def screen(console: Console) -> Screen:
+def screen_for(console: Console) -> Screen:
     return LiveScreen(console) if console.is_terminal else PlainScreen(console)
 
 
@@ -57,9 +62,9 @@ class LiveScreen:
         self._live.stop()
 
     def show(self, view: JobView) -> None:
-        for line in self._new_incidents.of(view):
+        for line in self._new_incidents.take_lines(view):
             self.print_line(line)
-        self._live.update(panel(view, self._eta.after(view, time.monotonic())), refresh=True)
+        self._live.update(panel(view, self._eta.update(view, time.monotonic())), refresh=True)
 
     def print_line(self, text: str) -> None:
         self._live.console.print(Text(text))
@@ -82,10 +87,13 @@ class PlainScreen:
         return None
 
     def show(self, view: JobView) -> None:
-        for line in self._new_incidents.of(view):
+        """Print new incidents; then a line if state or reason have changed, or if steps are made and the last
+        line is _PLAIN_SECONDS old. The reason of a running job changes with each step, and is no change
+        here."""
+        for line in self._new_incidents.take_lines(view):
             self.print_line(line)
         now = time.monotonic()
-        eta = self._eta.after(view, now)
+        eta = self._eta.update(view, now)
         summary = view.state, "" if view.state == "Running" else view.why
         if summary != self._printed or (view.step and now - self._printed_at >= _PLAIN_SECONDS):
             self._printed_at, self._printed = now, summary
@@ -99,35 +107,37 @@ class PlainScreen:
 
 
 class NewIncidents:
-    """Incidents as they open and as they are over: each reported once."""
+    """Incidents that were not printed yet: each is printed as it opens and as it is recovered."""
 
     def __init__(self) -> None:
         self._reported: set[tuple[str, bool]] = set()
+        """Id, and whether it was recovered when it was printed."""
 
-    def of(self, view: JobView) -> list[str]:
+    def take_lines(self, view: JobView) -> list[str]:
+        """Lines to print now; they count as printed. An incident counts as recovered when its lost steps are
+        known as well, so that its one line has them; a script that reports no steps has none."""
         lines = []
         for incident in view.incidents:
-            counted = incident.steps_lost is not None or not view.step  # a script may report none
+            counted = incident.steps_lost is not None or not view.step
             recovered = recovery_seconds(incident) is not None and counted
             if (incident.id, recovered) not in self._reported:
                 self._reported |= {(incident.id, recovered), (incident.id, False)}
                 what = incident_line(incident, view.finished)
-                lines.append(f"incident {incident.id}: {what} - {_first_line(incident)}")
+                first_line = incident.message.split("\n")[0]  # the rest is output of the script
+                lines.append(f"incident {incident.id}: {what} - {first_line}")
         return lines
 
 
-def _first_line(incident: IncidentStatus) -> str:
-    return incident.message.split("\n")[0]
-
-
 def plain_line(view: JobView, eta: str) -> str:
-    facts = ", ".join(f"{name} {value}" for name, value in facts_of(view, eta))
+    """`gpt: Running - ready 3/3, step 5/10, loss 1.5`: name, state, facts, and the reason where the facts do
+    not say all. eta: of Eta, or "" if it is not known."""
+    facts = ", ".join(f"{name} {value}" for name, value in _facts(view, eta))
     why = "" if view.state in ("Running", "Complete") and facts else view.why
     return " - ".join(part for part in (f"{view.name}: {view.state}", facts, why) if part)
 
 
-def facts_of(view: JobView, eta: str) -> list[tuple[str, str]]:
-    """Facts to show, in the order of the columns."""
+def _facts(view: JobView, eta: str) -> list[tuple[str, str]]:
+    """Name and value of the facts that are known, in the order of the columns."""
     total = f"/{view.total_steps}" if view.total_steps else ""
     pairs = [
         ("ready", "" if view.finished else view.ready),
@@ -142,15 +152,17 @@ def facts_of(view: JobView, eta: str) -> list[tuple[str, str]]:
 
 
 def panel(view: JobView, eta: str) -> Group:
+    """Live view for rich: name, state and reason; the progress bar, if the number of steps is known; the
+    facts."""
     head = Text.assemble(
         (view.name, "bold"), "  ", (view.state, f"bold {_COLOURS.get(view.state, 'cyan')}"), f"  {view.why}"
     )
     parts: list[Any] = [head]
     if view.total_steps:
-        bar = Table.grid(expand=True)  # alone it ends no line, and overwrites the next one
+        bar = Table.grid(expand=True)  # a ProgressBar alone writes no newline: the facts would overwrite it
         bar.add_row(ProgressBar(total=view.total_steps, completed=view.step))
         parts.append(bar)
-    facts = facts_of(view, eta)
+    facts = _facts(view, eta)
     table = Table.grid(padding=(0, 3))
     table.add_row(*(Text(name, style="dim") for name, _ in facts))
     table.add_row(*(Text(value) for _, value in facts))

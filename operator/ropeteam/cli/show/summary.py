@@ -15,24 +15,26 @@ from ropeteam.cli.show.jobview import recovery_seconds
 from ropeteam.controller.client.apiclient import Object
 
 
-def report(job: Object, home: Path | None) -> Iterator[str]:
-    """Lines of the summary. `home`: of the local cluster, to show the checkpoint's path on this machine."""
+def summary_lines(job: Object, home: Path | None) -> Iterator[str]:
+    """Lines of the summary, for a job in any state. `home`: of the local cluster, to show the checkpoint's
+    path on this machine; None: the path in the pods."""
     status, name = JobStatus.model_validate(job.get("status") or {}), job["metadata"]["name"]
-    took = _duration_text(status.start_time, status.completion_time)
+    took = _after_text(status.start_time, status.completion_time)
     progress = status.progress
     trained = f", {progress.step} steps" if progress else ""
     loss = f", loss {progress.loss}" if progress and progress.loss else ""
     yield f"{name}: {status.state}{took}{trained}{loss}"
-    yield from _incidents(status.incidents)
+    yield from _incident_table(status.incidents)
     failures = status.failures
     if status.incidents:
         budget = f"{failures.charged} of {failures.allowed} allowed failures charged"
         yield f"  {budget}, {failures.not_charged} incidents not charged"
     if status.checkpoint:
-        yield f"  checkpoint of step {status.checkpoint.step}: {_location(job, status, home)}"
+        yield f"  checkpoint of step {status.checkpoint.step}: {_checkpoint_path(job, status, home)}"
 
 
-def _incidents(incidents: tuple[IncidentStatus, ...]) -> Iterator[str]:
+def _incident_table(incidents: tuple[IncidentStatus, ...]) -> Iterator[str]:
+    """Head and one line for each incident; `-` where a value is not known."""
     if not incidents:
         yield "  no incidents"
         return
@@ -47,12 +49,14 @@ def _incidents(incidents: tuple[IncidentStatus, ...]) -> Iterator[str]:
         ).rstrip()
 
 
-def _duration_text(start: datetime | None, end: datetime | None) -> str:
+def _after_text(start: datetime | None, end: datetime | None) -> str:
+    """` after 2m5s`; empty if the job has not started or not ended."""
     return f" after {duration(round((end - start).total_seconds()))}" if start and end else ""
 
 
-def _location(job: Object, status: JobStatus, home: Path | None) -> str:
-    """Path on this machine for a claim of the local cluster, else inside the container."""
+def _checkpoint_path(job: Object, status: JobStatus, home: Path | None) -> str:
+    """Path of the newest checkpoint, which status must have: on this machine if it is in a claim of the local
+    cluster, else in the container."""
     assert status.checkpoint is not None
     inside = status.checkpoint.location
     checkpoint = TrainingJobSpec.model_validate(job["spec"]).checkpoint

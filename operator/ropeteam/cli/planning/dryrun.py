@@ -21,17 +21,22 @@ from ropeteam_trainer.contract.config import RankPlan, Resume
 from ropeteam_trainer.partition.answer import DryRunResult
 
 
-def rehearse(spec: TrainingJobSpec, folder: Path, timeout_seconds: float) -> DryRunResult | str:
-    """Run the script for its answer, or the reason why there is none. folder: where relative paths start."""
+def dry_run(spec: TrainingJobSpec, folder: Path, timeout_seconds: float) -> DryRunResult | str:
+    """Run the command as rank 0 until the script has reported, and return its report, or the reason why there
+    is none. folder: where relative paths start. All processes that it started are killed.
+
+    The first that is there counts: the report; the time limit; exit code 0, a script that never trains; else
+    the last line of its output.
+    """
+    context = podspec.ExecutionContext(mounts={}, environment=os.environ, folder=folder)
     try:
-        script = podspec.process_spec(
-            {}, _container(spec), podspec.ExecutionContext({}, os.environ, folder), lambda *_: None
-        )
+        script = podspec.process_spec({}, _local_container(spec), context, lookup=lambda *_: None)
     except podspec.ContainerError as error:
         return f"the script was not run: {error}"
     with tempfile.TemporaryDirectory(prefix="ropeteam-plan-") as scratch:
-        answer, output_file = Path(scratch, "answer"), Path(scratch, "output")
-        environment = {**script.environment, **_as_first_rank(spec), config.DRY_RUN_FILE: str(answer)}
+        result_file, output_file = Path(scratch, "answer"), Path(scratch, "output")
+        environment = {**script.environment, **_rank_0_environment(spec)}
+        environment[config.DRY_RUN_FILE] = str(result_file)
         launcher_args = [spec.launcher.value, str(spec.workers), str(spec.processes)]
         ours = [sys.executable, "-m", "ropeteam_trainer.planning", *launcher_args]
         with output_file.open("wb") as output, _kill_descendants():
@@ -44,27 +49,29 @@ def rehearse(spec: TrainingJobSpec, folder: Path, timeout_seconds: float) -> Dry
                 stderr=output,
                 start_new_session=True,
             )
-            code = _wait(process, timeout_seconds)
-        if answer.exists():
-            return codec.decode(DryRunResult, answer.read_bytes())
+            code = _exit_code(process, timeout_seconds)
+        if result_file.exists():
+            return codec.decode(DryRunResult, result_file.read_bytes())
         if code is None:
-            return f"the script did not reach job.wrap() within {timeout_seconds:g} s (--timeout-seconds)"
+            limit = f"within {timeout_seconds:g} s (--timeout-seconds)"
+            return f"the script did not reach job.wrap() {limit}; its last line: {_last_line(output_file)}"
         if code == 0:
             return DryRunResult(without_wrap="ends")
         return f"the script failed before job.wrap(): {_last_line(output_file)}"
 
 
-def _container(spec: TrainingJobSpec) -> dict[str, Any]:
-    """Fields that define the process of the container `trainer`, except values that exist in a cluster
-    only."""
+def _local_container(spec: TrainingJobSpec) -> dict[str, Any]:
+    """Container `trainer`, reduced to the fields that define its process. Variables with valueFrom are left
+    out: Secrets and ConfigMaps are in a cluster."""
     merged = trainercontainer.merged(spec)
     fields = ("name", "command", "args", "workingDir")
     container: dict[str, Any] = {name: merged[name] for name in fields if name in merged}
     return container | {"env": [row for row in merged["env"] if "value" in row]}
 
 
-def _as_first_rank(spec: TrainingJobSpec) -> dict[str, str]:
-    """Variables of torchrun without an address: there are no other ranks."""
+def _rank_0_environment(spec: TrainingJobSpec) -> dict[str, str]:
+    """Variables of torchrun for rank 0, and those of our library for a dry run. Without MASTER_ADDR and
+    MASTER_PORT: there are no other ranks to connect to."""
     numbers = {
         "RANK": 0,
         "WORLD_SIZE": spec.workers * spec.processes,
@@ -74,13 +81,23 @@ def _as_first_rank(spec: TrainingJobSpec) -> dict[str, str]:
         "GROUP_WORLD_SIZE": spec.workers,
     }
     strategy = contract_strategy(spec.strategy) if spec.strategy else None
-    plan = RankPlan("", (), False, None, Resume.LATEST, None, "", "", strategy)
+    plan = RankPlan(
+        world_id="",
+        restore=(),
+        lineage_known=False,
+        checkpoint=None,
+        resume=Resume.LATEST,
+        resume_step=None,
+        job="",
+        job_uid="",
+        strategy=strategy,
+    )
     ours = {config.DRY_RUN: "1", config.RANK_PLAN: codec.encode(plan).decode(), "OMP_NUM_THREADS": "1"}
     return {name: str(number) for name, number in numbers.items()} | ours
 
 
-def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:
-    """Wait for the exit code; None: it had to be killed."""
+def _exit_code(process: subprocess.Popen[bytes], seconds: float) -> int | None:
+    """Wait for the exit code. None: after so many seconds the process and its descendants were killed."""
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -91,7 +108,11 @@ def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:
 
 @contextmanager
 def _kill_descendants() -> Iterator[None]:
-    """Kill at the end all processes started inside, of any session: orphans become our children."""
+    """At the end of the `with`, kill and reap all processes that were started in it, in whatever session.
+
+    Orphans become children of this process, as it is their subreaper then. A killed process can leave further
+    orphans, hence the loop. Limit: a process that another thread starts meanwhile is killed, too.
+    """
     libc, ours = ctypes.CDLL(None), set(shim.children(os.getpid()))
     libc.prctl(shim.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
@@ -105,5 +126,6 @@ def _kill_descendants() -> Iterator[None]:
 
 
 def _last_line(file: Path) -> str:
+    """Last line of a script's output, without torch's prefix of a traceback."""
     lines = file.read_text(errors="replace").strip().splitlines()
     return lines[-1].removeprefix("[rank0]: ") if lines else "no output"
