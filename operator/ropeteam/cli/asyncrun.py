@@ -20,11 +20,11 @@ def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
     """Run `work` in a new event loop, and return its result.
 
     SIGINT or SIGTERM cancels `work`, so that it can clean up; unless it catches the CancelledError,
-    SystemExit (INTERRUPTED) is raised. Errors of the API server, the network and files are raised as
+    SystemExit(INTERRUPTED) is raised. Errors of the API server, the network and files are raised as
     CommandFailed, all others as they are.
     """
     try:
-        return asyncio.run(_cancelled_by_signals(work))
+        return asyncio.run(_run_until_signal(work))
     except (asyncio.CancelledError, KeyboardInterrupt):
         raise SystemExit(INTERRUPTED) from None
     except Exception as error:
@@ -34,12 +34,15 @@ def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
 
         if not isinstance(error, (ApiError, aiohttp.ClientError, OSError)):
             raise
-        raise CommandFailed(str(error) or type(error).__name__) from None
+        why = str(error) or type(error).__name__
+        if isinstance(error, (aiohttp.ClientError, TimeoutError)):
+            why = f"the API server does not answer: {why}; to examine the cluster: ropeteam doctor"
+        raise CommandFailed(why) from None
 
 
-async def _cancelled_by_signals(work: Coroutine[Any, Any, T]) -> T:
-    """Result of `work`. The first signal cancels it; later ones are ignored, so that it can finish its
-    cleanup. That takes bounded time: LocalStack kills processes that do not end."""
+async def _run_until_signal(work: Coroutine[Any, Any, T]) -> T:
+    """Await `work` and return its result. The first signal cancels it; later ones are ignored, so that it can
+    finish its cleanup. That takes bounded time: LocalStack kills processes that do not end."""
     loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
 
     def interrupt() -> None:

@@ -89,38 +89,44 @@ class LocalStack:
             async with asyncio.timeout(_TIMEOUT_SECONDS):
                 ready_line = await self._cluster.stdout.readline()
         except TimeoutError:
-            problem = f"the local cluster was not ready within {_TIMEOUT_SECONDS:g} s"
-            raise CommandFailed(f"{problem}; {self._log_hint('cluster')}") from None
+            raise CommandFailed(
+                f"the local cluster was not ready within {_TIMEOUT_SECONDS:g} s; {self._log_hint('cluster')}"
+            ) from None
         if not ready_line:  # end of file: it has exited
             raise self._start_error(await self._cluster.wait())
-        self._restarter = asyncio.create_task(self._keep_operator(self._operator, print_line))
+        self._restarter = asyncio.create_task(self._keep_operator_running(self._operator, print_line))
 
     def _start_error(self, code: int) -> CommandFailed:
         """Error with the cluster's own sentence, which it has logged, or else with its exit code."""
         line = self._last_line("cluster")
         if code == 1 and line.startswith("error: "):
             return CommandFailed(line.removeprefix("error: "))
-        problem = f"the local cluster did not start ({_exit_text(code)})"
-        return CommandFailed(f"{problem}; {self._log_hint('cluster')}")
+        return CommandFailed(
+            f"the local cluster did not start ({_exit_text(code)}); {self._log_hint('cluster')}"
+        )
 
     async def wait_for_cluster_exit(self) -> CommandFailed:
         """Wait until the cluster process exits, which it does only on a fault or a signal. Returns the error
         to raise."""
         assert self._cluster is not None
         code = await self._cluster.wait()
-        problem = f"the local cluster ended unexpectedly ({_exit_text(code)}), and its pods with it"
-        return CommandFailed(f"{problem}; {self._log_hint('cluster')}")
+        return CommandFailed(
+            f"the local cluster ended unexpectedly ({_exit_text(code)}), and its pods with it; "
+            f"{self._log_hint('cluster')}"
+        )
 
     def _log_hint(self, name: str) -> str:
         """Part of a message: the log of a process, and the last line in it."""
-        return f"the last line of {self.home / f'{name}.log'} is: {self._last_line(name)}"
+        return f"see {self.home / f'{name}.log'}, whose last line is: {self._last_line(name)}"
 
     def _last_line(self, name: str) -> str:
         file = self.home / f"{name}.log"
         lines = file.read_text(errors="replace").split("\n") if file.exists() else []
         return next((line for line in reversed(lines) if line.strip()), "no output")
 
-    async def _keep_operator(self, operator: asyncio.subprocess.Process, print_line: PrintLine) -> None:
+    async def _keep_operator_running(
+        self, operator: asyncio.subprocess.Process, print_line: PrintLine
+    ) -> None:
         """Let the operator begin, and start another one after each exit, until cancelled. The pause doubles,
         unless the one that ended had run for longer than the longest pause."""
         _send_go(operator)

@@ -152,6 +152,7 @@ def show_logs(
         raise errors.InvalidInput("--follow shows the newest attempt; leave out --attempt")
 
     async def print_logs() -> None:
+        """Print until now, or with --follow until the job has ended."""
         async with connected(kubeconfig_file(kubeconfig, home)) as client:
             poller = JobPoller(client, namespace, job)
             if follow:
@@ -173,6 +174,7 @@ def up(home: Path) -> None:
     from ropeteam.cli.localstack import LocalStack
 
     async def stay_up() -> None:
+        """Keep the cluster up until Ctrl-C. Raises CommandFailed if it exits by itself."""
         async with LocalStack(home) as local:
             await local.start(click.echo)
             click.echo(f"export KUBECONFIG={local.kubeconfig}")
@@ -196,7 +198,7 @@ def watch(job: str, namespace: str, kubeconfig: Path | None, home: Path) -> None
     from ropeteam.cli import errors
     from ropeteam.cli.asyncrun import run_interruptible
     from ropeteam.cli.connect import connected, kubeconfig_file
-    from ropeteam.cli.show.follow import JobPoller
+    from ropeteam.cli.show.follow import JobPoller, missing_job_error
     from ropeteam.cli.show.screen import screen_for
     from ropeteam.cli.show.summary import summary_lines
 
@@ -211,7 +213,7 @@ def watch(job: str, namespace: str, kubeconfig: Path | None, home: Path) -> None
                 for line in summary_lines(found, None) if found else ():
                     shown.print_line(line)
         if last is None:
-            raise errors.InvalidInput(f"there is no TrainingJob {job} in namespace {namespace}")
+            raise missing_job_error(namespace, job)
         if not (last.finished or last.refused):
             raise errors.CommandFailed(f"the TrainingJob {job} in namespace {namespace} was deleted")
         return last.complete

@@ -30,7 +30,9 @@ async def submit(
     try:
         created = await client.create(config_map)
     except ApiError as error:
-        raise InvalidInput(f"ConfigMap {config_map['metadata']['name']} was refused: {error}") from None
+        raise InvalidInput(
+            f"ConfigMap {config_map['metadata']['name']} was refused by the API server: {error}"
+        ) from None
     try:
         await apply_manifest(client, Manifest(job, manifest.others), None)
     except CommandError:

@@ -38,7 +38,9 @@ async def apply_manifest(client: ApiClient, manifest: Manifest, workdir: Path | 
             await _create_or_patch(client, document)
         except ApiError as error:
             meta = document["metadata"]
-            raise InvalidInput(f"{document['kind']} {meta['name']} was refused: {error}") from None
+            raise InvalidInput(
+                f"{document['kind']} {meta['name']} was refused by the API server: {error}"
+            ) from None
 
 
 async def _create_or_patch(client: ApiClient, document: Object) -> None:

@@ -46,7 +46,7 @@ def read_folder(folder: Path) -> Bundle:
     the file that is too much, so that a folder of data is not read into memory."""
     files: dict[str, bytes] = {}
     executable, left_out = set(), []
-    for path, note in _walk(folder):
+    for path, note in _walk_folder(folder):
         name = path.relative_to(folder).as_posix()
         if note is not None:
             left_out.append(f"{name}{note}")
@@ -62,7 +62,7 @@ def read_folder(folder: Path) -> Bundle:
     return Bundle(files, frozenset(executable), tuple(left_out))
 
 
-def _walk(folder: Path) -> Iterator[tuple[Path, str | None]]:
+def _walk_folder(folder: Path) -> Iterator[tuple[Path, str | None]]:
     """Files below a folder, each with None; and what is left out, a whole folder as one, each with the note
     for the list: the reason, or "" where the name shows it. First match wins: a link is never followed."""
     for path in sorted(folder.iterdir()):
@@ -74,7 +74,7 @@ def _walk(folder: Path) -> Iterator[tuple[Path, str | None]]:
         elif is_folder and (path / "pyvenv.cfg").exists():
             yield path, " (a virtual environment)"
         elif is_folder:
-            yield from _walk(path)
+            yield from _walk_folder(path)
         elif not path.is_file():
             yield path, " (not a regular file)"
         else:
@@ -120,7 +120,10 @@ def config_map(job: Object, code: Bundle) -> Object:
 
 def with_mounted_code(job: Object, code: Bundle, config_map_name: str) -> Object:
     """Copy of the job with the ConfigMap mounted at /code, where its command starts. Raises InvalidInput for
-    a workingDir elsewhere, and for a volume or a mount that is in the way."""
+    a workingDir elsewhere, and for a volume or a mount that is in the way.
+
+    A template without a pod or a container `trainer` gets one: the operator merges the short form into it.
+    """
     job = copy.deepcopy(job)
     spec: Any = job["spec"]
     workdir = spec.setdefault("workingDir", MOUNTED_AT)
@@ -128,7 +131,7 @@ def with_mounted_code(job: Object, code: Bundle, config_map_name: str) -> Object
         raise InvalidInput(
             f"spec.workingDir is {workdir}, but the folder is mounted at {MOUNTED_AT}; leave it out"
         )
-    pod = _map_at(spec, "template", "spec")
+    pod = _ensure_map_at(spec, "template", "spec")
     volumes = pod.setdefault("volumes", [])
     if any(volume.get("name") == VOLUME for volume in volumes):
         raise InvalidInput(f"spec.template.spec.volumes already has a volume {VOLUME}; give it another name")
@@ -151,7 +154,7 @@ def with_mounted_code(job: Object, code: Bundle, config_map_name: str) -> Object
     return job
 
 
-def _map_at(value: Any, *names: str) -> Any:
+def _ensure_map_at(value: Any, *names: str) -> Any:
     """Map at this path; missing ones are created, in place."""
     for name in names:
         value = value.setdefault(name, {})

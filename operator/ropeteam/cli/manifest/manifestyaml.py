@@ -61,7 +61,7 @@ class _Loader(yaml.SafeLoader):
         node = super().compose_node(parent, index)
         assert node is not None
         if not isinstance(event, yaml.AliasEvent):
-            _validate(node)
+            _validate_node(node)
             self._count += 1
             self._sizes[node] = self._count - count, self._deepest - self._depth
         elif node in self._sizes:
@@ -94,13 +94,14 @@ class _Loader(yaml.SafeLoader):
         return value
 
     def _check_limits(self, event: yaml.Event) -> None:
+        """Raise ManifestError if there are too many levels or nodes by now. event: for the line."""
         if self._deepest > DEEPEST:
             raise _error_at(event, f"more than {DEEPEST} nested levels; use fewer")
         if self._count > MOST_NODES:
             raise _error_at(event, f"more than {MOST_NODES} values with aliases expanded; make it smaller")
 
 
-def _validate(node: yaml.Node) -> None:
+def _validate_node(node: yaml.Node) -> None:
     """Raise ManifestError for a tag, a scalar or a key that JSON cannot have. Nodes below it were
     validated."""
     kind = node.tag.removeprefix(_TAG)

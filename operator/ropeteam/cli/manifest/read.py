@@ -90,7 +90,7 @@ def _manifest_of_command(command: tuple[str, ...], workers: int) -> Manifest:
     spec = {"workers": workers, "image": image, "command": list(command)}
     metadata = {"name": _job_name(command)}
     job = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
-    if errors := list(problems(job, is_typed=True)):
+    if errors := list(_job_problems(job, is_typed=True)):
         raise InvalidInput("\n  ".join(["this command is invalid:", *errors]))
     return Manifest(_checked_document(job, Path("the command")), ())
 
@@ -115,13 +115,13 @@ def read_manifest(file: Path, workers: int | None = None) -> Manifest:
         raise InvalidInput(f"{file}: {len(jobs)} documents of kind {KIND}; write exactly one into each file")
     if workers is not None and isinstance(jobs[0].get("spec"), dict):  # what is no map is reported below
         jobs[0]["spec"]["workers"] = workers
-    errors = list(problems(jobs[0]))
+    errors = list(_job_problems(jobs[0]))
     if errors:
         raise InvalidInput("\n  ".join([f"{file} is invalid:", *errors]))
     return Manifest(jobs[0], tuple(document for document in documents if document is not jobs[0]))
 
 
-def problems(job: Object, is_typed: bool = False) -> Iterator[str]:
+def _job_problems(job: Object, is_typed: bool = False) -> Iterator[str]:
     """Problems of a job, each a sentence: the field, its problem, what to change. The strategy and the
     command are read only if all fields are valid. `is_typed`: the user typed the command, and has no
     manifest."""
@@ -171,8 +171,10 @@ def _checked_document(document: Any, file: Path) -> Object:
     if not isinstance(meta, dict) or not isinstance(meta.get("name"), str):
         raise InvalidInput(f"{file}: {document['kind']} without metadata.name; give it a name, as text")
     if document["kind"] in _KINDS_OF_OTHERS:
-        text = "belongs to another operator; Ropeteam runs a TrainingJob: see docs/guides/migrate.md"
-        raise InvalidInput(f"{file}: kind {document['kind']} {text}")
+        raise InvalidInput(
+            f"{file}: kind {document['kind']} belongs to another operator; Ropeteam runs a TrainingJob: see "
+            "docs/guides/migrate.md"
+        )
     if not ObjectRef.knows(document["kind"]):
         raise InvalidInput(f"{file}: kind {document['kind']} cannot be applied here; use kubectl apply")
     for field in ("labels", "annotations"):

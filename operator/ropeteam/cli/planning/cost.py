@@ -58,7 +58,7 @@ def plan_rows(spec: TrainingJobSpec, dry_run: DryRunResult | str) -> list[Row]:
     return rows
 
 
-def side_by_side(plans: Sequence[Sequence[Row]]) -> Iterator[tuple[str, ...]]:
+def table_rows(plans: Sequence[Sequence[Row]]) -> Iterator[tuple[str, ...]]:
     """Rows of a table of several plans: the name of each row that any plan has, then the text of each plan in
     it, `-` where it has none. Rows without a name are added to the row before them."""
     cells: dict[str, list[list[str]]] = {}
@@ -102,6 +102,7 @@ def _model_rows(model: Model, strategy: Strategy, grid: Layout, micro_batches: i
 
 
 def _servers_text(fullest: cost.Memory, count: int) -> str:
+    """Number of parameter servers, and memory and traffic of the fullest one (cost.fullest_server)."""
     stored = byte_text(fullest.parameters + (fullest.optimizer or 0))
     return (
         f"{_count_text(count, 'pod')} more; the one that holds most has {stored} of parameters and "
@@ -111,6 +112,7 @@ def _servers_text(fullest: cost.Memory, count: int) -> str:
 
 
 def _traffic_text(of_parts: list[cost.Traffic]) -> str:
+    """Bytes, collectives and messages of the rank that sends most. of_parts: in one step, as cost.traffic."""
     most = max(of_parts, key=lambda each: each.sent)
     if not most.sent:
         return "none: gradients are not sent"

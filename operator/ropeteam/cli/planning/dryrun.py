@@ -49,12 +49,14 @@ def dry_run(spec: TrainingJobSpec, folder: Path, timeout_seconds: float) -> DryR
                 stderr=output,
                 start_new_session=True,
             )
-            code = _exit_code(process, timeout_seconds)
+            code = _wait_or_kill(process, timeout_seconds)
         if result_file.exists():
             return codec.decode(DryRunResult, result_file.read_bytes())
         if code is None:
-            limit = f"within {timeout_seconds:g} s (--timeout-seconds)"
-            return f"the script did not reach job.wrap() {limit}; its last line: {_last_line(output_file)}"
+            return (
+                f"the script did not reach job.wrap() within {timeout_seconds:g} s (--timeout-seconds); the "
+                f"last line of its output: {_last_line(output_file)}"
+            )
         if code == 0:
             return DryRunResult(without_wrap="ends")
         return f"the script failed before job.wrap(): {_last_line(output_file)}"
@@ -96,7 +98,7 @@ def _rank_0_environment(spec: TrainingJobSpec) -> dict[str, str]:
     return {name: str(number) for name, number in numbers.items()} | ours
 
 
-def _exit_code(process: subprocess.Popen[bytes], seconds: float) -> int | None:
+def _wait_or_kill(process: subprocess.Popen[bytes], seconds: float) -> int | None:
     """Wait for the exit code. None: after so many seconds the process and its descendants were killed."""
     try:
         return process.wait(seconds)

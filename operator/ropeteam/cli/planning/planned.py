@@ -26,7 +26,7 @@ def print_plans(jobs: Sequence[Manifest], timeout_seconds: float) -> None:
             click.echo(line)
     else:
         table = Table("", *(job.name for job in jobs), box=box.SIMPLE)
-        for row in cost.side_by_side(plans):
+        for row in cost.table_rows(plans):
             table.add_row(*row)
         Console(markup=False).print(table)
     click.echo(cost.TIME)

@@ -15,6 +15,7 @@ import aiohttp
 
 from ropeteam.api.job import KIND
 from ropeteam.api.status import JobStatus
+from ropeteam.cli.errors import InvalidInput
 from ropeteam.cli.show.jobview import JobView, job_view
 from ropeteam.controller.cache import parsing
 from ropeteam.controller.client.apiclient import ApiClient, ApiError, NotFound, Object, ObjectRef
@@ -25,6 +26,13 @@ from ropeteam_trainer.contract.config import COORDINATOR_HTTP_PORT
 from ropeteam_trainer.contract.desired import JobReport
 
 POLL_SECONDS = 0.5
+
+
+def missing_job_error(namespace: str, name: str) -> InvalidInput:
+    """Error for a user that names a job that does not exist."""
+    return InvalidInput(
+        f"there is no TrainingJob {name} in namespace {namespace}; to list all: kubectl get trainingjobs -A"
+    )
 
 
 class JobPoller:

@@ -13,7 +13,7 @@ from ropeteam.api.columns import duration
 from ropeteam.api.defaults import Defaults
 from ropeteam.api.status import JobStatus
 from ropeteam.cli.errors import InvalidInput
-from ropeteam.cli.show.follow import JobPoller
+from ropeteam.cli.show.follow import JobPoller, missing_job_error
 from ropeteam.cli.show.jobview import TO_ACT_ON, job_view
 from ropeteam.cli.show.redaction import masked_observation
 from ropeteam.cli.show.screen import NewIncidents, plain_line
@@ -47,11 +47,14 @@ async def snapshot(
         except ApiError as error:
             if informer.kind != "Node" or error.status != 403:
                 raise
-            note(f"note: no lost node is recognised here, since nodes cannot be read: {error}")
+            note(
+                f"note: no lost node is recognised here, since nodes cannot be read: {error}; an operator "
+                "that may read them may decide otherwise"
+            )
     key = Key(namespace, name)
     read, job = await read_job(caches, key), await poller.fetch_job()
     if read is None or job is None:
-        raise InvalidInput(f"there is no TrainingJob {name} in namespace {namespace}")
+        raise missing_job_error(namespace, name)
     secrets = await poller.fetch_secrets(read.metadata.uid)
     report = None if read.status.finished else await poller.fetch_report(job)
     observer = Observer(
@@ -86,7 +89,7 @@ def explanation(text: bytes, source: str) -> Iterator[str]:
             "create one: ropeteam snapshot JOB"
         ) from None
     decision = decide(seen)
-    yield from _summary(seen, decision.status)
+    yield from _state_lines(seen, decision.status)
     yield f"  decision: {decision.why}"
     if decision.status != seen.status:
         yield f"  would save state {decision.status.state}"
@@ -98,7 +101,7 @@ def explanation(text: bytes, source: str) -> Iterator[str]:
         yield f"  would reconcile again within {decision.requeue_after_seconds:.1f} s"
 
 
-def _summary(seen: Observation, next_status: JobStatus) -> Iterator[str]:
+def _state_lines(seen: Observation, next_status: JobStatus) -> Iterator[str]:
     """Lines: state of the job and since when, conditions to act on, the last incident, and the next step.
 
     next_status: as the operator would save it now. Its conditions are newer than those in the snapshot.

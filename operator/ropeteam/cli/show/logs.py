@@ -18,7 +18,7 @@ import aiohttp
 
 from ropeteam.api.status import JobStatus
 from ropeteam.cli.errors import InvalidInput
-from ropeteam.cli.show.follow import POLL_SECONDS, JobPoller
+from ropeteam.cli.show.follow import POLL_SECONDS, JobPoller, missing_job_error
 from ropeteam.controller.cache import parsing
 from ropeteam.controller.client.apiclient import ApiClient, ApiError, Object, ObjectRef
 from ropeteam.core.seen import names
@@ -82,12 +82,15 @@ class JobLogs:
             _, pending = await asyncio.wait(pending, timeout=LAST_SECONDS)
             if pending and self._received == before:
                 left = ", ".join(sorted(each.get_name() for each in pending))
-                text = f"the log of pod {left} has not ended, but has had no output for {LAST_SECONDS:g} s"
-                where = f"kubectl logs -n {self._poller.namespace} POD -c trainer"
-                self._show(f"ropeteam: {text}; the rest is not shown: {where}")
+                self._show(
+                    f"ropeteam: the log of pod {left} has not ended, but has had no output for "
+                    f"{LAST_SECONDS:g} s; the rest is not shown: kubectl logs -n {self._poller.namespace} POD -c trainer"
+                )
                 return
 
     def _start_streams(self, pods: list[Object]) -> None:
+        """Start a stream for each pod that has none and whose container has started. Until then the API
+        server refuses its log."""
         for pod in pods:
             uid = pod["metadata"]["uid"]
             if uid not in self._streams and _has_started(pod):
@@ -105,8 +108,10 @@ class JobLogs:
             return  # the pod is gone
         except (aiohttp.ClientError, OSError) as error:
             why = str(error) or type(error).__name__
-            where = f"kubectl logs -n {self._poller.namespace} {name} -c trainer"
-            self._show(f"ropeteam: the log of pod {name} was interrupted ({why}); for the rest: {where}")
+            self._show(
+                f"ropeteam: the log of pod {name} was interrupted ({why}); for the rest: "
+                f"kubectl logs -n {self._poller.namespace} {name} -c trainer"
+            )
 
     async def _follow_log(self, name: str) -> AsyncIterator[list[str]]:
         """Follow a pod's log and yield its complete lines, in batches; the last line may be without an end.
@@ -172,7 +177,7 @@ async def print_logs(poller: JobPoller, ranks: str, attempt: int | None, show: S
         if lines := lines_of_ranks(text.split("\n"), ranks):
             show("\n".join(lines))
     if not found:
-        for line in _incident_lines(job, status, wanted):
+        for line in _recorded_incident_lines(job, status, wanted):
             show(line)
 
 
@@ -180,7 +185,7 @@ async def _fetch_existing_job(poller: JobPoller) -> Object:
     """Fetch the object. Raises InvalidInput if there is none."""
     job = await poller.fetch_job()
     if job is None:
-        raise InvalidInput(f"there is no TrainingJob {poller.name} in namespace {poller.namespace}")
+        raise missing_job_error(poller.namespace, poller.name)
     return job
 
 
@@ -198,7 +203,7 @@ def _attempt_of(pod: Object, newest: int) -> int:
     return int(text) if text.isdecimal() else newest
 
 
-def _incident_lines(job: Object, status: JobStatus, attempt: int) -> Iterator[str]:
+def _recorded_incident_lines(job: Object, status: JobStatus, attempt: int) -> Iterator[str]:
     """Lines with the incidents that status has of an attempt whose pods are deleted, their last lines
     included. Raises InvalidInput if there are none. attempt: 0 is a job that has not started."""
     policy = (job.get("spec") or {}).get("cleanPodPolicy", "Running")
