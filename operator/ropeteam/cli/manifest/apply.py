@@ -44,7 +44,8 @@ async def apply_manifest(client: ApiClient, manifest: Manifest, workdir: Path | 
 
 
 async def _create_or_patch(client: ApiClient, document: Object) -> None:
-    """Create an object; if its name is taken, patch that one, whoever owns it. Raises ApiError."""
+    """Create an object; if its name is taken, patch that object, also one of another owner. Raises
+    ApiError."""
     try:
         await client.create(document)
     except (OwnedObjectExists, Conflict):

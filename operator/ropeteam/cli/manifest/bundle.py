@@ -162,7 +162,7 @@ def _ensure_map_at(value: Any, *names: str) -> Any:
 
 
 def summary_lines(code: Bundle, config_map_name: str, namespace: str) -> Iterator[str]:
-    """Lines for a person: what was stored and who may read it, then what was left out, if any."""
+    """Lines for a person: size and readers of the ConfigMap, then the files that were left out, if any."""
     some = "file" if len(code.files) == 1 else "files"
     readers = f"readable by users that may read ConfigMaps in namespace {namespace}"
     yield f"configmap/{config_map_name}: {len(code.files)} {some}, {_size_text(code.total_bytes)}, {readers}"

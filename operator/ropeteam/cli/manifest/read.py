@@ -163,8 +163,8 @@ def _read_documents(file: Path) -> list[Any]:
 
 
 def _checked_document(document: Any, file: Path) -> Object:
-    """The same document, with the maps and the namespace that other code reads filled into its metadata, in
-    place. Raises InvalidInput if it is no Kubernetes object, or of a kind that cannot be applied here."""
+    """Argument itself, with labels, annotations and the namespace filled into its metadata, in place. Raises
+    InvalidInput if it is no Kubernetes object, or of a kind that cannot be applied here."""
     if not isinstance(document, dict) or not isinstance(document.get("kind"), str):
         raise InvalidInput(f"{file}: a document without `kind` is not a Kubernetes object; write its kind")
     meta = document.get("metadata")

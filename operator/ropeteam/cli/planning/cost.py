@@ -47,6 +47,7 @@ def plan_rows(spec: TrainingJobSpec, dry_run: DryRunResult | str) -> list[Row]:
         model = dry_run.model if isinstance(dry_run, DryRunResult) else None
         unknown = [("model", "unknown, and so memory and traffic"), ("", str(dry_run))]
         rows += [("mesh", "one rank alone" if grid.world == 1 else str(grid))]
+        # an unknown number counts as 1; _not_counted lists what is missing then
         rows += [*_model_rows(model, strategy, grid, micro_batches or 1)] if model else unknown
         rows += [
             ("bubble", _bubble_text(strategy, grid, micro_batches)),

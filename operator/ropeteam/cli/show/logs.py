@@ -84,7 +84,8 @@ class JobLogs:
                 left = ", ".join(sorted(each.get_name() for each in pending))
                 self._show(
                     f"ropeteam: the log of pod {left} has not ended, but has had no output for "
-                    f"{LAST_SECONDS:g} s; the rest is not shown: kubectl logs -n {self._poller.namespace} POD -c trainer"
+                    f"{LAST_SECONDS:g} s; the rest is not shown: kubectl logs -n {self._poller.namespace} "
+                    "POD -c trainer"
                 )
                 return
 
