@@ -24,10 +24,10 @@ from lab.ranks.processes import RankGroup
 
 from benchmarks.results import Row, print_rows, row, write
 from benchmarks.train_balance import GLOBAL_BATCH
-from ropeteam_trainer.data.balancing import EVERY
+from ropeteam_trainer.data.balancing import EXCHANGE_EVERY
 
 SCRIPT = Path(__file__).parent / "train_balance.py"
-STEPS, WARM = 5 * EVERY, 2 * EVERY + 1
+STEPS, WARM = 5 * EXCHANGE_EVERY, 2 * EXCHANGE_EVERY + 1
 WORLDS = (2, 3, 4)
 
 Steps = list[tuple[float, float, int]]

@@ -343,7 +343,7 @@ def test_what_depends_on_the_scripts_batch_is_marked_so() -> None:
     spec = TrainingJobSpec.model_validate({**fields, "strategy": micro})
     part = ModelPart(0, (Tensor((10,), 5, 4, True),), 1, 40)
     model = Model(10, "Adam", (0.1, 0.01), (0.1, 0.01), (part,))
-    text = "\n".join(plan.plan_of(spec, DryRunResult(model=model)))
+    text = "\n".join(plan.plan_lines(spec, DryRunResult(model=model)))
     assert "10 parameters, Adam in 2 groups" in text
     assert "as in the script, in 2 parts, in micro-batches of at most 4" in text
     assert "not counted     all-gathers of sharded layers, and unsharded gradients, of each" in text
@@ -352,7 +352,7 @@ def test_what_depends_on_the_scripts_batch_is_marked_so() -> None:
 def test_one_rank_alone_sends_nothing() -> None:
     spec = TrainingJobSpec.model_validate({"workers": 1, "image": "none", "command": ["x"]})
     model = Model(1, "SGD", (0.1,), (0.1,), (ModelPart(0, (Tensor((1,), 1, 4, True),), 1, 0),))
-    lines = list(plan.plan_of(spec, DryRunResult(model=model)))
+    lines = list(plan.plan_lines(spec, DryRunResult(model=model)))
     assert "mesh            one rank alone" in lines
     assert "traffic         none: gradients are not sent" in lines
 

@@ -198,9 +198,9 @@ def test_an_agent_without_orders_has_applied_none():
 async def test_a_suspended_machine_s_lease_runs_out_meanwhile():
     asleep = 0.0
     it = Coordinator(config(lease=20), 0, TOKEN, Log(lambda _: None), asleep=lambda: asleep)
-    first = it.desire(Desired(1, 1, 1, {}))
+    first = it.apply_desired(Desired(1, 1, 1, {}))
     request = replace(Desired(1, 1, 1, {}), acknowledged_boot=0, acknowledged_sent=first.sent)
-    assert it.desire(request).lease_valid
+    assert it.apply_desired(request).lease_valid
     asleep = 20.0
-    assert not it.report().lease_valid
+    assert not it.job_report().lease_valid
     it.stop()

@@ -215,7 +215,7 @@ class Agent:
         if plan.origin is None:
             self.memory = None
         self.ranks = {}
-        for number in known.alive:
+        for number in known.alive_ranks:
             self.ranks[number] = rank = self._world.rank(self, plan, number)
             self._world.clock.after(0.1 + 0.5 * self._world.random.random(), rank.when_awake, rank.boot)
         self.every_rank = [*(rank for rank in self.every_rank if rank.alive), *self.ranks.values()]

@@ -159,7 +159,7 @@ class Coordinator:
 
     def _note_moments(self, before: membership.State) -> None:
         moments, after = self._world.moments, self.state
-        moments["plan"] += after.n != before.n
+        moments["plan"] += after.worlds_planned != before.worlds_planned
         moments["grant"] += after.grant is not None and after.grant is not before.grant
         moments["stop"] += after.phase is not before.phase and after.phase is WorldPhase.STOPPING
         moments["complete"] += after.phase is not before.phase and after.phase is WorldPhase.COMPLETING

@@ -57,7 +57,9 @@ async def findings(
     except click.ClickException as error:
         yield fail_finding("cluster", error.message)
     except ApiError as error:
-        yield fail_finding("cluster", f"of {file}: access is refused: {error}", "log in again, or set --kubeconfig")
+        yield fail_finding(
+            "cluster", f"of {file}: access is refused: {error}", "log in again, or set --kubeconfig"
+        )
     except _REQUEST_ERRORS as error:
         why = str(error) or type(error).__name__
         yield fail_finding("cluster", f"of {file}: {why}", "check its address, or set another --kubeconfig")

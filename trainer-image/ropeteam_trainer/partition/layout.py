@@ -208,7 +208,7 @@ def _parallelism_rules(strategy: Strategy, grid: Layout) -> list[tuple[bool, str
         (
             grid.pipeline > 1 and pipelining.needs_several_stages != (pipelining.stage_count_per_rank > 1),
             f"pipelining: {pipelining.schedule.value} does not work with stagesPerRank "
-            f"{pipelining.stage_count_per_rank}; Interleaved and ZeroBubble need 2 or more, the other schedules 1",
+            f"{pipelining.stage_count_per_rank}; Interleaved and ZeroBubble need 2 or more, the others 1",
         ),
         (
             grid.pipeline > 1 and shards and pipelining.schedule is Schedule.ZERO_BUBBLE,

@@ -145,4 +145,5 @@ def _validate_keys(node: yaml.MappingNode) -> None:
 
 
 def _error_at(place: yaml.Node | yaml.Event, sentence: str) -> ManifestError:
+    assert place.start_mark is not None  # events and nodes of a parser have one
     return ManifestError(f"line {place.start_mark.line + 1}: {sentence}")

@@ -15,7 +15,7 @@ from typing import Any
 
 from ropeteam.api import strategy
 from ropeteam.api.job import GPU, Checkpoint, TrainingJobSpec, Worlds
-from ropeteam.api.quantity import amount
+from ropeteam.api.quantity import parse_quantity
 from ropeteam.api.status import SlotStatus
 from ropeteam.core.objects import manifests, nonroot, poddefaults, trainercontainer
 from ropeteam.core.objects.podparts import add_empty_dir, add_mount, dict_at, dicts_at, list_at
@@ -117,7 +117,7 @@ def _add_shard_cache(size: str, container: dict[str, Any], pod_spec: dict[str, A
     and lock files too, and evicts a pod that takes more than the size.
     """
     add_empty_dir(container, pod_spec, SHARD_CACHE_VOLUME, SHARD_CACHE_PATH, {"sizeLimit": size})
-    total = amount(size)
+    total = parse_quantity(size)
     assert total is not None  # validated with the spec
     container["env"] += [
         {"name": contract.SHARD_CACHE, "value": SHARD_CACHE_PATH},
