@@ -173,7 +173,7 @@ async def test_a_zygote_that_dies_before_it_forks_a_published_store_ends_that_wo
     (pod.folder / "published").touch()
     exit = exit_of(await ended(coordinator, plan))
     assert (pod.folder / "killed").exists()
-    assert "the store of world 1.0.1" in exit.message, "not whatever the rank made of it"
+    assert "the TCPStore of world 1.0.1" in exit.message, "not whatever the rank made of it"
     report = await ended(coordinator, await a_world(coordinator, 2))
     assert exit_of(report).clean, pod.text()
 
@@ -194,7 +194,7 @@ async def test_a_store_that_dies_before_any_rank_has_come_ends_its_world_aloud(m
     exit = exit_of(await ended(coordinator, plan))
     assert exit.signal == signal.SIGKILL
     assert not exit.killed, "this is what ended the world, not a consequence"
-    assert "the store of world 1.0.1" in exit.message
+    assert "the TCPStore of world 1.0.1" in exit.message
     (pod.folder / "go").touch()
     report = await ended(coordinator, await a_world(coordinator, 2))
     assert exit_of(report).clean, pod.text()

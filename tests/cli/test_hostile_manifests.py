@@ -51,8 +51,8 @@ def output_of(file: Path, text: str) -> tuple[int, str]:
         ("spec: {workers: 2, workers: 3}", "key 'workers' is listed twice"),
         (f'spec: {{{VALID}, image: "a\\0b"}}', "text with a character that commands"),
         (f'spec: {{{VALID}, image: "\\ud800"}}', "text with a character that commands"),
-        (f'spec: {{{VALID}, image: "\\U00110000"}}', "line 4: \\U and digits that are not a character"),
-        (f'spec: {{{VALID}, image: "\\U99999999"}}', "line 4: \\U and digits that are not a character"),
+        (f'spec: {{{VALID}, image: "\\U00110000"}}', "line 4: \\U is followed by digits that are not a character"),
+        (f'spec: {{{VALID}, image: "\\U99999999"}}', "line 4: \\U is followed by digits that are not a character"),
         (f"spec: {{{VALID}, template: {{x: .inf}}}}", ".inf is not a number of JSON"),
         (f"spec: {{{VALID}, template: {{x: 1.0e+999}}}}", "is not a number of JSON"),
         (f"spec: {{{VALID}, template: {{x: !!set {{a}}}}}}", "set does not exist in Kubernetes"),
@@ -78,7 +78,7 @@ def test_metadata_of_another_shape_is_reported(meta: str, tmp_path: Path) -> Non
     text = f"{HEAD}spec: {{{VALID}}}".replace("name: good", f"name: good, {meta}")
     code, output = output_of(tmp_path / "job.yaml", text)
     assert code == 2
-    assert f"metadata.{meta.split(':')[0]} is not" in output
+    assert f"metadata.{meta.split(':')[0]} of TrainingJob good is not" in output
 
 
 def test_metadata_that_is_null_is_left_out(tmp_path: Path) -> None:
