@@ -108,7 +108,7 @@ def test_labels_for_another_scheduler_are_named_where_pods_are_for_the_default_o
     seen = a_running_job(**template(metadata={part: {key: "a"}}))
     reason, message = degraded_of(seen)
     assert reason == "GangSchedulingIgnored"
-    assert message.startswith(f"{key}: read by {reader}, but")
+    assert f"without effect: {key} (read by {reader})" in message
     assert "spec.template.spec.schedulerName" in message
     assert degraded_of(seen.after(pods(scheduler="default-scheduler")))[0] == reason
     assert degraded_of(seen.after(pods(scheduler="volcano"))) == ("", "")

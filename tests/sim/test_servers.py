@@ -59,7 +59,7 @@ def test_a_worker_that_ends_early_is_not_waited_for_without_an_end() -> None:
     processes(world)[0].die(ProcessExit(0, None))
     completes(world)
     (incident,) = world.kubernetes.job.status.incidents
-    assert "it ended before its script did" in incident.message
+    assert "exited with 0 before the end of its script" in incident.message
 
 
 @pytest.mark.parametrize("server", SLOTS[WORKERS:])
