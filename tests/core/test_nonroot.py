@@ -102,7 +102,7 @@ def test_a_job_that_is_taken_as_such_a_user_starts_and_reports_it() -> None:
     assert condition is not None
     assert (condition.holds, condition.reason) == (True, "RunsAsNonRoot")
     assert "as user 1000" in condition.message
-    assert "runAsNonRoot: true" in condition.message
+    assert "runAsNonRoot to true" in condition.message
     assert ("RunsAsNonRoot", condition.message) in [
         (each.reason, each.message) for each in decision.announcements
     ]
