@@ -215,11 +215,11 @@ async def test_what_the_watch_has_missed_is_listed(
     assert (queued, api.watches, missed()) == ([lost.key], 1, before), "it is not overdue yet"
     api.listed = [an_object("a", 8, changed=True), an_object("c", 8, changed=True)]
     api.version = 9
-    await asyncio.sleep(0.3)
+    clock.now += crosscheck.PATIENCE + 1
     check.relist_if_overdue()
     await wait_until_async("a second watch is open", lambda: api.watches == 2)
     assert {key.name for key in jobs.known_keys()} == {"a", "c"}
-    await asyncio.sleep(0.3)
+    clock.now += crosscheck.PATIENCE + 1
     check.relist_if_overdue()
     assert missed() == before + 1, "once"
 
@@ -230,7 +230,7 @@ async def test_a_job_that_changes_all_the_time_is_overdue_as_well(
     check, before = CrossCheck(jobs, lambda _: None), missed()
     for version in range(8, 12):
         check.record(change("a", version))
-        await asyncio.sleep(0.1)
+        clock.now += 0.4 * crosscheck.PATIENCE
     check.relist_if_overdue()
     assert missed() == before + 1
     await wait_until_async("a second watch is open", lambda: api.watches == 2)
@@ -247,13 +247,13 @@ async def test_a_watch_that_is_a_little_behind_has_missed_nothing(
             "the change is in the cache", partial(jobs.has_change, "uid-a", version, deleted=False)
         )
         check.record(change("a", version + 1))
-        await asyncio.sleep(0.1)
+        clock.now += 0.4 * crosscheck.PATIENCE
         check.relist_if_overdue()
     check.record(change("a", 13, deleted=True))
     api.send("MODIFIED", an_object("a", 12))
     api.send("DELETED", an_object("a", 13))
     await wait_until_async("the deletion is in the cache", lambda: jobs.has_change("uid-a", 13, deleted=True))
-    await asyncio.sleep(0.3)
+    clock.now += crosscheck.PATIENCE + 1
     check.relist_if_overdue()
     assert (api.watches, missed()) == (1, before)
 
@@ -274,7 +274,7 @@ async def test_what_the_watch_brings_in_time_is_not_missed(
     await wait_until_async(
         "the change of the broken job has come", lambda: jobs.has_change("uid-broken", 10, deleted=False)
     )
-    await asyncio.sleep(0.3)
+    clock.now += crosscheck.PATIENCE + 1
     check.record(change("a", 6))
     check.relist_if_overdue()
     assert (api.watches, missed()) == (1, before)

@@ -65,7 +65,7 @@ async def test_a_new_job_gets_its_secret_service_coordinator_and_workers(cluster
 async def test_a_secret_that_somebody_deleted_comes_back_with_the_next_pod(still: Operator) -> None:
     seen = await with_pods(still)
     created = still.reconciler.jobs.state_of(KEY, seen.metadata.uid, 0.0).created
-    assert created.secret_at is not None
+    assert created.secret
     created.secret_at -= ASSUMED_UP_TO_DATE_SECONDS
 
     async def known() -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from ropeteam.cli.errors import CommandFailed
+from ropeteam.errors import RequestError
 
 T = TypeVar("T")
 
@@ -30,9 +31,7 @@ def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
     except Exception as error:
         import aiohttp  # here, not above: `ropeteam run` starts its processes before these slow imports
 
-        from ropeteam.controller.client.apiclient import ApiError
-
-        if not isinstance(error, (ApiError, aiohttp.ClientError, OSError)):
+        if not isinstance(error, (RequestError, aiohttp.ClientError, OSError)):
             raise
         why = str(error) or type(error).__name__
         if isinstance(error, (aiohttp.ClientError, TimeoutError)):

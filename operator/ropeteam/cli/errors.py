@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from ropeteam.errors import RequestError
 from ropeteam_trainer.contract.errors import RopeteamError
 
 

@@ -268,7 +268,9 @@ def _nodes_finding(read: Read) -> Finding:
     counts = [parse_quantity((at(node, "status.allocatable") or {}).get(GPU, 0)) or 0 for node in ready]
     ready_text = f"{len(ready)} of {len(read.items)} ready"
     if not any(counts):
-        todo = "for jobs with gpusPerWorker install the driver and NVIDIA's device plugin or GPU operator"
+        todo = (
+            "for jobs with spec.gpusPerWorker install the driver and NVIDIA's device plugin or GPU operator"
+        )
         return warn_finding("nodes", f"{ready_text}, none offers {GPU}", todo)
     offered = f"{GPU}: {sum(counts):.0f} on {sum(map(bool, counts))} of them"
     if len(ready) < len(read.items):
