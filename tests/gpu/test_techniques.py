@@ -7,13 +7,10 @@ parallelism and sharded gradients or parameters of several ranks need a GPU each
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from lab.ranks.processes import RankGroup
-from tests.trainer.test_techniques import EXACT, Figures
+from tests.trainer.test_techniques import EXACT, trained
 
 BY_GLOO = ("all-reduce", "micro-batches", "recompute", "composable", "PowerSGD", "TopK", "ZeRO-1")
 REQUESTS = {
@@ -24,19 +21,10 @@ REQUESTS = {
 }
 
 
-def trained(path: Path, world: int, strategy: dict[str, Any]) -> Figures:
-    request = {"optimizer": "AdamW", "steps": 10, "batch": 24, "name": "it", "strategy": strategy}
-    (path / "requests").write_text(json.dumps([request]))
-    with RankGroup(path / "group", world) as group:
-        ended = group.start("techniques.py", str(path / "requests"), "cuda:0").wait(seconds=300)
-    assert not any(ended.codes), (ended.codes, ended.output)
-    found: Figures = ended.result["it"]
-    return found
-
-
 @pytest.mark.parametrize("name", REQUESTS)
 def test_losses_gradients_and_weights_are_those_of_one_process(name: str, tmp_path: Path) -> None:
-    found = trained(tmp_path, *REQUESTS[name])
+    world, strategy = REQUESTS[name]
+    found = trained(tmp_path, world, {name: strategy}, device="cuda:0")[name]
     figures = {key: found[key] for key in ("loss", "gradient", "weight")}
     print(name, figures)
     assert max(found["loss"], found["gradient"]) <= 1e-5, figures
@@ -47,6 +35,7 @@ def test_losses_gradients_and_weights_are_those_of_one_process(name: str, tmp_pa
 @pytest.mark.parametrize("precision", ["BFloat16", "Float16"])
 def test_half_precision_trains(precision: str, world: int, tmp_path: Path) -> None:
     """A step is not taken where the scale of Float16's loss is still too large, so it is behind."""
-    losses = trained(tmp_path, world, {"precision": precision})["losses"]
+    found = trained(tmp_path, world, {precision: {"precision": precision}}, device="cuda:0")
+    losses = found[precision]["losses"]
     print(precision, world, losses)
     assert losses[-1] < losses[0] - 0.5

@@ -80,13 +80,13 @@ EXACT: dict[int, dict[str, dict[str, Any]]] = {
 
 
 def trained(
-    path: Path, world: int, requests: dict[str, dict[str, Any]], **settings: Any
+    path: Path, world: int, requests: dict[str, dict[str, Any]], device: str = "cpu", **settings: Any
 ) -> dict[str, Figures]:
-    settings = {"optimizer": "AdamW", "steps": 10, "batch": 24, **settings}
+    settings = {"optimizer": "AdamW", "steps": 10, "batch": 24, "alone": {}, **settings}
     listed = [{"last": settings["batch"], "name": n, "strategy": s, **settings} for n, s in requests.items()]
     (path / "requests").write_text(json.dumps(listed))
     with RankGroup(path / "group", world) as group:
-        ended = group.start("techniques.py", str(path / "requests")).wait(seconds=300)
+        ended = group.start("techniques.py", str(path / "requests"), device).wait(seconds=300)
     assert not any(ended.codes), ended.output
     return ended.result
 
@@ -96,6 +96,21 @@ def test_losses_gradients_and_weights_are_those_of_one_process(world: int, tmp_p
     for name, found in trained(tmp_path, world, EXACT[world]).items():
         assert found["loss"] <= 1e-5, (name, found)
         assert found["gradient"] <= 1e-5, (name, found)
+        assert found["weight"] <= 2e-4, (name, found)
+
+
+@pytest.mark.parametrize(("optimizer", "ratio"), [("AdamW", "LAMB"), ("SGD", "LARS")])
+def test_layer_wise_rates_are_those_of_one_process(optimizer: str, ratio: str, tmp_path: Path) -> None:
+    rates = {"learning_rate": {"trust_ratio": ratio, "warmup_steps": 2}}
+    shards: dict[str, dict[str, Any]] = {
+        "all-reduce": {},
+        "ZeRO-1": {"sharding": "OptimizerState"},
+        "ZeRO-3": {"sharding": "Parameters"},
+        "tensor": ways(tensor=2),
+    }
+    requests = {name: strategy | rates for name, strategy in shards.items()}
+    for name, found in trained(tmp_path, 2, requests, optimizer=optimizer, alone=rates).items():
+        assert found["loss"] <= 1e-5, (name, found)
         assert found["weight"] <= 2e-4, (name, found)
 
 

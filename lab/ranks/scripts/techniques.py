@@ -2,8 +2,9 @@
 
     techniques.py REQUESTS [DEVICE]
 
-REQUESTS: JSON, a list of {name, optimizer, steps, batch, last, strategy}; each third batch is one of `last`
-samples, as at the end of a data epoch; rank 0 prints RESULT {name: figures}.
+REQUESTS: JSON, a list of {name, optimizer, steps, batch, last, alone, strategy}; each third batch is one of
+`last` samples, as at the end of a data epoch; `alone` is the strategy of the one process; rank 0 prints
+RESULT {name: figures}.
 DEVICE: cpu, or cuda:0 for all ranks, which then exchange by gloo if they are several (NCCL wants a GPU each).
 """
 
@@ -37,9 +38,9 @@ def main() -> None:
         dist.init_process_group("gloo" if int(os.environ["WORLD_SIZE"]) > 1 else "cpu:gloo,cuda:nccl")
     world = World.join(DEVICE, 60)
     requests = json.loads(Path(sys.argv[1]).read_text())
-    settings = {key: requests[0][key] for key in ("optimizer", "steps", "batch", "last")}
+    settings = {key: requests[0][key] for key in ("optimizer", "steps", "batch", "last", "alone")}
     assert all(settings.items() <= request.items() for request in requests), "one process stands for all"
-    alone = train(settings, World(0, 1, world.device), Strategy())
+    alone = train(settings, World(0, 1, world.device), codec.from_plain(Strategy, settings["alone"]))
     results = {}
     for request in requests:
         split = train(request, world, codec.from_plain(Strategy, request["strategy"]))

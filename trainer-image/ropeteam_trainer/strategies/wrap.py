@@ -272,15 +272,15 @@ def _replicas_communicate(grid: Layout) -> bool:
 
 
 def _wrap_step(optimizer: Optimizer, strategy: Strategy, grid: Layout, progress: LoopValues) -> None:
-    """Wrap the optimizer's step for ZeRO-1, then for learning rates, which are the outer ones, and turn off
-    kernels that cannot step tensors of several meshes."""
+    """Wrap the optimizer's step for learning rates, then for ZeRO-1, whose broadcast must come last: LAMB
+    changes weights after the step. Turn off kernels that cannot step tensors of several meshes."""
     if any(len(_distinct_meshes(group["params"])) > 1 for group in optimizer.param_groups):
         for group in optimizer.param_groups:  # many-tensor kernels take tensors of one mesh only
             group.update({name: False for name in ("foreach", "fused") if name in group})
-    if strategy.sharding is Sharding.OPTIMIZER_STATE and grid.shard > 1:
-        zero1.shard_optimizer_state(optimizer)
     batch = strategy.batch.global_samples
     largebatch.adapt_optimizer(optimizer, strategy.learning_rate, batch, progress.steps_done)
+    if strategy.sharding is Sharding.OPTIMIZER_STATE and grid.shard > 1:
+        zero1.shard_optimizer_state(optimizer)
 
 
 def _distinct_meshes(tensors: list[torch.Tensor]) -> set[DeviceMesh | None]:
