@@ -159,7 +159,7 @@ def test_a_crash_while_what_lies_apart_is_deleted_leaves_nothing_behind(tmp_path
         raise Crash
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints, "delete", crash)
+        patch.setattr(checkpoints, "delete_checkpoint", crash)
         with pytest.raises(Crash):
             prune(settings, held, (refs[1],))
     prune(settings, held, (refs[1],))

@@ -72,6 +72,16 @@ def test_the_interface_of_an_address():
     assert proc.interface_of("192.0.2.1") is None
 
 
+def test_the_interface_of_an_ipv6_address(monkeypatch: pytest.MonkeyPatch):
+    table = (
+        "00000000000000000000000000000001 01 80 10 80       lo\n"
+        "fd000000000000000000000000000002 04 40 00 82     eth0\n"
+    )
+    monkeypatch.setattr(proc, "_read_text", {"/proc/net/if_inet6": table}.__getitem__)
+    assert (proc.interface_of("::1"), proc.interface_of("fd00::2")) == ("lo", "eth0")
+    assert proc.interface_of("2001:db8::1") is None
+
+
 def test_oom_kills_of_all_visible_cgroups_are_added_up(monkeypatch: pytest.MonkeyPatch):
     files = {
         "/proc/self/cgroup": "0::/kubepods/pod1\n",

@@ -66,9 +66,10 @@ def test_a_local_cluster_and_a_job_of_it_are_examined(tmp_path: Path, home: Path
     assert f"ok   cluster: of {home}/kubeconfig: answers, Kubernetes v1.32.0+ropeteam" in findings
     assert "ok   definition: TrainingJob v1alpha1, the same as in this client" in findings
     assert findings[-2:] == [
-        "FAIL claim data: does not exist, and pods that mount it wait; create the PersistentVolumeClaim",
-        "warn pull secret registry: does not exist: images that need it are not pulled; create it in the"
-        " namespace",
+        "FAIL claim data: does not exist, and pods that mount it wait; create the PersistentVolumeClaim in"
+        " namespace default",
+        "warn pull secret registry: does not exist: images that need it are not pulled; kubectl create secret"
+        " docker-registry registry -n default --docker-server=...",
     ]
     assert examined("job", home=home)[0] == 1
     wait_until("without the job all is well", lambda: examined(home=home)[0] == 0)

@@ -73,6 +73,10 @@ def test_files_are_missed_where_a_mount_of_the_job_is_and_nowhere_else(tmp_path:
     (scratch,) = hinted("/scratch", "/scratch")
     assert "it is a folder of each pod." in scratch
     assert hinted("/datasets2/x", "words.txt", "/etc/nothing") == []
+    mounts = job["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]
+    mounts.append({"name": "scratch", "mountPath": "/datasets/made"})
+    (inner,) = hinted("/datasets/made/x")
+    assert "hint: /datasets/made exists in pods" in inner
 
 
 def test_the_logs_of_the_run_before_stay_beside_the_new_ones(

@@ -187,6 +187,23 @@ def test_a_named_key_file_must_exist_and_be_long_enough(tmp_path: Path) -> None:
         load_keys(read(["--key-file", str(file)], {}))
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "fix"),
+    [
+        ("--log-level", "loud", "must be DEBUG, INFO, WARNING or ERROR"),
+        ("--probe-address", "localhost", "must be host:port"),
+        ("--probe-address", "localhost:http", "must be host:port"),
+        ("--probe-address", ":65536", "must be host:port"),
+    ],
+)
+def test_a_flag_that_is_not_valid_is_named_with_what_it_must_be(
+    flag: str, value: str, fix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        read([flag, value], {})
+    assert f"{flag} {value}: {fix}" in capsys.readouterr().err
+
+
 def test_flags_win_over_the_environment_and_that_over_defaults() -> None:
     environ = {"ROPETEAM_IMAGE": "mine", "ROPETEAM_MAX_CONCURRENT_RECONCILES": "7"}
     settings = read(["--max-concurrent-reconciles", "9"], environ)

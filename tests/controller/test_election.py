@@ -139,6 +139,27 @@ async def test_a_standby_sees_how_far_the_clock_of_the_leader_is_ahead(cluster):
         assert (round(b.predecessor_ahead_seconds() / 3600), a.predecessor_ahead_seconds()) == (1, 0.0)
 
 
+async def test_a_holder_that_writes_no_renew_time_does_not_end_a_standby(cluster):
+    """renewTime is optional in the API."""
+    lease = {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {"name": LEASE.name, "namespace": LEASE.namespace},
+        "spec": {"holderIdentity": "other", "leaseDurationSeconds": 600},
+    }
+    async with candidate(cluster, "b", Clock()) as b:
+        await b._client.create(lease)
+        waiting = asyncio.create_task(b.acquire())
+        await wait_until_async("the standby knows the holder", lambda: b._observed_holder() == "other")
+        await b._client.merge(LEASE, {"spec": {"leaseTransitions": 1}})
+        await wait_until_async(
+            "the standby has read the change",
+            lambda: waiting.done() or b._observed.record.get("leaseTransitions") == 1,
+        )
+        assert not waiting.done()
+        waiting.cancel()
+
+
 async def test_a_leader_that_dies_is_followed(cluster):
     some = partial(candidate, cluster, clock=Clock(), timing=SHORT)
     async with some("a") as a, some("b") as b:

@@ -63,6 +63,7 @@ async def test_after_some_failures_for_one_reason_the_job_is_stalled_until_it_ca
         found = await stalled(still)
         assert (found["status"], found["reason"]) == ("True", REASON)
         assert "ValueError: odd: ?." in found["message"]
+        assert (await status(still.client))["reason"] == REASON, "kubectl get shows it"
         version = (await still.client.get(JOB))["metadata"]["resourceVersion"]
         await fail(still, 3)
         assert (await still.client.get(JOB))["metadata"]["resourceVersion"] == version, "it is said once"

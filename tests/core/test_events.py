@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.builders import a_running_job, an_incident, reporting, seconds, written
+from tests.builders import a_running_job, edited, an_incident, reporting, seconds, written
 
 from ropeteam.api.conditions import ConditionType
 from ropeteam.core.decide import decide
@@ -38,3 +38,12 @@ def test_a_spent_budget_names_the_last_fault_in_one_line_and_then_what_to_do() -
     failed = seen.status.condition(ConditionType.FAILED)
     assert failed is not None
     assert "The last: rank 0 ended by SIGKILL. Fix the cause, or raise" in failed.message
+
+
+def test_a_spent_budget_without_a_charged_incident_in_status_names_none() -> None:
+    seen = a_running_job(recovery={"maxFailures": 1}).after(reporting(incidents=(KILLED,)), written)
+    seen = seen.after(seconds(3600), written, reporting(incidents=()), edited(recovery={"maxFailures": 0}))
+    pushed_out = seen.status.model_copy(update={"incidents": ()})
+    failed = seen.but(status=pushed_out).after(written).status.condition(ConditionType.FAILED)
+    assert failed is not None
+    assert "and 0 are allowed. Fix the cause, or raise" in failed.message

@@ -6,6 +6,7 @@ from tests.builders import (
     Scene,
     a_job,
     a_running_job,
+    an_incident,
     edited,
     reporting,
     seconds,
@@ -19,6 +20,7 @@ from ropeteam.core.decide import decide
 from ropeteam.core.objects.actions import DeletePod
 from ropeteam.core.seen.observation import Role
 from ropeteam_trainer.contract.desired import WorldPhase
+from ropeteam_trainer.contract.world import Cause
 
 drained = reporting(phase=WorldPhase.DRAINED)
 
@@ -52,6 +54,14 @@ def test_the_request_to_drain_is_saved_before_it_is_sent() -> None:
     assert decision.actions == ()
     assert decision.desired is not None
     assert decision.desired.drain
+
+
+def test_a_drain_during_a_recovery_is_the_reason_that_is_shown() -> None:
+    hang = an_incident(Cause.HANG)
+    recovering = a_running_job().after(reporting(phase=WorldPhase.FORMING, incidents=(hang,)), written)
+    assert recovering.status.reason == "Hang", "or the test shows nothing"
+    status = decide(recovering.after(edited(suspend=True))).status
+    assert (status.reason, status.holds(ConditionType.RECOVERING)) == ("Suspending", False)
 
 
 def test_workers_stay_until_all_ranks_have_saved_and_stopped() -> None:

@@ -226,10 +226,11 @@ class Elector:
     def _measure_holders_clock(self, record: Object) -> None:
         """Compare the wall clock of another holder with ours. `record`: just read, with a renewal that is new
         to us, and so is not older than our last poll. Not the first record of a holder: its age is unknown.
+        Nor one without `renewTime`, which the API allows.
         """
-        holder = record.get("holderIdentity")
-        if holder == self._observed_holder() and holder not in ("", self.me):
-            ahead = datetime.fromisoformat(record["renewTime"]) - self._wall()
+        holder, renewed = record.get("holderIdentity"), record.get("renewTime")
+        if renewed and holder == self._observed_holder() and holder not in ("", self.me):
+            ahead = datetime.fromisoformat(renewed) - self._wall()
             self._predecessor_ahead_seconds = ahead.total_seconds()
 
     def _renewed_record(self) -> Object:

@@ -23,6 +23,7 @@ from ropeteam_trainer.contract import seals, wire
 
 M = TypeVar("M", bound=ApiModel)
 IMAGE = "ghcr.io/ropeteam/ropeteam:0.1.0"
+_LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
 class SettingsError(CannotRun):
@@ -171,8 +172,6 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
 def read(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
     """The settings from flags and environment, in `--job-defaults` and `--job-policy` also from files. Raises
     SystemExit (2), with usage and error on stderr, for an unknown flag or a value that is not valid.
-
-    Limits: `--log-level` and `--probe-address` are not validated here.
     """
     parser = _parser(environ)
     given = parser.parse_args(arguments)
@@ -180,8 +179,13 @@ def read(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
         parser.error(f"--deleted-nodes {given.deleted_nodes}: must be unknown or ended")
     for name in ("max-concurrent-reconciles", "lease-seconds"):
         value = getattr(given, name.replace("-", "_"))
-        if not value.isdigit() or int(value) < 1:
+        if not value.isdecimal() or int(value) < 1:
             parser.error(f"--{name} {value}: must be a whole number, 1 or more")
+    if given.log_level.upper() not in _LOG_LEVELS:
+        parser.error(f"--log-level {given.log_level}: must be DEBUG, INFO, WARNING or ERROR")
+    port = given.probe_address.rpartition(":")[2] if ":" in given.probe_address else ""
+    if not port.isdecimal() or int(port) > 65535:
+        parser.error(f"--probe-address {given.probe_address}: must be host:port, such as :8080")
     if given.lease and given.lease.count("/") != 1:
         parser.error(f"--lease {given.lease}: must be namespace/name, such as ropeteam-system/ropeteam")
     return Settings(

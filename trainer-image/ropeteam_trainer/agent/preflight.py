@@ -115,11 +115,11 @@ def _with_wrapper(launch: Launch, environ: Mapping[str, str]) -> Launch | Proble
             stdin=subprocess.DEVNULL,
             capture_output=True,
             check=True,
-            text=True,
         )
         variables, folder = json.loads(done.stdout.splitlines()[-1])  # the wrapper may print lines before it
     except (OSError, ValueError, IndexError, subprocess.SubprocessError) as error:
-        lines = (getattr(error, "stderr", "") or str(error)).strip().splitlines() or [""]
+        output = (getattr(error, "stderr", None) or b"").decode(errors="replace")
+        lines = (output or str(error)).strip().splitlines() or [""]
         text = f"{' '.join(launch.wrapper)} fails: {lines[-1]}; correct spec.command or spec.image"
         return Problem(FailReason.COMMAND_NOT_FOUND, text, isinstance(error, subprocess.TimeoutExpired))
     changed = (item for item in variables.items() if environment.get(item[0]) != item[1] and item[0] != "_")

@@ -123,7 +123,8 @@ class Opener:
         while len(self._buffer) >= 4:
             (size,) = struct.unpack_from(">I", self._buffer)
             if size > MAX_BODY:
-                raise WireError(f"a frame announces {size} bytes, the limit is {MAX_BODY}")
+                # without the size: the log keeps one line of each text
+                raise WireError(f"a frame announces too many bytes, the limit is {MAX_BODY}")
             end = 4 + _MAC_SIZE + size
             if len(self._buffer) < end:
                 return

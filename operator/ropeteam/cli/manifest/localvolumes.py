@@ -50,8 +50,9 @@ def path_hints(job: Object, errors: Iterable[str], home: Path) -> Iterator[str]:
     errors: output of ranks that failed.
     """
     folders = dict(_folders_of_mounts(job, home))
+    mounts = sorted(folders, key=len, reverse=True)  # the innermost mount has the file
     for path in dict.fromkeys(path for text in errors for path in _NOT_FOUND.findall(text)):
-        mount = next((each for each in folders if path == each or path.startswith(f"{each}/")), None)
+        mount = next((each for each in mounts if path == each or path.startswith(f"{each}/")), None)
         if mount is not None:
             yield (
                 f"hint: {mount} exists in pods; on this machine it is {folders[mount]}. Paths are translated "

@@ -16,6 +16,7 @@ from datetime import datetime
 
 import aiohttp
 
+from ropeteam.api.columns import with_columns
 from ropeteam.api.conditions import ConditionType
 from ropeteam.api.job import Metadata
 from ropeteam.api.status import JobStatus
@@ -115,7 +116,7 @@ async def _set_stalled(caches: Caches, raw: Object, message: str, now: datetime)
     Raises Conflict if the job has changed since it was read, ApiError, connection errors."""
     meta, status = raw["metadata"], JobStatus.model_validate(raw["status"])
     fact = ConditionFact(ConditionType.STALLED, True, REASON, message)
-    stalled = with_facts(status, (fact,), now, meta.get("generation", 0))
+    stalled = with_columns(with_facts(status, (fact,), now, meta.get("generation", 0)))
     if stalled != status and not status.finished:
         written = {**raw, "status": stalled.to_json()}
         caches.jobs.upsert(await caches.client.replace(written, "status", parsing.job_text))

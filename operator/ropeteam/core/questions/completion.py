@@ -100,8 +100,8 @@ def _reason_and_message(view: View, status: JobStatus) -> tuple[str, str] | None
         last = next((one_line(each.message) for each in reversed(status.incidents) if each.charged), "")
         window = f"within {view.spec.recovery.window_seconds} seconds"
         fix = "Fix the cause, or raise spec.recovery.maxFailures, and create the job again."
-        last = last.rstrip(".")
-        message = f"{charged} incidents {window}, and {allowed} are allowed. The last: {last}. {fix}"
+        named = f"The last: {last.rstrip('.')}. " if last else ""  # status keeps the newest incidents only
+        message = f"{charged} incidents {window}, and {allowed} are allowed. {named}{fix}"
         return FailReason.BUDGET_SPENT.value, message
     limit = view.spec.recovery.no_progress_limit
     for slot in status.slots:

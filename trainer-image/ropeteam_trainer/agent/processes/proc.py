@@ -145,8 +145,10 @@ def has_signal_handler(pid: int, signum: int) -> bool:
 
 
 def interface_of(address: str) -> str | None:
-    """Name of the network interface with this IPv4 address; any of 127.0.0.0/8 is the loopback's. None: no
-    interface has it. Raises OSError for text that is no IPv4 address."""
+    """Name of the network interface with this IP address; any of 127.0.0.0/8 is the loopback's. None: no
+    interface has it. Raises OSError for text that is no IP address."""
+    if ":" in address:
+        return _interface_of_ipv6(address)
     wanted = socket.inet_aton("127.0.0.1" if address.startswith("127.") else address)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
@@ -155,6 +157,13 @@ def interface_of(address: str) -> str | None:
                 if found[20:24] == wanted:
                     return name
     return None
+
+
+def _interface_of_ipv6(address: str) -> str | None:
+    """As `interface_of`, for an IPv6 address: SIOCGIFADDR knows IPv4 only."""
+    wanted = socket.inet_pton(socket.AF_INET6, address).hex()
+    rows = (line.split() for line in _read_text("/proc/net/if_inet6").splitlines())
+    return next((row[-1] for row in rows if row[0] == wanted), None)
 
 
 def oom_kill_count() -> int:
