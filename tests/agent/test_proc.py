@@ -88,7 +88,7 @@ def test_oom_kills_of_all_visible_cgroups_are_added_up(monkeypatch: pytest.Monke
         "/sys/fs/cgroup/kubepods/pod1/memory.events": "oom 9\noom_kill 2\noom_group_kill 4\n",
         "/sys/fs/cgroup/memory.events": "oom_kill 5\n",
     }
-    monkeypatch.setattr(proc, "_text", lambda path: files.get(path, ""))
+    monkeypatch.setattr(proc, "_read_text", lambda path: files.get(path, ""))
     assert proc.oom_kill_count() == 7
     files.clear()
     assert proc.oom_kill_count() == 0, "no file can be read"

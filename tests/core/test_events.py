@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.builders import a_running_job, edited, an_incident, reporting, seconds, written
+from tests.builders import a_running_job, an_incident, edited, reporting, seconds, written
 
 from ropeteam.api.conditions import ConditionType
 from ropeteam.core.decide import decide

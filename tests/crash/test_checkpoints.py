@@ -16,7 +16,7 @@ from tests.crash.restoring import STEPS, Story, alone, faults, under_an_agent
 STORIES = {"under an agent": under_an_agent, "alone": alone}
 OTHER_MACHINES = {"folders.sync for dcp.write_data", "folders.sync for dcp.finish"}
 """Needed where a rank writes on another machine than the one that writes the manifest, and syncs again."""
-OTHER_WORLDS = {f"folders.sync for checkpoints.{each}" for each in ("_do", "_rename")}
+OTHER_WORLDS = {f"folders.sync for checkpoints.{each}" for each in ("_do", "_rename_if_exists")}
 """A claim, and the mark on what is pruned, are for worlds that do not know of each other; here is one."""
 
 
