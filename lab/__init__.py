@@ -2,7 +2,7 @@
 
 waiting.py        polls a condition until it holds
 processes.py      processes of this machine, by their environment
-olderrelease.py   the release that upgrades are tested from
+olderrelease.py   the releases that upgrades are tested from
 kube/             a real Kubernetes on this machine: `python -m lab.kube`
 local/            `ropeteam up` as a process, and jobs on it
 ranks/            worlds of real ranks, without a cluster

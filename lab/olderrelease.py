@@ -1,35 +1,64 @@
-"""The release that upgrades are tested from: code, chart and definition, out of this repository's history."""
+"""The releases that upgrades are tested from: code, chart and definition, out of this history."""
 
 from __future__ import annotations
 
 import io
 import subprocess
 import tarfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMIT = "c436723d9933a1cb6185f2d31c387330e3ec63f9"
-"""The last of contract version 1."""
+STATUS_OF_NOW = "podSpecHash"
+"""A field that operators of this release write into each status, and none of an earlier one."""
 
 
-def is_known() -> bool:
-    """A clone may be shallow."""
-    command = ("git", "-C", str(ROOT), "cat-file", "-e", f"{COMMIT}^{{commit}}")
-    return subprocess.run(command, capture_output=True).returncode == 0
+@dataclass(frozen=True)
+class OlderRelease:
+    """A commit, and the version of the contract of its coordinators."""
 
+    commit: str
+    contract: int
+
+    def __str__(self) -> str:
+        return self.commit[:7]
+
+    def is_known(self) -> bool:
+        """A clone may be shallow."""
+        return self._git("cat-file", "-e", f"{self.commit}^{{commit}}").returncode == 0
+
+    def read(self, file: str) -> str:
+        """The text of a file of that release."""
+        return self._checked("show", f"{self.commit}:{file}").decode()
+
+    def unpack(self, folder: Path) -> Path:
+        """The tree of that release, in `folder`."""
+        with tarfile.open(fileobj=io.BytesIO(self._checked("archive", self.commit))) as tar:
+            tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Python < 3.11.4 has none
+            tar.extractall(folder)
+        return folder
+
+    def _checked(self, *command: str) -> bytes:
+        done = self._git(*command)
+        done.check_returncode()
+        return done.stdout
+
+    def _git(self, *command: str) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(("git", "-C", str(ROOT), *command), capture_output=True)
+
+
+RELEASES = (
+    OlderRelease("c436723d9933a1cb6185f2d31c387330e3ec63f9", contract=1),
+    OlderRelease("2b13a940f6e7c7ec9041c924e44b261a56617836", contract=3),
+)
+"""The last of contract version 1, and the last before the fields of status were renamed."""
 
 needed = pytest.mark.skipif(
-    not is_known(), reason=f"this clone has no commit {COMMIT[:7]}: git fetch --unshallow"
+    not all(release.is_known() for release in RELEASES),
+    reason=f"this clone has not all of {', '.join(map(str, RELEASES))}: git fetch --unshallow",
 )
-
-
-def unpack(folder: Path) -> Path:
-    """The tree of that release, in `folder`."""
-    command = ("git", "-C", str(ROOT), "archive", COMMIT)
-    archive = subprocess.run(command, check=True, capture_output=True).stdout
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Python < 3.11.4 has none
-        tar.extractall(folder)
-    return folder
+each = pytest.mark.parametrize("older", RELEASES, ids=str)
+latest = pytest.mark.parametrize("older", RELEASES[-1:], ids=str)
+"""For what is promised of the release before this one alone."""

@@ -5,7 +5,7 @@
     operator, trainer       the project's own Dockerfiles, unchanged
     local       the stage `local` of the operator's Dockerfile, with a kubectl of this machine
     rooted      the trainer's, but that it runs as root, as most images with torch do
-    older       the operator's and the trainer's, but with the code of an earlier release (olderrelease.py)
+    older       the operator's and the trainer's, but with the code of each earlier release (olderrelease.py)
 They lie in one OCI layout in the cache; `loaded` is a containerd root with all of them in it, which nodes
 clone. Limits: needs root, buildah and debootstrap; a base that is in the cache is never renewed.
 """
@@ -20,15 +20,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab import olderrelease
 from lab.kube.daemons import START_SECONDS, Daemons
 from lab.kube.node import PAUSE
 from lab.kube.oci import Layout
 from lab.kube.programs import ensure
+from lab.olderrelease import RELEASES, OlderRelease
 from lab.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,10 +37,6 @@ OPERATOR, TRAINER = "ghcr.io/ropeteam/ropeteam:0.1.0", "ghcr.io/ropeteam/trainer
 """As the chart and the guides name them: nodes that have them need no registry."""
 LOCAL = "ghcr.io/ropeteam/local:0.1.0"
 ROOTED = "ghcr.io/ropeteam/trainer-root:0.1.0"
-OLDER_OPERATOR, OLDER_TRAINER = (
-    "ghcr.io/ropeteam/ropeteam-older:0.1.0",
-    "ghcr.io/ropeteam/trainer-older:0.1.0",
-)
 _PAUSE_SOURCE = """\
 #include <signal.h>
 #include <unistd.h>
@@ -259,25 +255,32 @@ def _from(image: Image) -> str:
     return buildah("from", "--pull-never", image.name).strip()
 
 
-def older_ones() -> tuple[Image, ...]:
-    """None if the history does not reach that far. Packages are today's: an upgrade changes our code."""
-    if not olderrelease.is_known():
-        return ()
+def older_operator(release: OlderRelease) -> str:
+    return f"ghcr.io/ropeteam/ropeteam-{release}:0.1.0"
+
+
+def older_trainer(release: OlderRelease) -> str:
+    return f"ghcr.io/ropeteam/trainer-{release}:0.1.0"
+
+
+def older_ones() -> Iterator[Image]:
+    """Of the releases to which the history reaches. Packages are today's: an upgrade changes our code."""
     packages, library = "/opt/ropeteam/lib/python3.11/site-packages", "trainer-image/ropeteam_trainer"
     of_operator = {"operator/ropeteam": f"{packages}/ropeteam", library: f"{packages}/ropeteam_trainer"}
     of_trainer = {library: "/opt/ropeteam/code/ropeteam_trainer"}
     inputs = ("requirements", "lab/olderrelease.py", "lab/kube/images.py")
-    return (
-        Image(OLDER_OPERATOR, inputs, _with_older_code(operator(), of_operator)),
-        Image(OLDER_TRAINER, inputs, _with_older_code(trainer(), of_trainer)),
-    )
+    for release in filter(OlderRelease.is_known, RELEASES):
+        build = _with_older_code(release, operator(), of_operator)
+        yield Image(older_operator(release), inputs, build)
+        build = _with_older_code(release, trainer(), of_trainer)
+        yield Image(older_trainer(release), inputs, build)
 
 
-def _with_older_code(base: Image, folders: dict[str, str]) -> Callable[[Image], None]:
+def _with_older_code(release: OlderRelease, base: Image, folders: dict[str, str]) -> Callable[[Image], None]:
     def build(image: Image) -> None:
         container = _from(base)
         with tempfile.TemporaryDirectory(prefix="ropeteam-older-") as work:
-            tree = olderrelease.unpack(Path(work))
+            tree = release.unpack(Path(work))
             buildah("run", "--user", "0", container, "--", "rm", "-rf", *folders.values())
             for source, target in folders.items():
                 buildah("copy", "--quiet", container, str(tree / source), target)

@@ -33,10 +33,18 @@ class Releases(Cluster):
         self.process = self._start("lab.local.releases", str(home), path=":".join(sys.path))
         wait_until("API server", self._ready)
 
-    def upgrade(self, tree: Path) -> None:
-        """To the release of this tree: its definition, then its operator."""
+    def install(self, tree: Path) -> None:
+        """The release of this tree instead of another: its definition, then its operator."""
+        self.define(tree)
+        self.operate(tree)
+
+    def define(self, tree: Path) -> None:
+        """The definition alone."""
         new = yaml.safe_load((tree / "crds" / "ropeteam.dev_trainingjobs.yaml").read_text())
         self.call("PUT", CRD, self.call("GET", CRD) | {"spec": new["spec"]})
+
+    def operate(self, tree: Path) -> None:
+        """The operator alone."""
         self._end_operator()
         where = ("--kubeconfig", str(self.kubeconfig), "--home", str(self.home), "--image", image(tree))
         self.operator = self._start("ropeteam.controller", *where, path=f"{tree / 'operator'}:{image(tree)}")
