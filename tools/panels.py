@@ -276,7 +276,7 @@ RECONCILES = (
     ),
 )
 QUEUE = (
-    Panel("Jobs that are due", "Should be near 0.", {"depth": f"sum(workqueue_depth{_QUEUE})"}),
+    Panel("Jobs in the queue", "Should be near 0.", {"depth": f"sum(workqueue_depth{_QUEUE})"}),
     Panel(
         "Added and tried again",
         "Per second.",

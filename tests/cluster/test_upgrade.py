@@ -59,7 +59,7 @@ def patch(site: Site, name: str, spec: str) -> None:
 
 
 def preserved(site: Site, name: str) -> Object:
-    """Whatever the release calls its fields."""
+    """Fields of status that an upgrade preserves, under the names of this release."""
     return JobStatus.model_validate(site.status(name)).model_dump(include=PRESERVED)
 
 
@@ -147,7 +147,7 @@ def gets_a_new_coordinator(site: Site, name: str) -> None:
 def test_a_pod_that_may_live_is_remembered_while_the_definition_is_newer_than_the_operators(
     before: Site, older: OlderRelease, name: str
 ) -> None:
-    """It was deleted by force, so nothing but time proves that it has ended. Operators that read a status
+    """The pod was deleted by force, so nothing but time proves that it has ended. Operators that read a status
     without this would take the pod for ended."""
     site = before
 

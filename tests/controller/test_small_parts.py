@@ -140,7 +140,7 @@ def test_every_series_is_there_before_its_first_event() -> None:
 
 async def test_a_round_that_fails_is_counted_and_timed_as_one_that_ends_well_is() -> None:
     class Broken:
-        async def job(self, key: Key) -> None:
+        async def job_with_text(self, key: Key) -> None:
             raise OSError(f"no access to {key}")
 
     observer, none = SimpleNamespace(caches=Broken(), own_clock=lambda: 0.0), cast(Any, None)

@@ -9,7 +9,7 @@ from tests.coordinator.test_preserving import EVERYBODY, others, recovered, stru
 
 from ropeteam_trainer.contract.messages import AgentReport, RankPhase
 from ropeteam_trainer.contract.world import Member, Plan, WorldId
-from ropeteam_trainer.coordinator.membership.state.world import World
+from ropeteam_trainer.coordinator.membership.state.world import FormedWorld
 
 
 def test_a_world_of_preserved_ranks_is_adopted():
@@ -92,7 +92,7 @@ def test_ranks_are_those_of_a_world_only_if_pod_and_birth_are_the_same():
 
     def has(pod: str, n: int, started_in: int | None) -> bool:
         report = AgentReport(0, 1, pod, "10.0.0.1", "job", 1, plan=a_plan(n, pod, started_in))
-        return World(a_plan(3, "a", 1), 0.0).has_ranks_of(report)
+        return FormedWorld(a_plan(3, "a", 1), 0.0).has_ranks_of(report)
 
     assert has("a", 1, None)
     assert has("a", 2, 1)

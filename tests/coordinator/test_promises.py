@@ -79,7 +79,7 @@ EVENTS = st.one_of(
 STEPS = st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0, 6.0, 100.0]), EVENTS), max_size=25)
 
 
-def answers(state: membership.State, event: membership.Event, now: float) -> None:
+def answers(state: membership.CoordinatorState, event: membership.Event, now: float) -> None:
     """Every projection of the state answers."""
     report = membership.job_report(state, now)
     assert report.why not in ("", report.phase.value)

@@ -12,7 +12,7 @@ from ropeteam_trainer.contract.config import ExitAction, ExitCodeRule
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.world import ProcessExit
 from ropeteam_trainer.coordinator.membership import forming
-from ropeteam_trainer.coordinator.membership.state.state import State
+from ropeteam_trainer.coordinator.membership.state.state import CoordinatorState
 
 
 def _waiting() -> Film:
@@ -102,9 +102,9 @@ def test_each_phase_gives_its_reason(phase: WorldPhase):
 
 def test_an_obstacle_to_the_next_world_is_determined_once_per_step(monkeypatch: pytest.MonkeyPatch):
     film, found = _forming(), []
-    determine: Callable[[State, float], str] = forming.obstacle
+    determine: Callable[[CoordinatorState, float], str] = forming.obstacle
 
-    def note(state: State, now: float) -> str:
+    def note(state: CoordinatorState, now: float) -> str:
         found.append(determine(state, now))
         return found[-1]
 

@@ -92,7 +92,7 @@ def test_a_running_job_goes_on_and_an_agent_of_this_release_commits_and_prunes(
 def test_a_pod_that_may_live_is_remembered_while_the_definition_is_newer_than_the_operator(
     releases: Releases, tree: Path, tmp_path: Path
 ) -> None:
-    """It was deleted by force, so nothing but time proves that it has ended."""
+    """The pod was deleted by force, so nothing but time proves that it has ended."""
 
     def replaced() -> Any:
         return next(

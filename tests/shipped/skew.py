@@ -20,7 +20,7 @@ from ropeteam.controller.reconcile import exchange
 from ropeteam_trainer.agent import link
 from ropeteam_trainer.contract import OLDEST, VERSION, codec, grantchunks, signing, wire
 from ropeteam_trainer.contract.messages import AgentReport, Orders, parse_lease_answer
-from ropeteam_trainer.coordinator import server
+from ropeteam_trainer.coordinator import agentconnection
 from ropeteam_trainer.coordinator.http import Http
 from ropeteam_trainer.system.http import HttpError, Request
 
@@ -136,4 +136,4 @@ _replace(exchange, auth_for=_auth_for)
 type.__setattr__(Http, "_authenticate", _authenticate)
 _replace(wire, accepts_answer=_accepts_answer_of_its_release, greeting=_greeting_of_its_release)
 _replace(link, **_link)
-_replace(server, codec=_codec)
+_replace(agentconnection, codec=_codec)

@@ -157,7 +157,7 @@ class Coordinator:
         numbered = replace(orders, answers=line.report.number)
         connection.send(self, codec.encode(numbered) if self._world.codec else numbered)
 
-    def _note_moments(self, before: membership.State) -> None:
+    def _note_moments(self, before: membership.CoordinatorState) -> None:
         moments, after = self._world.moments, self.state
         moments["plan"] += after.worlds_planned != before.worlds_planned
         moments["grant"] += after.grant is not None and after.grant is not before.grant

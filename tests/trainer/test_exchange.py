@@ -42,7 +42,7 @@ def test_an_instance_is_decoded_only_where_its_class_is_expected() -> None:
     ref = CheckpointRef(3, WorldId(1, 0, 2), "ab", "run")
     content = exchange.pack(("the choice", ref), CHOSEN)
     assert exchange.unpack(content, CHOSEN) == ("the choice", ref)
-    with pytest.raises(BadMessage, match=r"it names ropeteam_trainer\.contract\.world\.Epoch"):
+    with pytest.raises(BadMessage, match=r"the message names ropeteam_trainer\.contract\.world\.Epoch"):
         exchange.unpack(content, {"ropeteam_trainer.contract.world.CheckpointRef": CheckpointRef})
     state = Verification(True, 1, "", "")
     assert exchange.unpack(exchange.pack(state, VERIFICATION), VERIFICATION) == state
@@ -76,7 +76,7 @@ def test_a_gadget_is_not_run(tmp_path: Path) -> None:
         with pytest.raises(BadMessage, match="system, which ranks do not send to each other"):
             exchange.unpack(content)
     for name in ("eval", "SystemExit", "open", "getattr", "__import__"):
-        with pytest.raises(BadMessage, match=f"it names builtins.{name}"):
+        with pytest.raises(BadMessage, match=f"the message names builtins.{name}"):
             exchange.unpack(f"cbuiltins\n{name}\n(S'1'\ntR.".encode())
     assert not (tmp_path / CANARY).exists()
 

@@ -65,7 +65,9 @@ QUEUE_ADDS = _queue_counter(
     "workqueue_adds_total", "Keys added; keys that were queued already are not counted."
 )
 QUEUE_RETRIES = _queue_counter("workqueue_retries_total", "Keys added again after a failed reconcile.")
-QUEUE_DEPTH = Gauge("workqueue_depth", "Keys that are due.", list(_QUEUE), registry=REGISTRY).labels(**_QUEUE)
+QUEUE_DEPTH = Gauge(
+    "workqueue_depth", "Jobs in the queue, to be reconciled.", list(_QUEUE), registry=REGISTRY
+).labels(**_QUEUE)
 QUEUE_WAIT = _queue_seconds_histogram(
     "workqueue_queue_duration_seconds", "Seconds that a key waits in the queue."
 )

@@ -1,6 +1,7 @@
 """Protocol between operator, coordinator, agent and rank.
 
-What operator, coordinator, agent and rank send each other is defined here:
+What they send each other is defined here, except messages of ranks to ranks (rank/exchange.py) and to
+parameter servers (strategies/parameterserver/requests.py), which no other process reads:
   config.py       environment and settings handed to pods
   world.py        numbers of worlds, plans, checkpoints: the types that messages share
   messages.py     agent -> coordinator (AgentReport) and back (Orders)

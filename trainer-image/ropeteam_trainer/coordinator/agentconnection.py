@@ -162,7 +162,7 @@ class AgentConnection(asyncio.BufferedProtocol):
             self._sent = None
         return applied
 
-    def answer_if_due(self, state: membership.State, now: float) -> None:
+    def answer_if_due(self, state: membership.CoordinatorState, now: float) -> None:
         """Answer the newest report without orders, if nothing was sent for `answer_seconds`: agents without
         answers end their ranks. Not without a lease (`may_answer`)."""
         patience = answer_seconds(state.config.timeouts.lost)

@@ -52,6 +52,12 @@ class World:
             torch.cuda.set_device(chosen)
         return cls(0, 1, chosen)
 
+    @property
+    def communicates(self) -> bool:
+        """Whether collectives move data. False for one rank alone, and in a dry run (`ropeteam plan`), where
+        torch's fake backend completes them at once."""
+        return dist.is_initialized() and dist.get_backend() != "fake"
+
     def from_rank_0(self, answer: Callable[[], T], names: Vocabulary = PLAIN) -> T:
         """Call `answer()` on rank 0 and return its result on all ranks. If it raises there, all ranks raise
         the error; on other ranks an error of a class that cannot be sent is a RuntimeError with its text.

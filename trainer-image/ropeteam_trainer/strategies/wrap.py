@@ -139,9 +139,7 @@ def wrap(
         tensor.split_layers(model, mesh["tensor"], strategy.tensor_parallel, tensor_plan)
     stages = _own_stages(model, strategy, grid, world.rank)
     hook = _comm_hook(strategy)
-    stages = [
-        (number, _apply_to_part(part, strategy, grid, mesh, world.device, hook)) for number, part in stages
-    ]
+    stages = [(number, _apply_to_part(part, strategy, grid, mesh, world, hook)) for number, part in stages]
     parts = tuple(part for _, part in stages)
     rebind_optimizer(optimizer, before, parts)
     _wrap_step(optimizer, strategy, grid, progress)
@@ -235,7 +233,7 @@ def _apply_to_part(
     strategy: Strategy,
     grid: Layout,
     mesh: DeviceMesh | None,
-    device: torch.device,
+    world: World,
     hook: Hook | None,
 ) -> nn.Module:
     """Apply activation checkpointing, precision, replicas and shards to one part of the model, in place.
@@ -248,7 +246,7 @@ def _apply_to_part(
     if strategy.activation_checkpointing is not ActivationCheckpointing.NONE:
         activations.checkpoint_activations(part, strategy.activation_checkpointing)
     if strategy.precision is not Precision.FLOAT32 and not shards:
-        precision.enable_autocast(part, strategy.precision, device)
+        precision.enable_autocast(part, strategy.precision, world.device)
     if shards:
         assert mesh is not None
         mesh_dims = ("replicate", "shard") if grid.replicate > 1 else ("shard",)
@@ -260,7 +258,7 @@ def _apply_to_part(
         assert mesh is not None
         composable_ddp.replicate_model(part, mesh["replicate"])
         return part
-    if dist.get_backend() == "fake":  # ropeteam plan: DDP changes no sizes, and would read values
+    if not world.communicates:  # DDP compares values of the ranks, and changes no sizes
         return part
     return ddp.DataParallel(part, hook)
 

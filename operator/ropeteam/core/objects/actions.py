@@ -7,6 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ropeteam.core.seen import names
+
 
 @dataclass(frozen=True)
 class CreatePod:
@@ -50,7 +52,7 @@ class PointService:
     selector: dict[str, str]
 
     def __str__(self) -> str:
-        return f"point Service {self.name} to term {self.selector.get('ropeteam.dev/term')}"
+        return f"point Service {self.name} to term {self.selector.get(names.TERM)}"
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from ropeteam_trainer.agent.machine.events import (
     Terminated,
     Tick,
 )
-from ropeteam_trainer.agent.machine.state import RankState, State, World
+from ropeteam_trainer.agent.machine.state import AgentState, LocalWorld, RankState
 from ropeteam_trainer.contract.local import FromRank
 from ropeteam_trainer.contract.messages import Orders, Problem, Shard
 from ropeteam_trainer.contract.world import FailReason, ProcessExit
@@ -62,11 +62,11 @@ _EARLY_SERVER = (
     "sys.exit in the script)"
 )
 
-Stepped = tuple[State, tuple[Effect, ...]]
+Stepped = tuple[AgentState, tuple[Effect, ...]]
 """The next state, and effects in the order in which they must be carried out."""
 
 
-def apply_event(state: State, event: Event) -> Stepped:
+def apply_event(state: AgentState, event: Event) -> Stepped:
     """The state after the event, before any rule is evaluated. The only effect is DropLink, for a coordinator
     that is stale."""
     match event:
@@ -112,7 +112,7 @@ def apply_event(state: State, event: Event) -> Stepped:
             return _apply_rank_event(state, event), ()
 
 
-def _apply_orders(state: State, orders: Orders, age: float) -> Stepped:
+def _apply_orders(state: AgentState, orders: Orders, age: float) -> Stepped:
     """Apply orders or an answer. `age`: seconds since the report that they answer was sent.
 
     First match wins: a coordinator below the highest (term, boot) is stale and changes nothing but the
@@ -139,9 +139,9 @@ def _apply_orders(state: State, orders: Orders, age: float) -> Stepped:
 
 
 def _apply_rank_event(
-    state: State,
+    state: AgentState,
     event: RanksStarted | RankDying | RankExited | RankUnkillable | RankMessage | StackShown | HeartbeatsRead,
-) -> State:
+) -> AgentState:
     """The state after an event of local ranks. One of another world is late, and changes nothing."""
     world = state.world
     if world is None or event.world_id != world.started_in:
@@ -183,7 +183,9 @@ def _apply_rank_event(
             )
 
 
-def _with_exit(state: State, world: World, exiting: int, exit: ProcessExit, alive: bool) -> World:
+def _with_exit(
+    state: AgentState, world: LocalWorld, exiting: int, exit: ProcessExit, alive: bool
+) -> LocalWorld:
     """The world with the exit of rank `exiting`, explained. `alive`: it is dying, or a process of it lives.
 
     The exit of a command that runs once per pod is that of all ranks of the pod: they have its reports.
@@ -209,7 +211,7 @@ def _with_exit(state: State, world: World, exiting: int, exit: ProcessExit, aliv
     return world
 
 
-def _with_unkillable(world: World, exiting: int, why_alive: str, per_pod: bool) -> World:
+def _with_unkillable(world: LocalWorld, exiting: int, why_alive: str, per_pod: bool) -> LocalWorld:
     """The world with the rank marked as unkillable, and the reason added to the message of its exit. A
     command that runs once per pod marks all ranks. Call `_with_exit` before."""
     for rank in world.ranks:
@@ -219,7 +221,7 @@ def _with_unkillable(world: World, exiting: int, why_alive: str, per_pod: bool) 
     return world
 
 
-def _early_end_message(state: State) -> str:
+def _early_end_message(state: AgentState) -> str:
     """Message for a rank of this pod that exits with 0 before it may; "" if it may at any time. Only jobs
     with parameter servers restrict that."""
     if not state.config.servers:
@@ -227,7 +229,7 @@ def _early_end_message(state: State) -> str:
     return _EARLY_SERVER if state.config.is_server(state.identity.slot) else _EARLY
 
 
-def _with_cause(state: State, exit: ProcessExit, rank: RankState) -> ProcessExit:
+def _with_cause(state: AgentState, exit: ProcessExit, rank: RankState) -> ProcessExit:
     """The exit with its cause, as far as it is known, and the heartbeat's `reached_end`.
 
     First match wins: the reason for which the agent killed the rank; an exit with 0 that is too early; no
@@ -256,7 +258,7 @@ def _with_cause(state: State, exit: ProcessExit, rank: RankState) -> ProcessExit
     return childreports.with_shell_signal(exit) if state.launch.per_pod else exit
 
 
-def _with_message(world: World, sender: int, message: FromRank, now: float) -> World:
+def _with_message(world: LocalWorld, sender: int, message: FromRank, now: float) -> LocalWorld:
     """The world with the fields of a message on the socket of rank `sender` that are not None.
 
     Of several errors the one nearest to the cause is retained. A shard replaces an earlier one of the same

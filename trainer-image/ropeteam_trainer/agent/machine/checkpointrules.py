@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ropeteam_trainer.agent.machine.apply import Stepped
 from ropeteam_trainer.agent.machine.effects import ClaimRun, Prune, WriteManifest
-from ropeteam_trainer.agent.machine.state import State, World
+from ropeteam_trainer.agent.machine.state import AgentState, LocalWorld
 from ropeteam_trainer.checkpoint.decisions.journal import Held
 from ropeteam_trainer.contract.messages import Problem
 from ropeteam_trainer.contract.world import CheckpointRef, FailReason, Plan
@@ -22,12 +22,12 @@ CLAIM_SECONDS = 300.0
 most half of startSeconds, after which the other ranks of that world are killed, which is charged."""
 
 
-def needs_claim(state: State, plan: Plan) -> bool:
+def needs_claim(state: AgentState, plan: Plan) -> bool:
     """Whether this agent must claim the folder before ranks of `plan` start."""
     return is_lead_agent(state) and not (state.held and state.held.claim.world_id == plan.world_id)
 
 
-def request_claim(state: State, plan: Plan) -> Stepped:
+def request_claim(state: AgentState, plan: Plan) -> Stepped:
     """Request a claim for this plan's world: storage decides between two worlds that cannot see each other.
 
     Called on every event until it is claimed. At most one claim is under way; after a failure there is a
@@ -46,7 +46,7 @@ def request_claim(state: State, plan: Plan) -> Stepped:
     return replace(_with_disk_since(state), claiming=plan.world_id), (ClaimRun(plan),)
 
 
-def write_manifest(state: State) -> Stepped:
+def write_manifest(state: AgentState) -> Stepped:
     """Write the manifest of the newest grant, again after a failure; forget shards that are committed.
 
     A grant is written only while the claim is held for the world that it names, and only once.
@@ -67,7 +67,7 @@ def write_manifest(state: State) -> Stepped:
     return replace(_with_disk_since(state), writing=grant.ref, grant=grant), (WriteManifest(held, grant),)
 
 
-def prune(state: State) -> Stepped:
+def prune(state: AgentState) -> Stepped:
     """Prune once per lineage of the orders, and only while the world here is the one that they name."""
     lineage = state.orders.lineage if state.orders else ()
     if not lineage or lineage == state.pruned or not state.runs_desired_plan:
@@ -78,7 +78,7 @@ def prune(state: State) -> Stepped:
     return replace(state, pruned=lineage), (Prune(held, lineage),)
 
 
-def committed_step(state: State, world: World) -> int | None:
+def committed_step(state: AgentState, world: LocalWorld) -> int | None:
     """Step of the newest committed checkpoint of this world, by orders or as this agent wrote it. None: no
     such checkpoint is known; those of earlier worlds do not count."""
     lineage = state.orders.lineage if state.orders else ()
@@ -87,18 +87,18 @@ def committed_step(state: State, world: World) -> int | None:
     return max((ref.step for ref in known if ref and ref.world_id == world_id), default=None)
 
 
-def is_lead_agent(state: State) -> bool:
+def is_lead_agent(state: AgentState) -> bool:
     """Whether this agent claims, commits and prunes: the job has checkpoints, and the lead rank is here."""
     return state.identity.slot == state.config.lead_slot and state.config.checkpoint is not None
 
 
-def _held_claim(state: State, world: World | None) -> Held | None:
+def _held_claim(state: AgentState, world: LocalWorld | None) -> Held | None:
     """The claim of this agent, if it is for the world that started the ranks here."""
     held = state.held if is_lead_agent(state) and not state.superseded else None
     return held if held and world and held.claim.world_id == world.started_in else None
 
 
-def _with_disk_since(state: State) -> State:
+def _with_disk_since(state: AgentState) -> AgentState:
     """The state with `disk_since` set to now, unless an operation on the disk is under way already."""
     return state if state.claiming or state.writing else replace(state, disk_since=state.now)
 
@@ -108,7 +108,7 @@ def _is_same_checkpoint(ref: CheckpointRef, other: CheckpointRef | None) -> bool
     return other is not None and (ref.step, ref.world_id) == (other.step, other.world_id)
 
 
-def _claim_problem(state: State, seconds: float) -> Problem:
+def _claim_problem(state: AgentState, seconds: float) -> Problem:
     assert state.config.checkpoint is not None
     folder = state.config.checkpoint.directory
     text = (

@@ -14,7 +14,7 @@ import math
 import statistics
 from dataclasses import replace
 
-from ropeteam_trainer.agent.machine.state import ProgressSample, RankState, World
+from ropeteam_trainer.agent.machine.state import LocalWorld, ProgressSample, RankState
 from ropeteam_trainer.contract.config import Timeouts
 from ropeteam_trainer.contract.featurelevel import FeatureLevel
 from ropeteam_trainer.contract.local import Beat
@@ -87,7 +87,9 @@ def hang_exit(rank: RankState, timeouts: Timeouts, feature_level: int, now: floa
     return ProcessExit(None, None, hung=True, fingerprint="hang", message=message)
 
 
-def with_stacks_requested(world: World, timeouts: Timeouts, feature_level: int, now: float) -> World:
+def with_stacks_requested(
+    world: LocalWorld, timeouts: Timeouts, feature_level: int, now: float
+) -> LocalWorld:
     """The world with `stacks_requested` set for all its ranks, if one of them is near its limit and has no
     request yet. Else `world` itself, which the caller compares by identity."""
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ropeteam_trainer.agent.machine.report import agent_report
-from ropeteam_trainer.agent.machine.state import ProgressSample, RankState, State
+from ropeteam_trainer.agent.machine.state import AgentState, ProgressSample, RankState
 from ropeteam_trainer.contract.messages import RankPhase
 from ropeteam_trainer.contract.world import WorldId
 
@@ -40,7 +40,7 @@ Counts = Mapping[int, RankCounters]
 """Counters by rank."""
 
 
-def updated_counts(counts: Counts, state: State) -> Counts:
+def updated_counts(counts: Counts, state: AgentState) -> Counts:
     """The counters with starts and steps since the last call added, for the ranks of the current world only.
     Call it after every event: a world that begins and ends between two calls is not counted."""
     if state.world is None:
@@ -73,7 +73,7 @@ Family = tuple[str, str, str, list[Sample]]
 """Name, kind, help, samples."""
 
 
-def render(state: State, counts: Counts, unix_minus_monotonic: float) -> str:
+def render(state: AgentState, counts: Counts, unix_minus_monotonic: float) -> str:
     """The answer to a scrape, in Prometheus' text format. `unix_minus_monotonic`: what to add to times of
     progress samples so that they are Unix times."""
     settings, slot = state.config, str(state.identity.slot)
@@ -83,7 +83,7 @@ def render(state: State, counts: Counts, unix_minus_monotonic: float) -> str:
     return "".join(_family_text(*family, common) for family in families)
 
 
-def _agent_families(state: State) -> Iterator[Family]:
+def _agent_families(state: AgentState) -> Iterator[Family]:
     facts = {
         "ropeteam_agent_incarnation": ("Incarnation of this pod in its slot.", state.identity.incarnation),
         "ropeteam_agent_connected": ("1 while a coordinator answers this agent, else 0.", state.linked),
@@ -93,7 +93,7 @@ def _agent_families(state: State) -> Iterator[Family]:
         yield name, "gauge", text, [("", {}, float(value))]
 
 
-def _rank_families(state: State, counts: Counts, unix_minus_monotonic: float) -> Iterator[Family]:
+def _rank_families(state: AgentState, counts: Counts, unix_minus_monotonic: float) -> Iterator[Family]:
     reports = agent_report(state).ranks
     ranks = {str(each.rank): (each, counts.get(each.rank, RankCounters())) for each in reports}
     yield (
@@ -138,7 +138,7 @@ def _rank_families(state: State, counts: Counts, unix_minus_monotonic: float) ->
     )
 
 
-def _server_families(state: State) -> Iterator[Family]:
+def _server_families(state: AgentState) -> Iterator[Family]:
     """Families of parameter servers; none in a pod whose ranks have reported no `served`."""
     reported = {
         str(rank.rank): rank.served for rank in (state.world.ranks if state.world else ()) if rank.served

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ropeteam_trainer.agent.machine import hang
-from ropeteam_trainer.agent.machine.state import RankState, State
+from ropeteam_trainer.agent.machine.state import AgentState, RankState
 from ropeteam_trainer.contract.featurelevel import FeatureLevel
 from ropeteam_trainer.contract.messages import AgentReport, Progress, RankPhase, RankReport
 from ropeteam_trainer.contract.world import CheckpointRef, Plan
 
 
-def agent_report(state: State) -> AgentReport:
+def agent_report(state: AgentState) -> AgentReport:
     """The report of this state. `number` and `contract` are set by the connection that sends it (link.py)."""
     config, identity, world = state.config, state.identity, state.world
     return AgentReport(
@@ -45,7 +45,7 @@ def agent_report(state: State) -> AgentReport:
     )
 
 
-def _ancestors(state: State) -> tuple[CheckpointRef, ...]:
+def _ancestors(state: AgentState) -> tuple[CheckpointRef, ...]:
     """Ancestors of the restored checkpoint, as found on disk by the claim; () where nothing was restored.
 
     Independent of the job's status, which may name checkpoints of an abandoned lineage after a restore of
@@ -68,7 +68,7 @@ def urgent_part(report: AgentReport) -> AgentReport:
     return replace(report, ranks=ranks, progress=Progress())
 
 
-def needs_current_steps(state: State) -> bool:
+def needs_current_steps(state: AgentState) -> bool:
     """Whether the lease must be renewed by a whole report, which carries steps: always from slot 0, whose
     progress is shown to people, and from all slots while a pause is ordered."""
     pausing = state.orders is not None and state.orders.pause is not None
@@ -109,7 +109,7 @@ def _rank_phase(rank: RankState, feature_level: int) -> RankPhase:
     return RankPhase.STARTING if rank.started_at is None or uses_library else RankPhase.RUNNING
 
 
-def _progress(state: State) -> Progress:
+def _progress(state: AgentState) -> Progress:
     """Progress of the lowest local rank."""
     if state.world is None:
         return Progress()

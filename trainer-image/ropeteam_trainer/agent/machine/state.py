@@ -87,7 +87,7 @@ class RankState:
 
 
 @dataclass(frozen=True)
-class World:
+class LocalWorld:
     """The world whose ranks live here, or lived here last."""
 
     plan: Plan
@@ -113,13 +113,13 @@ class World:
         """Numbers of the ranks of which a process may live."""
         return tuple(rank.rank for rank in self.ranks if rank.alive)
 
-    def with_rank(self, changed: RankState) -> World:
+    def with_rank(self, changed: RankState) -> LocalWorld:
         """The world with the rank of the same number replaced."""
         return replace(self, ranks=tuple(changed if r.rank == changed.rank else r for r in self.ranks))
 
 
 @dataclass(frozen=True)
-class State:
+class AgentState:
     """The whole state of an agent. Only step.py makes new ones."""
 
     config: WorkerConfig
@@ -143,7 +143,7 @@ class State:
     """The newest orders; they stay in force without a connection, until the fence."""
     applied_orders: int = 0
     """Number of the newest orders of this connection; 0: none, the coordinator sends them again."""
-    world: World | None = None
+    world: LocalWorld | None = None
     feature_level: int = 0
     """Highest level that a local script has used, over all worlds."""
     warmed: WorldId | None = None

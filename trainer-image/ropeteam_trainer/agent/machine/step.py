@@ -37,7 +37,7 @@ from ropeteam_trainer.agent.machine.effects import (
 )
 from ropeteam_trainer.agent.machine.environment import server_addresses
 from ropeteam_trainer.agent.machine.events import Event
-from ropeteam_trainer.agent.machine.state import RankState, State, World
+from ropeteam_trainer.agent.machine.state import AgentState, LocalWorld, RankState
 from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.local import ToRank
 from ropeteam_trainer.contract.messages import EXIT_FAILED, StoreOffer
@@ -55,12 +55,12 @@ _NOT_IN_POD = ProcessExit(
 )
 
 
-def initial_state(config: WorkerConfig, identity: PodIdentity, launch: Launch, now: float) -> State:
+def initial_state(config: WorkerConfig, identity: PodIdentity, launch: Launch, now: float) -> AgentState:
     """The state of an agent that has just started. The fence clock starts now: no ranks live yet."""
-    return State(config, identity, launch, now=now, answered_at=now, feature_level=config.feature_level)
+    return AgentState(config, identity, launch, now=now, answered_at=now, feature_level=config.feature_level)
 
 
-def step(state: State, event: Event, now: float) -> Stepped:
+def step(state: AgentState, event: Event, now: float) -> Stepped:
     """The next state, and effects in the order in which they must be carried out. Exit is the last of all
     effects: after it every event is ignored. `now` must not decrease."""
     if state.exited:
@@ -75,7 +75,7 @@ def step(state: State, event: Event, now: float) -> Stepped:
 # ---- rules: deadlines and exit
 
 
-def _fence(state: State) -> Stepped:
+def _fence(state: AgentState) -> Stepped:
     """Fence an agent that had no answer for fenceSeconds: another pod may have its slot by now. New orders
     end the fence; `applied_orders` 0 requests them, because those known here may be stale."""
     if state.now_with_suspension - state.answered_at < state.config.timeouts.fence:
@@ -83,7 +83,7 @@ def _fence(state: State) -> Stepped:
     return replace(state, fenced=True, applied_orders=0), ()
 
 
-def _decide_exit(state: State) -> Stepped:
+def _decide_exit(state: AgentState) -> Stepped:
     """Decide whether the agent exits, and with which code; a decision is never changed.
 
     First match wins: the job is complete, the job has failed, then SIGTERM. After SIGTERM it exits when the
@@ -108,7 +108,7 @@ def _decide_exit(state: State) -> Stepped:
     return state, ()
 
 
-def _detect_hangs(state: State) -> Stepped:
+def _detect_hangs(state: AgentState) -> Stepped:
     """Kill ranks that hang, and ranks that wait for a store that has exited. When a rank comes near its
     limit, request all stacks. Not while a pause is ordered: then ranks wait for each other on purpose."""
     world = state.world
@@ -127,13 +127,13 @@ def _detect_hangs(state: State) -> Stepped:
     return replace(state, world=requested), effects
 
 
-def _has_whole_group(world: World) -> bool:
+def _has_whole_group(world: LocalWorld) -> bool:
     """Whether a process group of all ranks has formed. Then they are connected to their store, so its loss is
     an error of theirs. Before, torch would try for half an hour to reach it."""
     return any(group.size >= world.plan.world_size for group in world.groups)
 
 
-def _hang_exit(state: State, rank: RankState, loss: ProcessExit | None) -> ProcessExit | None:
+def _hang_exit(state: AgentState, rank: RankState, loss: ProcessExit | None) -> ProcessExit | None:
     """`RankState.killed_for` of a rank that hangs, or that would hang because its store is lost (`loss`).
     None: it does not."""
     if loss and rank.started_at is not None and not rank.exit and not rank.killed_for:
@@ -141,7 +141,7 @@ def _hang_exit(state: State, rank: RankState, loss: ProcessExit | None) -> Proce
     return hang.hang_exit(rank, state.config.timeouts, state.feature_level, state.now)
 
 
-def _drain_by_signal(state: State) -> Stepped:
+def _drain_by_signal(state: AgentState) -> Stepped:
     """Drain ranks that save by themselves, where orders request it: SIGTERM, and after drainSeconds SIGKILL,
     also if the orders have changed since."""
     world, orders = state.world, state.orders
@@ -161,7 +161,7 @@ def _drain_by_signal(state: State) -> Stepped:
 # ---- rules: one world ends, the next begins
 
 
-def _adopt_plan(state: State) -> Stepped:
+def _adopt_plan(state: AgentState) -> Stepped:
     """Adopt a newer plan that keeps exactly the ranks of this pod, in whatever state they are: a rank that
     has exited, or is being killed, is reported under the new world, and so replaced by the world after that.
 
@@ -175,7 +175,7 @@ def _adopt_plan(state: State) -> Stepped:
     return replace(state, world=replace(world, plan=plan)), ()
 
 
-def _end_world(state: State) -> Stepped:
+def _end_world(state: AgentState) -> Stepped:
     """Kill all ranks of a world that is not the desired one. If that is because of a fence or a newer world,
     their exits say so; otherwise they are a consequence of the orders (`ProcessExit.killed`)."""
     world = state.world
@@ -189,7 +189,7 @@ def _end_world(state: State) -> Stepped:
     return replace(state, world=killed), (KillRanks(world.started_in, world.alive_ranks),)
 
 
-def _decide_unkillable_exit(state: State) -> Stepped:
+def _decide_unkillable_exit(state: AgentState) -> Stepped:
     """Decide to exit if a process cannot be killed: it ends with this container, and another pod takes the
     slot. Not if all such ranks had exited cleanly by themselves: then the release ends the container.
     """
@@ -202,7 +202,7 @@ def _decide_unkillable_exit(state: State) -> Stepped:
     return replace(state, exit_code=EXIT_UNKILLABLE), ()
 
 
-def _isolation_exit(state: State) -> ProcessExit | None:
+def _isolation_exit(state: AgentState) -> ProcessExit | None:
     """`RankState.killed_for` of ranks that may not live because other pods may train now. None: nothing of
     that kind."""
     if state.superseded:
@@ -222,7 +222,7 @@ def _isolation_exit(state: State) -> ProcessExit | None:
     return None
 
 
-def _start_world(state: State) -> Stepped:
+def _start_world(state: AgentState) -> Stepped:
     """Start the ranks of a newer plan once no process of the previous world lives.
 
     First match wins: if the plan keeps ranks that are not here, or its store is lost, all ranks count as
@@ -238,14 +238,16 @@ def _start_world(state: State) -> Stepped:
     started_in = plan.started_in(slot)
     if loss := _store_loss_exit(state, plan) if started_in == plan.world_id else _NOT_IN_POD:
         ranks = tuple(replace(rank, alive=False, exit=loss) for rank in ranks)
-        return replace(state, world=World(plan, started_in, ranks)), ()
+        return replace(state, world=LocalWorld(plan, started_in, ranks)), ()
     if checkpointrules.needs_claim(state, plan):
         return checkpointrules.request_claim(state, plan)
     restore = state.restore if checkpointrules.is_lead_agent(state) else plan.restore
-    return replace(state, world=World(plan, started_in, ranks)), (StartRanks(plan, state.may_fork, restore),)
+    return replace(state, world=LocalWorld(plan, started_in, ranks)), (
+        StartRanks(plan, state.may_fork, restore),
+    )
 
 
-def _store_loss_exit(state: State, plan: Plan) -> ProcessExit | None:
+def _store_loss_exit(state: AgentState, plan: Plan) -> ProcessExit | None:
     """The exit of ranks whose store is lost: as if a signal had killed them. None: no loss is known.
 
     Only the pod that hosted the store knows of the loss. Jobs with parameter servers, and commands that run
@@ -261,7 +263,7 @@ def _store_loss_exit(state: State, plan: Plan) -> ProcessExit | None:
     return ProcessExit(None, signal.SIGKILL, message=text)
 
 
-def _exit(state: State) -> Stepped:
+def _exit(state: AgentState) -> Stepped:
     """Exit as decided, once every rank is dead or cannot be killed. Last of the rules."""
     if state.exit_code is None or not state.may_exit:
         return state, ()
@@ -271,7 +273,7 @@ def _exit(state: State) -> Stepped:
 # ---- rules: stores, zygote, messages to ranks
 
 
-def _host_stores(state: State) -> Stepped:
+def _host_stores(state: AgentState) -> Stepped:
     """Host exactly the store that orders request, and keep that of the desired plan; close all others.
 
     Order: close -> forget the offers of stores that are not requested any more -> open one. A store that was
@@ -296,7 +298,7 @@ def _host_stores(state: State) -> Stepped:
     ), effects
 
 
-def _may_start_services(state: State) -> bool:
+def _may_start_services(state: AgentState) -> bool:
     """Whether stores and the zygote may be started: this pod is a member of the job that can run ranks."""
     refused = state.orders is not None and bool(state.orders.refused)
     return (
@@ -308,7 +310,7 @@ def _may_start_services(state: State) -> bool:
     )
 
 
-def _warm_zygote(state: State) -> Stepped:
+def _warm_zygote(state: AgentState) -> Stepped:
     """Warm the zygote once per world, for the next one: after the first step of all ranks, because until then
     they need the cores. This also replaces a zygote that died.
 
@@ -324,7 +326,7 @@ def _warm_zygote(state: State) -> Stepped:
     return replace(state, warmed=world_id), (WarmUp(),)
 
 
-def _send_to_ranks(state: State) -> Stepped:
+def _send_to_ranks(state: AgentState) -> Stepped:
     """Send pause, committed step and servers' addresses to each rank whose newest message differs from that.
     Ranks that live on from an earlier world need new addresses; others have them from their environment."""
     world, orders = state.world, state.orders
@@ -343,7 +345,7 @@ def _send_to_ranks(state: State) -> Stepped:
     return replace(state, world=world), effects
 
 
-_RULES: tuple[Callable[[State], Stepped], ...] = (
+_RULES: tuple[Callable[[AgentState], Stepped], ...] = (
     _fence,
     _decide_exit,
     _detect_hangs,

@@ -21,13 +21,19 @@ from ropeteam_trainer.coordinator.membership.evidence import KILLED_BY_US, colle
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
 from ropeteam_trainer.coordinator.membership.state.events import Moment, ReportReceived, pod_of
 from ropeteam_trainer.coordinator.membership.state.slots import agent_of_slot, desired_slot, member_pod
-from ropeteam_trainer.coordinator.membership.state.state import Agent, Decided, State, enter_phase, with_world
-from ropeteam_trainer.coordinator.membership.state.world import World
+from ropeteam_trainer.coordinator.membership.state.state import (
+    Agent,
+    CoordinatorState,
+    Decided,
+    enter_phase,
+    with_world,
+)
+from ropeteam_trainer.coordinator.membership.state.world import FormedWorld
 
 _WAITING = "waiting for the agents to report what they run, so that a world can be adopted"
 
 
-def adopt_or_replan(state: State, at: Moment) -> Decided:
+def adopt_or_replan(state: CoordinatorState, at: Moment) -> Decided:
     """The decision of WAITING. First match wins: completion, wait for reports, no world reported (FORMING),
     adopt the newest world (RUNNING), supersede it (STOPPING). Completion comes before the wait: agents of a
     completed world exit, and may report no more."""
@@ -54,12 +60,12 @@ def adopt_or_replan(state: State, at: Moment) -> Decided:
     return Decided(preserving.stop_world(_record_reports(state, agents, at), at))
 
 
-def _agents_by_slot(state: State, among: slotset.Slots) -> dict[int, Agent]:
+def _agents_by_slot(state: CoordinatorState, among: slotset.Slots) -> dict[int, Agent]:
     """The agents that hold these slots, by slot. Slots without one are left out."""
     return {slot: agent for slot in slotset.each(among) if (agent := agent_of_slot(state, slot))}
 
 
-def _reported_plans(state: State, agents: dict[int, Agent], completed: bool = False) -> list[Plan]:
+def _reported_plans(state: CoordinatorState, agents: dict[int, Agent], completed: bool = False) -> list[Plan]:
     """The plans of this job in these agents' reports. `completed`: only of worlds whose completion the agent
     has acknowledged."""
     reports = [agent.report for agent in agents.values()]
@@ -69,7 +75,7 @@ def _reported_plans(state: State, agents: dict[int, Agent], completed: bool = Fa
     return [plan for plan in plans if _fits_job(state, plan)]
 
 
-def _fits_job(state: State, plan: Plan) -> bool:
+def _fits_job(state: CoordinatorState, plan: Plan) -> bool:
     """Whether the plan has exactly this job's slots, with as many ranks as the config gives them. Of a part
     of a plan only the sums are known."""
     if plan.whole:
@@ -80,7 +86,7 @@ def _fits_job(state: State, plan: Plan) -> bool:
     return tuple((member.slot, member.processes) for member in plan.members) == shape
 
 
-def _has_enough_reports(state: State, here: slotset.Slots, now: float) -> bool:
+def _has_enough_reports(state: CoordinatorState, here: slotset.Slots, now: float) -> bool:
     """Whether to decide on what is reported now. `here`: slots whose agent has reported.
 
     First match wins: all slots have; no coordinator was before this one; no rank can live without an answer
@@ -99,13 +105,13 @@ def _has_enough_reports(state: State, here: slotset.Slots, now: float) -> bool:
     return state.drain_requested and now >= state.desired_at + lease
 
 
-def _with_previous_world(state: State, plan: Plan, at: Moment) -> State:
+def _with_previous_world(state: CoordinatorState, plan: Plan, at: Moment) -> CoordinatorState:
     """The state with a world of this reported plan, in the same phase."""
     state = replace(state, restarts=plan.restart_count + 1)
-    return slotindex.enter_world(state, World(_whole_plan(state, plan), at.now), at.now)
+    return slotindex.enter_world(state, FormedWorld(_whole_plan(state, plan), at.now), at.now)
 
 
-def _whole_plan(state: State, plan: Plan) -> Plan:
+def _whole_plan(state: CoordinatorState, plan: Plan) -> Plan:
     """The whole plan of which this is a part; a whole plan unchanged. Each agent reports its own member. Of
     the others only the incarnation is known: the slot's present pod, if it has that one."""
     if plan.whole is None:
@@ -125,7 +131,7 @@ def _whole_plan(state: State, plan: Plan) -> Plan:
     return replace(plan, members=members, whole=replace(plan.whole, slot=-1))
 
 
-def _member_without_report(state: State, slot: int, incarnation: int) -> Member:
+def _member_without_report(state: CoordinatorState, slot: int, incarnation: int) -> Member:
     """The member of a plan whose agent has not reported. Its address is not known; pod UID "": its pod was
     replaced, so the member counts as lost."""
     desired = desired_slot(state, slot)
@@ -133,12 +139,12 @@ def _member_without_report(state: State, slot: int, incarnation: int) -> Member:
     return Member(slot, incarnation, uid, "", state.config.processes_of(slot))
 
 
-def _record_reports(state: State, agents: dict[int, Agent], at: Moment) -> State:
+def _record_reports(state: CoordinatorState, agents: dict[int, Agent], at: Moment) -> CoordinatorState:
     """The state after the last reports of these agents, now as reports of members of its world."""
     return progress.record_reports(state, (ReportReceived(agent.report) for agent in agents.values()), at)
 
 
-def _all_members_agree(state: State, agents: dict[int, Agent]) -> bool:
+def _all_members_agree(state: CoordinatorState, agents: dict[int, Agent]) -> bool:
     """Whether every agent that is a member of this world reports it as its own: if one does not, only a part
     of the agents had received the plan. Agents of other pods in its slots do not count: that a member was
     replaced is a fault of the world, found once it is adopted."""
@@ -150,7 +156,7 @@ def _all_members_agree(state: State, agents: dict[int, Agent]) -> bool:
     )
 
 
-def _runs_or_ended_by_itself(state: State, now: float) -> bool:
+def _runs_or_ended_by_itself(state: CoordinatorState, now: float) -> bool:
     """Whether the world runs, or ended by a fault of its own. If agents have killed its ranks and there is no
     other evidence, the previous boot had ended it: it must not be adopted as running."""
     all_evidence = collect_evidence(state, now)

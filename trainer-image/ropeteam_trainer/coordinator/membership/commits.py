@@ -24,20 +24,20 @@ from ropeteam_trainer.coordinator.membership.state.ranks import (
     ranks_of_members,
 )
 from ropeteam_trainer.coordinator.membership.state.slots import present_agent
-from ropeteam_trainer.coordinator.membership.state.state import State, with_world
+from ropeteam_trainer.coordinator.membership.state.state import CoordinatorState, with_world
 
 AWAITED_COMMIT_SECONDS = 600
 """Time for which pods, once training is done, wait for the last checkpoint to be committed and saved in
 status. An operator that is upgraded, or newly elected, is back by then; and finished pods hold GPUs."""
 
 
-def restore_candidates(state: State) -> tuple[CheckpointRef, ...]:
+def restore_candidates(state: CoordinatorState) -> tuple[CheckpointRef, ...]:
     """Checkpoints from which the next world may resume, best first: the granted one, whose manifest may have
     been written, then the lineage."""
     return ((state.pending,) if state.pending else ()) + state.lineage
 
 
-def retained_checkpoints(state: State) -> tuple[CheckpointRef, ...]:
+def retained_checkpoints(state: CoordinatorState) -> tuple[CheckpointRef, ...]:
     """Checkpoints that must not be pruned: the lineage, newest first, then all others that status may name.
     Empty until a checkpoint was committed or restored: agents then prune nothing."""
     if not state.lineage:
@@ -46,13 +46,13 @@ def retained_checkpoints(state: State) -> tuple[CheckpointRef, ...]:
     return tuple(dict.fromkeys((*state.lineage, *state.acknowledged, *named)))
 
 
-def note_lineage_sent(state: State) -> State:
+def note_lineage_sent(state: CoordinatorState) -> CoordinatorState:
     """The state after a report to the operator, which may save the lineage in status at any later time.
     The last two are remembered: the operator may still be saving the one before."""
     return replace(state, answered=(*state.answered, state.lineage)[-2:])
 
 
-def record_commits(state: State, report: AgentReport, at: Moment) -> State:
+def record_commits(state: CoordinatorState, report: AgentReport, at: Moment) -> CoordinatorState:
     """The state after the commits in an accepted report: a written manifest extends the lineage; a grant that
     this boot does not know (its predecessor made it) becomes `pending`; the restored checkpoint fixes the
     lineage of the world. All idempotent: each report repeats them."""
@@ -63,7 +63,7 @@ def record_commits(state: State, report: AgentReport, at: Moment) -> State:
     return _record_restore(state, report)
 
 
-def _extends_lineage(state: State, report: AgentReport, ref: CheckpointRef) -> bool:
+def _extends_lineage(state: CoordinatorState, report: AgentReport, ref: CheckpointRef) -> bool:
     """Whether the checkpoint extends the lineage. First match wins.
 
     - Its step must be higher than the newest. (Numbers of worlds do not compare: the first checkpoint may be
@@ -94,7 +94,7 @@ def _is_same_checkpoint(one: CheckpointRef, other: CheckpointRef | None) -> bool
     return other is not None and (one.world_id, one.step) == (other.world_id, other.step)
 
 
-def _record_manifest(state: State, written: CheckpointRef, at: Moment) -> State:
+def _record_manifest(state: CoordinatorState, written: CheckpointRef, at: Moment) -> CoordinatorState:
     """The state with a committed checkpoint first in its lineage. A pending grant up to its step is done."""
     is_grant_done = state.pending is None or state.pending.step <= written.step
     return replace(
@@ -106,7 +106,7 @@ def _record_manifest(state: State, written: CheckpointRef, at: Moment) -> State:
     )
 
 
-def _record_restore(state: State, report: AgentReport) -> State:
+def _record_restore(state: CoordinatorState, report: AgentReport) -> CoordinatorState:
     """The state with the lineage of the checkpoint from which the current world resumed, as the agent of its
     leading rank reports it. Only once per world; unchanged by other reports.
 
@@ -132,7 +132,7 @@ def _record_restore(state: State, report: AgentReport) -> State:
     return _drop_stale_grant(state)
 
 
-def record_fresh_start(state: State, base: int) -> State:
+def record_fresh_start(state: CoordinatorState, base: int) -> CoordinatorState:
     """The state after a start without a restored checkpoint: the current world began at step `base`.
     Checkpoints of other worlds beyond that step leave the lineage, because their steps are repeated."""
     world_id = lead_started_in(state)
@@ -140,7 +140,7 @@ def record_fresh_start(state: State, base: int) -> State:
     return _drop_stale_grant(replace(with_world(state, base=base), lineage=lineage))
 
 
-def _drop_stale_grant(state: State) -> State:
+def _drop_stale_grant(state: CoordinatorState) -> CoordinatorState:
     """The state without a pending grant of an earlier world. Only once it is known from which checkpoint the
     current world resumed: that was the granted one, or its manifest was never written."""
     if state.pending is None or state.pending.world_id == lead_started_in(state):
@@ -148,7 +148,7 @@ def _drop_stale_grant(state: State) -> State:
     return replace(state, pending=None, grant=None)
 
 
-def grant_next_commit(state: State) -> State:
+def grant_next_commit(state: CoordinatorState) -> CoordinatorState:
     """The state with a grant for the newest complete step. Unchanged if a grant is in the orders already, no
     step is complete, or the leading rank may not live: its agent writes the manifest."""
     world_id, step = lead_started_in(state), _step_to_grant(state)
@@ -162,7 +162,7 @@ def grant_next_commit(state: State) -> State:
     return replace(state, grant=grant, pending=ref)
 
 
-def awaited_commit(state: State, now: float) -> str:
+def awaited_commit(state: CoordinatorState, now: float) -> str:
     """Condition that the last checkpoint waits for, once all ranks are done, as the end of "waiting for". "":
     it is committed and saved in status, or AWAITED_COMMIT_SECONDS have passed. The manifest is not waited for
     if the agent that would write it is lost."""
@@ -177,12 +177,12 @@ def awaited_commit(state: State, now: float) -> str:
     return ""
 
 
-def shards_of_step(state: State, step: int) -> dict[int, Shard]:
+def shards_of_step(state: CoordinatorState, step: int) -> dict[int, Shard]:
     """Shards of one step of the current world, by rank."""
     return {shard.rank: shard for shard in _shards_of_world(state) if shard.step == step}
 
 
-def _shards_of_world(state: State) -> list[Shard]:
+def _shards_of_world(state: CoordinatorState) -> list[Shard]:
     """All shards of the current world. A shard counts only if the agent of its own rank reports it."""
     world_id = lead_started_in(state)
     return [
@@ -194,12 +194,12 @@ def _shards_of_world(state: State) -> list[Shard]:
     ]
 
 
-def saver_slots(state: State) -> slotset.Slots:
+def saver_slots(state: CoordinatorState) -> slotset.Slots:
     """Slots whose ranks save checkpoints: all; with parameter servers only the first of these."""
     return slotset.one(state.config.lead_slot) if state.config.servers else state.all_slots
 
 
-def _step_to_grant(state: State) -> int | None:
+def _step_to_grant(state: CoordinatorState) -> int | None:
     """The newest step beyond the lineage for which every rank has written its shard; None: there is none. A
     complete step that an earlier boot granted comes first: its manifest may be being written, and is then
     the parent of the next one."""
@@ -212,6 +212,6 @@ def _step_to_grant(state: State) -> int | None:
     return pending if pending in steps else max(steps, default=None)
 
 
-def _files_of_step(state: State, step: int) -> tuple[ShardFile, ...]:
+def _files_of_step(state: CoordinatorState, step: int) -> tuple[ShardFile, ...]:
     """The files of all shards of one step, in rank order."""
     return tuple(file for _, shard in sorted(shards_of_step(state, step).items()) for file in shard.files)

@@ -25,12 +25,12 @@ from ropeteam_trainer.coordinator.membership.evidence import LOST, POD_TERMINATI
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
 from ropeteam_trainer.coordinator.membership.state.events import Moment
 from ropeteam_trainer.coordinator.membership.state.ranks import lead_started_in, ranks_of_members
-from ropeteam_trainer.coordinator.membership.state.state import State, enter_phase, with_world
+from ropeteam_trainer.coordinator.membership.state.state import CoordinatorState, enter_phase, with_world
 
 DEBOUNCE_SECONDS = 1.0
 
 
-def record_terminating_slots(state: State, at: Moment) -> State:
+def record_terminating_slots(state: CoordinatorState, at: Moment) -> CoordinatorState:
     """The state with newly terminating slots recorded in the world, and the time of the first. Slots whose
     ranks are done do not count. Recorded slots stay, even when the pod is gone."""
     world = state.world
@@ -46,7 +46,7 @@ def record_terminating_slots(state: State, at: Moment) -> State:
     )
 
 
-def is_due(state: State, at: Moment) -> bool:
+def is_due(state: CoordinatorState, at: Moment) -> bool:
     """Whether to pause the world: a drain is requested, the first pod began to terminate DEBOUNCE_SECONDS
     ago, or ranks have stopped for a drain that a previous boot began."""
     world = state.world
@@ -56,12 +56,12 @@ def is_due(state: State, at: Moment) -> bool:
     return state.drain_requested or gathered or begun
 
 
-def pause_world(state: State, at: Moment) -> State:
+def pause_world(state: CoordinatorState, at: Moment) -> CoordinatorState:
     """The state in DRAINING: each rank waits at its next report until the step to stop at is fixed."""
     return enter_phase(with_world(state, paused_at=at.now), WorldPhase.DRAINING, at)
 
 
-def gathering_text(state: State) -> str:
+def gathering_text(state: CoordinatorState) -> str:
     """The sentence on a running world while more terminating pods are awaited; "": none is terminating."""
     world = state.world
     assert world is not None
@@ -71,7 +71,7 @@ def gathering_text(state: State) -> str:
     return f"world {world.plan.world_id} runs; terminating: {pods}; waiting for others that terminate too"
 
 
-def draining_text(state: State) -> str:
+def draining_text(state: CoordinatorState) -> str:
     """The sentence on a world that is being drained: the reason, and what it waits for."""
     world = state.world
     assert world is not None
@@ -86,14 +86,14 @@ def draining_text(state: State) -> str:
     return f"{reason}; world {world.plan.world_id} waits for {goal}"
 
 
-def _terminating_pods_text(state: State) -> str:
+def _terminating_pods_text(state: CoordinatorState) -> str:
     slots = state.world.terminating_slots if state.world else ()
     if len(slots) == 1:
         return f"the pod of slot {slots[0]}"
     return "the pods of slots " + ", ".join(str(slot) for slot in slots)
 
 
-def terminating_workers_evidence(state: State, at: Moment) -> tuple[Evidence, ...]:
+def terminating_workers_evidence(state: CoordinatorState, at: Moment) -> tuple[Evidence, ...]:
     """Evidence of terminating workers of a job with parameter servers, one for all of them, DEBOUNCE_SECONDS
     after the first. Empty if the world must be drained instead: no parameter servers, a drain is requested,
     or a parameter server is terminating."""
@@ -110,13 +110,13 @@ def terminating_workers_evidence(state: State, at: Moment) -> tuple[Evidence, ..
     return (evidence,) if evidence and gathered else ()
 
 
-def drains_by_sigterm(state: State) -> bool:
+def drains_by_sigterm(state: CoordinatorState) -> bool:
     """Whether this world is being drained by SIGTERM to its ranks: its script is below feature level 2 and
     cannot save at a given step. How such ranks exit is no fault."""
     return state.phase is WorldPhase.DRAINING and state.feature_level < FeatureLevel.CHECKPOINTS
 
 
-def unexpected_evidence(state: State, all_evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
+def unexpected_evidence(state: CoordinatorState, all_evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
     """The evidence that is a fault although the world is being drained: all; only lost and terminating pods,
     if its ranks get SIGTERM."""
     return (
@@ -126,7 +126,7 @@ def unexpected_evidence(state: State, all_evidence: tuple[Evidence, ...]) -> tup
     )
 
 
-def terminating_evidence(state: State) -> Evidence | None:
+def terminating_evidence(state: CoordinatorState) -> Evidence | None:
     """Evidence of the terminating pods of this world; None: there are none. It outweighs all other evidence:
     pods that terminate end their own ranks, and these their peers. `slot`: the first that terminated."""
     world = state.world
@@ -141,7 +141,7 @@ def terminating_evidence(state: State) -> Evidence | None:
     )
 
 
-def fix_stop_step(state: State, at: Moment) -> State:
+def fix_stop_step(state: CoordinatorState, at: Moment) -> CoordinatorState:
     """The state with the step at which all ranks stop and save; unchanged while that is open. First match
     wins:
 
@@ -170,7 +170,7 @@ def fix_stop_step(state: State, at: Moment) -> State:
 
 
 def _highest_step(
-    state: State, among: slotset.Slots, phases: tuple[RankPhase, ...] = tuple(RankPhase)
+    state: CoordinatorState, among: slotset.Slots, phases: tuple[RankPhase, ...] = tuple(RankPhase)
 ) -> int:
     """The highest step of the reported ranks of these slots in these phases. Raises ValueError if there are
     none: callers know of one."""
@@ -178,7 +178,7 @@ def _highest_step(
     return max(rank.step for rank in ranks if rank.phase in phases)
 
 
-def finish_reason(state: State, at: Moment) -> str:
+def finish_reason(state: CoordinatorState, at: Moment) -> str:
     """Why the drain is over; "": it is not. First match wins.
 
     The limit comes first. Then, by SIGTERM: all ranks have exited. Otherwise no step was made, so there is
@@ -203,7 +203,7 @@ def finish_reason(state: State, at: Moment) -> str:
     return "" if can_commit else "there is nothing to commit"
 
 
-def _is_step_committed(state: State, step: int) -> bool:
+def _is_step_committed(state: CoordinatorState, step: int) -> bool:
     """Whether the current world has committed this step, or a later one."""
     assert state.world is not None
     newest = state.lineage[0] if state.lineage else None

@@ -26,7 +26,7 @@ from ropeteam_trainer.coordinator.membership.state.ranks import (
 )
 from ropeteam_trainer.coordinator.membership.state.slots import holds_slot, is_lost
 from ropeteam_trainer.coordinator.membership.state.slotset import ALL, Slots, has
-from ropeteam_trainer.coordinator.membership.state.state import State
+from ropeteam_trainer.coordinator.membership.state.state import CoordinatorState
 
 POD_TERMINATING, LOST, AGENT_REPORTED, SIGNAL, ERROR, CONSEQUENCE, KILLED_BY_US = 6, 5, 4, 3, 2, 1, 0
 
@@ -50,7 +50,7 @@ class Evidence:
 
 
 def collect_evidence(
-    state: State, now: float, among: Slots = ALL, least: int = KILLED_BY_US
+    state: CoordinatorState, now: float, among: Slots = ALL, least: int = KILLED_BY_US
 ) -> tuple[Evidence, ...]:
     """All evidence of the members in `among`, in rank order. Empty: no fault is known. Exits lighter than
     `least` are left out, which saves the text for each of thousands of ranks that we killed."""
@@ -62,19 +62,19 @@ def collect_evidence(
     )
 
 
-def is_world_done(state: State) -> bool:
+def is_world_done(state: CoordinatorState) -> bool:
     """Whether all ranks of all members are done (`is_rank_done`)."""
     return slotindex.has_all_members(state, slotindex.done_slots(state))
 
 
-def is_rank_done(state: State, rank: RankReport) -> bool:
+def is_rank_done(state: CoordinatorState, rank: RankReport) -> bool:
     """Whether the rank's script has exited and ended well: exit code 0, or a signal after its end while a
     sibling exited cleanly."""
     return is_clean(rank) or (is_aborted_at_end(rank) and state.facts.clean != 0)
 
 
 def _evidence_of_member(
-    state: State, member_ranks: MemberRanks, now: float, least: int
+    state: CoordinatorState, member_ranks: MemberRanks, now: float, least: int
 ) -> tuple[Evidence, ...]:
     """Evidence of one member that is not done: that it is lost, otherwise the exits of its ranks."""
     loss = _loss_text(state, member_ranks, now)
@@ -86,7 +86,7 @@ def _evidence_of_member(
     return tuple(evidence for evidence in all_evidence if evidence)
 
 
-def _loss_text(state: State, member_ranks: MemberRanks, now: float) -> str:
+def _loss_text(state: CoordinatorState, member_ranks: MemberRanks, now: float) -> str:
     """Why this member's ranks are lost, for people; "": they are not. First match wins."""
     slot = member_ranks.member.slot
     assert state.world is not None
@@ -100,7 +100,7 @@ def _loss_text(state: State, member_ranks: MemberRanks, now: float) -> str:
 
 
 def _evidence_of_rank(
-    state: State, member_ranks: MemberRanks, rank: RankReport, least: int
+    state: CoordinatorState, member_ranks: MemberRanks, rank: RankReport, least: int
 ) -> Evidence | None:
     """Evidence of one rank; None: it lives, is done, is lighter than `least`, or is undecided until all ranks
     have exited."""
@@ -126,7 +126,7 @@ def _evidence_of_rank(
     return _moved_to_clean_exit(state, evidence) if is_peer_error else evidence
 
 
-def _moved_to_clean_exit(state: State, evidence: Evidence) -> Evidence:
+def _moved_to_clean_exit(state: CoordinatorState, evidence: Evidence) -> Evidence:
     """The evidence of a peer error, moved to the first rank that exited cleanly, if there is one: the others
     failed because that rank was no longer there."""
     known = (
@@ -142,7 +142,7 @@ def _moved_to_clean_exit(state: State, evidence: Evidence) -> Evidence:
     return replace(evidence, slot=slot, rank=number, message=message)
 
 
-def moved_to_first_hung(state: State, evidence: Evidence) -> Evidence:
+def moved_to_first_hung(state: CoordinatorState, evidence: Evidence) -> Evidence:
     """The evidence of a hang, moved to the rank that hung first; other evidence unchanged.
 
     Ranks that wait for a hung one hang too, and any of them may be reported first. The first is the hanging
@@ -179,7 +179,7 @@ def _step_text(rank: RankReport) -> str:
     return f"after step {rank.step}" if rank.steps_here else "before the first step"
 
 
-def _weight_and_cause(state: State, exit: ProcessExit) -> tuple[int, Cause]:
+def _weight_and_cause(state: CoordinatorState, exit: ProcessExit) -> tuple[int, Cause]:
     """First match wins. What the agent observed comes first; a rank that it killed on orders is no cause.
     Rules of `recovery.exitCodes` come before peer errors: the user knows the exit code."""
     if exit.oom:
@@ -207,7 +207,7 @@ def is_script_fault(cause: Cause, exit: ProcessExit | None) -> bool:
     return cause is Cause.ERROR or (cause is Cause.OUT_OF_MEMORY and exit is not None and not exit.oom)
 
 
-def exit_rule(state: State, exit: ProcessExit | None) -> ExitAction | None:
+def exit_rule(state: CoordinatorState, exit: ProcessExit | None) -> ExitAction | None:
     """The action for this exit by the first matching rule of `recovery.exitCodes`. None: no rule matches, or
     the exit is no choice of the script (killed by its agent, checkpoint not readable)."""
     if exit is None or exit.killed or exit.storage:

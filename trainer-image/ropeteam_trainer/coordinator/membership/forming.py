@@ -23,8 +23,8 @@ from ropeteam_trainer.coordinator.membership.state.slots import (
     is_lost,
     is_terminating,
 )
-from ropeteam_trainer.coordinator.membership.state.state import State, enter_phase, is_new_attempt
-from ropeteam_trainer.coordinator.membership.state.world import World
+from ropeteam_trainer.coordinator.membership.state.state import CoordinatorState, enter_phase, is_new_attempt
+from ropeteam_trainer.coordinator.membership.state.world import FormedWorld
 
 TICK_SECONDS = 1.0
 """A Tick comes at least this often, so that a pause of our own event loop is noticed."""
@@ -35,7 +35,7 @@ UNENDING_SECONDS = 60.0
 hangs."""
 
 
-def obstacle(state: State, now: float) -> str:
+def obstacle(state: CoordinatorState, now: float) -> str:
     """The first condition that the next plan waits for, as the end of "waiting for"; "": none, the next world
     can start. Preserved slots are ready. First match wins: slots, backoff, store."""
     preserved = state.world.preserved if state.world else slotset.NONE
@@ -49,7 +49,7 @@ def obstacle(state: State, now: float) -> str:
     return ""
 
 
-def _ready_slots(state: State) -> slotset.Slots:
+def _ready_slots(state: CoordinatorState) -> slotset.Slots:
     """Slots that are ready for the next plan: their agent is there and stays, can start ranks, and none of an
     earlier world lives.
 
@@ -68,7 +68,7 @@ def _ready_slots(state: State) -> slotset.Slots:
     return ready & ~(state.facts.unproven & ~quiesced)
 
 
-def _slot_obstacle(state: State, slot: int, now: float) -> str:
+def _slot_obstacle(state: CoordinatorState, slot: int, now: float) -> str:
     """Why this slot, which is not ready, is not. First match wins, in the order in which a pod gets ready;
     the last case is what remains of `_ready_slots`."""
     desired, agent = desired_slot(state, slot), agent_of_slot(state, slot)
@@ -91,7 +91,7 @@ def _slot_obstacle(state: State, slot: int, now: float) -> str:
     )
 
 
-def unfinished_slots(state: State) -> slotset.Slots:
+def unfinished_slots(state: CoordinatorState) -> slotset.Slots:
     """Slots with a registered agent whose ranks may still live: it can be ordered to end them. Without slots
     that are preserved. An agent's `stopped` is no proof until it has applied the withdrawal of the plan
     (`quiesced`): it might still start those ranks."""
@@ -101,14 +101,14 @@ def unfinished_slots(state: State) -> slotset.Slots:
     return here & ~world.preserved & (state.facts.busy | (state.facts.member & ~world.quiesced))
 
 
-def stuck_slots(state: State, now: float) -> slotset.Slots:
+def stuck_slots(state: CoordinatorState, now: float) -> slotset.Slots:
     """Slots whose ranks have not ended UNENDING_SECONDS after the world: only another pod helps."""
     if state.phase is not WorldPhase.STOPPING or now - state.phase_since < UNENDING_SECONDS:
         return slotset.NONE
     return unfinished_slots(state)
 
 
-def stopping_text(state: State, now: float) -> str:
+def stopping_text(state: CoordinatorState, now: float) -> str:
     """The sentence on a world whose ranks are being ended: why, which slots are stuck, which continue."""
     fault, world = state.fault, state.world
     assert world is not None
@@ -126,7 +126,7 @@ def stopping_text(state: State, now: float) -> str:
     return f"ending the ranks of world {world.plan.world_id}, because {reason}{more}"
 
 
-def _stuck_text(state: State, now: float) -> str:
+def _stuck_text(state: CoordinatorState, now: float) -> str:
     """The part of that sentence on stuck slots, at most five by number; "": none is stuck."""
     slots = list(slotset.each(stuck_slots(state, now)))
     some = ", ".join(map(str, slots[:5])) + (" and more" if len(slots) > 5 else "")
@@ -134,7 +134,7 @@ def _stuck_text(state: State, now: float) -> str:
     return f"; {late}" if slots else ""
 
 
-def unfenced_slots(state: State) -> slotset.Slots:
+def unfenced_slots(state: CoordinatorState) -> slotset.Slots:
     """Slots where ranks may live that no agent reports: the lease of its pod has expired, or no proof is
     known that its previous pod has ended. A drain is not over before they are fenced.
 
@@ -150,7 +150,7 @@ def unfenced_slots(state: State) -> slotset.Slots:
     return (state.facts.unproven | (named & ~slotindex.present_slots(state))) & ~quiesced
 
 
-def offered_store(state: State) -> StoreOffer | None:
+def offered_store(state: CoordinatorState) -> StoreOffer | None:
     """The store of the next world, once the agent of STORE_SLOT offers it; None: not yet. Stores of earlier
     worlds are not reused: keys of dead ranks are in them."""
     agent = agent_of_slot(state, STORE_SLOT)
@@ -158,7 +158,7 @@ def offered_store(state: State) -> StoreOffer | None:
     return offer if offer and offer.world_id == state.next_world_id else None
 
 
-def start_next_world(state: State, at: Moment) -> State:
+def start_next_world(state: CoordinatorState, at: Moment) -> CoordinatorState:
     """The state in which the next world runs: its plan is in the orders from now on. Only without an
     obstacle.
 
@@ -187,13 +187,13 @@ def start_next_world(state: State, at: Moment) -> State:
         restarts=state.restarts + 1,
         grant=state.grant if slotset.has(preserved, state.config.lead_slot) else None,
     )
-    state = slotindex.enter_world(state, World(plan, at.now, confirmed=preserved), at.now)
+    state = slotindex.enter_world(state, FormedWorld(plan, at.now, confirmed=preserved), at.now)
     if previous and resumes_in_memory:
         state = incidents.count_lost_steps(state, previous.step)
     return enter_phase(incidents.record_stage(state, "planned", at), WorldPhase.RUNNING, at)
 
 
-def _next_member(state: State, slot: int) -> Member:
+def _next_member(state: CoordinatorState, slot: int) -> Member:
     """The member of the next plan in this slot, which must have an agent."""
     world, agent = state.world, agent_of_slot(state, slot)
     assert agent is not None
@@ -203,7 +203,7 @@ def _next_member(state: State, slot: int) -> Member:
     return Member(slot, report.incarnation, report.pod_uid, report.address, processes, started_in)
 
 
-def wake_at(state: State, now: float) -> float | None:
+def wake_at(state: CoordinatorState, now: float) -> float | None:
     """Time at which the next Tick must come at the latest, always after `now`; None: only other events can
     change the state. The earliest of all times at which a condition changes; a Tick too many does no harm."""
     if not state.agents and state.desired is None:

@@ -1,4 +1,4 @@
-"""Default process groups of torch.distributed that a world has formed, and the verdict on them. Pure.
+"""Default process groups of torch.distributed that a world has formed, and whether they are a fault. Pure.
 
 One criterion: whether a group of all ranks has ever formed in this start. Groups before or beside it (an
 evaluator's, a preflight's, an inference server's) are listed and change nothing. Without it the first smaller
@@ -20,8 +20,8 @@ from ropeteam_trainer.contract.world import FailReason
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
 from ropeteam_trainer.coordinator.membership.state.ranks import is_clean, ranks_of_members
 from ropeteam_trainer.coordinator.membership.state.slotset import Slots
-from ropeteam_trainer.coordinator.membership.state.state import State
-from ropeteam_trainer.coordinator.membership.state.world import Group, World
+from ropeteam_trainer.coordinator.membership.state.state import CoordinatorState
+from ropeteam_trainer.coordinator.membership.state.world import FormedWorld, Group
 
 MAX_SHOWN, MAX_GROUPS, MAX_SLOTS_SHOWN = 10, 32, 16
 _MOST_RANKS = 1 << 20
@@ -73,7 +73,7 @@ def _merged_group(one: Group, other: Group) -> Group:
     )
 
 
-def has_full_group(state: State, world: World) -> bool:
+def has_full_group(state: CoordinatorState, world: FormedWorld) -> bool:
     """Whether the requested group has formed: one of at least its size, with all ranks that are known to be
     in groups of that size. Two such groups of different ranks are a split world. A group without an id counts
     as formed: its store could not name it, so its reports cannot be distinguished from another's."""
@@ -86,30 +86,30 @@ def has_full_group(state: State, world: World) -> bool:
     return any(group.ranks == everyone for group in large)
 
 
-def _requested_size(state: State, world: World) -> int:
+def _requested_size(state: CoordinatorState, world: FormedWorld) -> int:
     """Size from which on a group is the requested one: all ranks; with one command per pod, all pods, because
     a command may stand for all ranks of its pod."""
     return world.plan.slots if is_per_pod(state) else world.plan.world_size
 
 
-def is_per_pod(state: State) -> bool:
+def is_per_pod(state: CoordinatorState) -> bool:
     """Whether the command is started once per pod, not once per rank."""
     return state.launcher.startswith("PerPod")
 
 
-def expects_group(state: State) -> bool:
+def expects_group(state: CoordinatorState) -> bool:
     """Whether one process group of all ranks is expected. Not with parameter servers, for one rank, or if
     each pod may train a world of its own."""
     world, config = state.world, state.config
     return world is not None and world.plan.world_size > 1 and not (config.servers or config.worlds_per_pod)
 
 
-def _is_start_overdue(state: State, since: float | None, now: float) -> bool:
+def _is_start_overdue(state: CoordinatorState, since: float | None, now: float) -> bool:
     """Whether startSeconds have passed since then; None: it has not happened yet."""
     return since is not None and now - since >= state.config.timeouts.start
 
 
-def split_world_problem(state: State, now: float) -> Problem | None:
+def split_world_problem(state: CoordinatorState, now: float) -> Problem | None:
     """The failure of a job that trains in smaller groups than requested; None: it does not, or that is not
     certain yet. Certain: a rank of a group exited with 0, or startSeconds passed since the first group."""
     world = state.world
@@ -127,7 +127,7 @@ def split_world_problem(state: State, now: float) -> Problem | None:
     return Problem(FailReason.SPLIT_WORLD, f"{_formed_text(world)}, and {end}. {_REMEDY}.")
 
 
-def _formed_text(world: World) -> str:
+def _formed_text(world: FormedWorld) -> str:
     """A clause on the ranks of the job and its largest three groups."""
     some = "; ".join(_group_text(group) for group in world.groups[:3])
     more = f" and {len(world.groups) - 3} more" if len(world.groups) > 3 else ""
@@ -141,7 +141,7 @@ def _group_text(group: Group) -> str:
     return f"a process group of {group.size} by {group.who or 'a process'} in {some} {where}"
 
 
-def _first_ended(state: State, among: Slots) -> int | None:
+def _first_ended(state: CoordinatorState, among: Slots) -> int | None:
     """The lowest of these ranks that has exited with 0; None: none has."""
     known = (
         rank
@@ -154,7 +154,7 @@ def _first_ended(state: State, among: Slots) -> int | None:
     )
 
 
-def notice(state: State, now: float) -> Problem | None:
+def notice(state: CoordinatorState, now: float) -> Problem | None:
     """The notice of a world that runs although something is wrong with its groups; None: nothing is known to
     be. First match wins: smaller groups, no group, a rank that has ended. Also while all ranks are done,
     because people look then."""
@@ -185,7 +185,7 @@ _NONE_FORMED = (
 _WAITING = "they wait for each other (in torchrun --standalone without --nnodes=1, say), or "
 
 
-def _rank_ended_notice(state: State, world: World, now: float) -> Problem | None:
+def _rank_ended_notice(state: CoordinatorState, world: FormedWorld, now: float) -> Problem | None:
     """The notice that a rank exited with 0 and the others have made no step for ENDED_SECONDS since; None
     before."""
     if world.ended_at is None or now - max(world.ended_at, world.step_at) < ENDED_SECONDS:
@@ -199,7 +199,7 @@ def _rank_ended_notice(state: State, world: World, now: float) -> Problem | None
     return Problem(FailReason.RANK_ENDED, f"{text}.")
 
 
-def shown_groups(state: State) -> tuple[ProcessGroup, ...]:
+def shown_groups(state: CoordinatorState) -> tuple[ProcessGroup, ...]:
     """The largest groups of the running world, for people and Prometheus. Empty: no world runs, or no group
     is known."""
     world = state.world

@@ -30,7 +30,7 @@ from ropeteam_trainer.coordinator.membership.state.events import Moment
 from ropeteam_trainer.coordinator.membership.state.ranks import ranks_of_member
 from ropeteam_trainer.coordinator.membership.state.slots import desired_slot
 from ropeteam_trainer.coordinator.membership.state.slotset import Slots
-from ropeteam_trainer.coordinator.membership.state.state import FailureHistory, Fault, State
+from ropeteam_trainer.coordinator.membership.state.state import CoordinatorState, FailureHistory, Fault
 
 MAX_INCIDENTS = 10
 BACKOFF_FIRST, BACKOFF_MOST = 1.0, 60.0
@@ -39,7 +39,7 @@ ASSUMED_PROGRESS_SECONDS, ASSUMED_PROGRESS_AFTER_SIGNAL_SECONDS = 60.0, 1.0
 take as long as the imports to occur; a world ended from outside is assumed to have made one sooner."""
 
 
-def open_incident(state: State, evidence: Evidence, at: Moment) -> State:
+def open_incident(state: CoordinatorState, evidence: Evidence, at: Moment) -> CoordinatorState:
     """The state with a new incident of the current world. Only for a world that has none yet. Its cause is
     provisional until `close_incident`; the oldest of more than MAX_INCIDENTS is dropped."""
     assert state.world is not None
@@ -59,13 +59,13 @@ def open_incident(state: State, evidence: Evidence, at: Moment) -> State:
     return replace(state, faults=(*state.faults, Fault(incident, at.now, evidence.weight))[-MAX_INCIDENTS:])
 
 
-def _node_of_slot(state: State, slot: int) -> str:
+def _node_of_slot(state: CoordinatorState, slot: int) -> str:
     """The node of this slot's member of the world, as its agent reports it; "": unknown."""
     member_ranks = ranks_of_member(state, slot)
     return member_ranks.agent.report.node if member_ranks and member_ranks.agent else ""
 
 
-def reclassify_incident(state: State, at: Moment, among: Slots) -> State:
+def reclassify_incident(state: CoordinatorState, at: Moment, among: Slots) -> CoordinatorState:
     """The state with the open incident's cause replaced, if there is heavier evidence in `among`: slots whose
     reports have changed since.
 
@@ -96,7 +96,7 @@ def reclassify_incident(state: State, at: Moment, among: Slots) -> State:
     return _with_last_fault(state, replace(fault, incident=better, weight=best.weight))
 
 
-def _may_be_cause(state: State, evidence: Evidence, fault: Fault) -> bool:
+def _may_be_cause(state: CoordinatorState, evidence: Evidence, fault: Fault) -> bool:
     """Whether the evidence may be from before the fault. A lost agent is a consequence if it still reported
     after the fault."""
     if evidence.weight < LOST:
@@ -116,7 +116,7 @@ def strongest_evidence(all_evidence: tuple[Evidence, ...]) -> Evidence | None:
     return max(all_evidence, key=lambda evidence: evidence.weight, default=None)
 
 
-def fail_on_exit_code(state: State, at: Moment, among: Slots) -> State:
+def fail_on_exit_code(state: CoordinatorState, at: Moment, among: Slots) -> CoordinatorState:
     """The state with the job's failure, if an exit in `among` has action Fail in `recovery.exitCodes`. Not if
     the world ended for a terminating pod: its ranks exit because of SIGTERM."""
     fault = state.fault
@@ -136,7 +136,7 @@ def fail_on_exit_code(state: State, at: Moment, among: Slots) -> State:
     return replace(state, failure=Problem(FailReason.EXIT_CODE, message))
 
 
-def close_incident(state: State, at: Moment) -> State:
+def close_incident(state: CoordinatorState, at: Moment) -> CoordinatorState:
     """The state with the incident of the world closed, now that all its ranks are dead: final, its stage
     `stopped` recorded, counted in the failure history. That may fail the job: an error of the script in any
     pod, the same fault too often, or no failure allowance left. Unchanged without an open incident."""
@@ -153,7 +153,7 @@ def close_incident(state: State, at: Moment) -> State:
     return replace(state, failure=state.failure or failure)
 
 
-def made_progress(state: State, fault: Fault) -> bool:
+def made_progress(state: CoordinatorState, fault: Fault) -> bool:
     """Whether the world made a step on all ranks. Of a script below feature level 1, which reports none, that
     is assumed after ASSUMED_PROGRESS_SECONDS."""
     world = state.world
@@ -166,7 +166,9 @@ def made_progress(state: State, fault: Fault) -> bool:
     return world.started_at is not None and fault.at - world.started_at >= needed
 
 
-def _updated_history(state: State, incident: Incident, progress: bool, at: Moment) -> FailureHistory:
+def _updated_history(
+    state: CoordinatorState, incident: Incident, progress: bool, at: Moment
+) -> FailureHistory:
     """The failure history with a closed incident. `progress`: `made_progress` of its world.
 
     Order: backoff, which doubles for each world without progress in a row -> whether the fault is the same as
@@ -199,13 +201,13 @@ def _updated_history(state: State, incident: Incident, progress: bool, at: Momen
     return _with_replacement_requests(state, incident, progress, new)
 
 
-def _is_unaccounted(state: State, incident: Incident) -> bool:
+def _is_unaccounted(state: CoordinatorState, incident: Incident) -> bool:
     """Whether the incident is charged, and the operator's allowance does not include it yet."""
     return incident.charged and (state.desired is None or incident.id not in state.desired.charged_incidents)
 
 
 def _with_replacement_requests(
-    state: State, incident: Incident, progress: bool, history: FailureHistory
+    state: CoordinatorState, incident: Incident, progress: bool, history: FailureHistory
 ) -> FailureHistory:
     """The history with replacement requests. Two worlds in a row without progress that ended in one pod:
     another pod in its slot, at once if only that pod cannot read the checkpoint. Two that ended anywhere: all
@@ -247,7 +249,7 @@ _SCRIPT_ERRORS = frozenset(
 _FIRST = WorldId(1, 0, 1)
 
 
-def _script_failure(state: State, fault: Fault) -> Problem | None:
+def _script_failure(state: CoordinatorState, fault: Fault) -> Problem | None:
     """The failure of a script that can start in no pod; None: it is not known to be. Only of the first world
     of a job, before its first step: afterwards the pod may be the cause."""
     incident, world = fault.incident, state.world
@@ -261,7 +263,7 @@ def _script_failure(state: State, fault: Fault) -> Problem | None:
     return Problem(FailReason.SCRIPT_INVALID, f"{text}.")
 
 
-def _terminal_failure(state: State, incident: Incident) -> Problem | None:
+def _terminal_failure(state: CoordinatorState, incident: Incident) -> Problem | None:
     """The failure of a job that must not be restarted; None: it may be. First match wins: the same fault too
     often without progress, failure allowance spent. Allowance -1: no limit."""
     history, allowance = state.failure_history, state.desired.allowance if state.desired else -1
@@ -283,7 +285,7 @@ def _terminal_failure(state: State, incident: Incident) -> Problem | None:
     return None
 
 
-def apply_desired(state: State) -> State:
+def apply_desired(state: CoordinatorState) -> CoordinatorState:
     """The state with the failure history brought in line with a new desired state: incidents that its
     allowance includes, replacements that were made, and a new attempt are no longer pending."""
     desired = state.desired
@@ -302,13 +304,13 @@ def apply_desired(state: State) -> State:
     return replace(state, failure_history=history)
 
 
-def _is_unanswered(state: State, request: ReplacementRequest) -> bool:
+def _is_unanswered(state: CoordinatorState, request: ReplacementRequest) -> bool:
     """Whether the slot still has the incarnation that is to be replaced, or an older one."""
     desired = desired_slot(state, request.slot)
     return desired is not None and desired.incarnation <= request.incarnation
 
 
-def record_stage(state: State, stage: str, at: Moment) -> State:
+def record_stage(state: CoordinatorState, stage: str, at: Moment) -> CoordinatorState:
     """The state with this recovery stage recorded in each incident that has not reached it. `stage`: a field
     of RecoveryTimes."""
     return replace(state, faults=tuple(_with_stage(fault, stage, at) for fault in state.faults))
@@ -327,7 +329,7 @@ def _with_stage(fault: Fault, stage: str, at: Moment) -> Fault:
     )
 
 
-def count_lost_steps(state: State, base: int) -> State:
+def count_lost_steps(state: CoordinatorState, base: int) -> CoordinatorState:
     """The state with lost steps recorded in earlier incidents that have none: the current world resumed from
     step `base`, and steps beyond it are repeated."""
     current = str(state.world.plan.world_id) if state.world else ""
@@ -348,6 +350,6 @@ def _milliseconds_since(fault: Fault, at: Moment) -> int:
     return max(0, round((at.now - fault.at) * 1000))
 
 
-def _with_last_fault(state: State, fault: Fault) -> State:
+def _with_last_fault(state: CoordinatorState, fault: Fault) -> CoordinatorState:
     """The state with the newest fault replaced."""
     return replace(state, faults=(*state.faults[:-1], fault))

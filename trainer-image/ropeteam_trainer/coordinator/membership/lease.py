@@ -15,12 +15,12 @@ from dataclasses import replace
 from ropeteam_trainer.contract.desired import Desired
 from ropeteam_trainer.contract.messages import AgentReport
 from ropeteam_trainer.coordinator.membership.state import slotset
-from ropeteam_trainer.coordinator.membership.state.state import State
+from ropeteam_trainer.coordinator.membership.state.state import CoordinatorState
 
 WAITING_FOR_OPERATOR = "waiting for the operator's first request"
 
 
-def renew(state: State, desired: Desired, now: float) -> State:
+def renew(state: CoordinatorState, desired: Desired, now: float) -> CoordinatorState:
     """The state with the lease renewed, if the desired state acknowledges a report of this boot. An older
     acknowledgement does not shorten the lease. If it had expired, all slots count as touched: reports that
     came meanwhile were not acted on."""
@@ -32,12 +32,12 @@ def renew(state: State, desired: Desired, now: float) -> State:
     return replace(state, renewed=max(state.renewed, min(desired.acknowledged_sent, now)), touched=touched)
 
 
-def is_valid(state: State, now: float) -> bool:
+def is_valid(state: CoordinatorState, now: float) -> bool:
     """Whether the lease is valid; always, if selfFence is off (`config.lease` is 0)."""
     return not state.config.lease or now < state.renewed + state.config.lease
 
 
-def silence_reason(state: State, now: float) -> str:
+def silence_reason(state: CoordinatorState, now: float) -> str:
     """Why no phase may decide and no orders are sent now; "": they may. The sentence becomes `State.why`."""
     if state.superseded:
         return f"sending no orders: {state.superseded}"
@@ -51,13 +51,13 @@ def silence_reason(state: State, now: float) -> str:
     return ""
 
 
-def may_answer(state: State, now: float) -> bool:
+def may_answer(state: CoordinatorState, now: float) -> bool:
     """Whether reports may be answered. An agent without answers ends its ranks after fenceSeconds: no answer
     may be sent without a lease, nor beside a newer coordinator."""
     return not state.superseded and is_valid(state, now)
 
 
-def superseded_reason(state: State, report: AgentReport, claimed: int) -> str:
+def superseded_reason(state: CoordinatorState, report: AgentReport, claimed: int) -> str:
     """Why this coordinator is superseded, by this report; "": it is not. An agent that has seen a newer one
     refuses our orders. `claimed`: term of the world that has claimed the checkpoint folder; 0: none is
     reported."""

@@ -25,7 +25,7 @@ from ropeteam_trainer.coordinator.membership.state.slots import (
     member_pod,
     refusal_reason,
 )
-from ropeteam_trainer.coordinator.membership.state.state import Agent, State
+from ropeteam_trainer.coordinator.membership.state.state import Agent, CoordinatorState
 
 
 class Reply(NamedTuple):
@@ -52,7 +52,7 @@ class Replies:
     """Replies to agents, made from one state at one moment. Agents in the same case share one Orders object:
     a plan goes to thousands of agents at once."""
 
-    def __init__(self, state: State, now: float) -> None:
+    def __init__(self, state: CoordinatorState, now: float) -> None:
         self._silent = not lease.is_valid(state, now)
         self._state, self._lineage = state, commits.retained_checkpoints(state)
         self._by_case: dict[tuple[object, ...], Orders] = {}
@@ -126,33 +126,33 @@ class Replies:
         )
 
 
-def _failure_text(state: State) -> str:
+def _failure_text(state: CoordinatorState) -> str:
     """Why the job has failed, once agents may exit; "": it has not, or they must not yet."""
     failure = state.failure if state.dismissed else None
     return f"{failure.reason.value}: {failure.message}" if failure else ""
 
 
-def orders_for_sender(state: State, report: AgentReport, now: float) -> Orders | None:
+def orders_for_sender(state: CoordinatorState, report: AgentReport, now: float) -> Orders | None:
     """The orders for the sender of a report, plan included. None: as for `Replies.reply_to`."""
     found = Replies(state, now).reply_to(report)
     return found.orders_with_plan if found else None
 
 
-def orders_for_slot(state: State, slot: int, now: float) -> Orders | None:
+def orders_for_slot(state: CoordinatorState, slot: int, now: float) -> Orders | None:
     """The orders for the agent that holds a slot, with the whole plan. None: as for
     `Replies.reply_of_slot`."""
     found = Replies(state, now).reply_of_slot(slot)
     return found.orders_with_plan if found else None
 
 
-def _is_store_host(state: State, slot: int, agent: Agent) -> bool:
+def _is_store_host(state: CoordinatorState, slot: int, agent: Agent) -> bool:
     """Whether this agent is to hold the store of the next world. Already while the old world is being
     stopped, to save time; not for a drain, after which no world follows."""
     soon = state.phase in (WorldPhase.STOPPING, WorldPhase.FORMING) and not state.drain_requested
     return soon and slot == STORE_SLOT and not agent.report.terminating
 
 
-def _is_grantee(state: State, agent: Agent) -> bool:
+def _is_grantee(state: CoordinatorState, agent: Agent) -> bool:
     """Whether the grant goes to this agent: it has the leading rank, and the grant is for the world that
     started that rank. Also after that world ended, until the next plan: the manifest may still be written."""
     world = state.world
@@ -161,7 +161,7 @@ def _is_grantee(state: State, agent: Agent) -> bool:
     return member_pod(world, state.config.lead_slot) == pod_of(agent.report)
 
 
-def _may_leave(state: State, agent: Agent, lives: bool) -> bool:
+def _may_leave(state: CoordinatorState, agent: Agent, lives: bool) -> bool:
     """Whether the agent may exit: it is terminating, its ranks have ended, and either they were to end, or
     all of them are done."""
     if not agent.report.terminating or not agent.report.stopped:
@@ -170,7 +170,7 @@ def _may_leave(state: State, agent: Agent, lives: bool) -> bool:
     return not lives or (state.phase in (WorldPhase.RUNNING, WorldPhase.DRAINING) and done)
 
 
-def affected_slots(before: State, after: State) -> slotset.Slots:
+def affected_slots(before: CoordinatorState, after: CoordinatorState) -> slotset.Slots:
     """Slots whose orders a step from `before` to `after` may have changed: all, if a common input has; else
     those that the step touched, that of the store, and that of the leading rank (the grant)."""
     if _common_inputs(before) != _common_inputs(after):
@@ -178,7 +178,7 @@ def affected_slots(before: State, after: State) -> slotset.Slots:
     return after.touched | slotset.one(STORE_SLOT) | slotset.one(after.config.lead_slot)
 
 
-def _common_inputs(state: State) -> tuple[object, ...]:
+def _common_inputs(state: CoordinatorState) -> tuple[object, ...]:
     """Inputs of the orders of every agent, except its own report. Complete: a field that `Replies` reads and
     that is missing here leaves agents with old orders."""
     world = state.world

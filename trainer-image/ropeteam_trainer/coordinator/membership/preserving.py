@@ -18,17 +18,22 @@ from ropeteam_trainer.coordinator.membership import progress
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
 from ropeteam_trainer.coordinator.membership.state.events import Moment
 from ropeteam_trainer.coordinator.membership.state.slotset import Slots
-from ropeteam_trainer.coordinator.membership.state.state import State, enter_phase, is_new_attempt, with_world
+from ropeteam_trainer.coordinator.membership.state.state import (
+    CoordinatorState,
+    enter_phase,
+    is_new_attempt,
+    with_world,
+)
 
 
-def stop_world(state: State, at: Moment) -> State:
+def stop_world(state: CoordinatorState, at: Moment) -> CoordinatorState:
     """The state in STOPPING: the plan of the world is withdrawn, except for the slots that are preserved.
     Without parameter servers these are none."""
     state = progress.record_dead_slots(enter_phase(state, WorldPhase.STOPPING, at))
     return with_world(state, preserved=_healthy_slots(state))
 
 
-def drop_unhealthy_slots(state: State) -> State:
+def drop_unhealthy_slots(state: CoordinatorState) -> CoordinatorState:
     """The state with `preserved` reduced to slots that are still healthy. A dropped slot whose ranks are all
     dead is quiesced at once: nothing is left to stop."""
     world = state.world
@@ -39,13 +44,13 @@ def drop_unhealthy_slots(state: State) -> State:
     return with_world(state, preserved=preserved, quiesced=quiesced)
 
 
-def preserved_text(state: State) -> str:
+def preserved_text(state: CoordinatorState) -> str:
     """The end of a sentence, on the number of slots that are preserved; "": none is."""
     preserved = state.world.preserved.bit_count() if state.world else 0
     return f"; the ranks of {preserved} {'slot' if preserved == 1 else 'slots'} continue" if preserved else ""
 
 
-def can_resume_in_memory(state: State) -> bool:
+def can_resume_in_memory(state: CoordinatorState) -> bool:
     """Whether the next world can resume from the memory of parameter servers: each of their pods still has
     the state of the current server generation and stays. Not after a failure, a drain (ranks have stopped at
     its step), or for a new attempt."""
@@ -64,12 +69,12 @@ def can_resume_in_memory(state: State) -> bool:
     return servers & _staying_slots(state) & state.facts.in_generation == servers
 
 
-def _staying_slots(state: State) -> Slots:
+def _staying_slots(state: CoordinatorState) -> Slots:
     """Slots whose agent is that of the current world, and is not terminating."""
     return slotindex.present_slots(state) & state.facts.member & ~slotindex.terminating_slots(state)
 
 
-def _healthy_slots(state: State) -> Slots:
+def _healthy_slots(state: CoordinatorState) -> Slots:
     """Slots that can be preserved: their pod stays, and its ranks all live or have ended well. None, unless
     the next world can resume in memory."""
     if not can_resume_in_memory(state):

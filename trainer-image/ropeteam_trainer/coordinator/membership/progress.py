@@ -13,10 +13,12 @@ from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
 from ropeteam_trainer.coordinator.membership.state.events import Moment, ReportReceived, pod_of
 from ropeteam_trainer.coordinator.membership.state.ranks import ranks_of_member
 from ropeteam_trainer.coordinator.membership.state.slots import member_pod
-from ropeteam_trainer.coordinator.membership.state.state import State, with_world
+from ropeteam_trainer.coordinator.membership.state.state import CoordinatorState, with_world
 
 
-def record_reports(state: State, received: Iterable[ReportReceived], at: Moment) -> State:
+def record_reports(
+    state: CoordinatorState, received: Iterable[ReportReceived], at: Moment
+) -> CoordinatorState:
     """The state after these accepted reports (`slots.is_accepted`), whose facts slotindex.py has recorded.
 
     Order: feature level, launcher and commits of any accepted report -> the current world's progress, by
@@ -46,7 +48,9 @@ def record_reports(state: State, received: Iterable[ReportReceived], at: Moment)
     return state
 
 
-def _record_member_reports(state: State, received: list[ReportReceived], at: Moment) -> State:
+def _record_member_reports(
+    state: CoordinatorState, received: list[ReportReceived], at: Moment
+) -> CoordinatorState:
     """The state with the world's fields after reports of its members' pods. Only agents that report this
     world (`here`) count for its progress. Dead slots count as quiesced only after the world was withdrawn,
     and once the agent has applied that: before, it may still start the plan."""
@@ -78,14 +82,14 @@ def _record_member_reports(state: State, received: list[ReportReceived], at: Mom
     )
 
 
-def record_dead_slots(state: State) -> State:
+def record_dead_slots(state: CoordinatorState) -> CoordinatorState:
     """The state with `quiesced` set to the slots whose ranks are all dead, as the plan is withdrawn: nothing
     is left to stop there. An agent that has not reported this plan does not count: the plan may be on its way
     to it."""
     return with_world(state, quiesced=state.facts.dead)
 
 
-def _record_stages(state: State, at: Moment) -> State:
+def _record_stages(state: CoordinatorState, at: Moment) -> CoordinatorState:
     """The state after stages that all members have reached: ranks started, first step. `base` of a world that
     restored nothing is the step of the leading rank before its first one here."""
     world = state.world
@@ -101,7 +105,7 @@ def _record_stages(state: State, at: Moment) -> State:
     return state
 
 
-def _stepped_slots(state: State) -> slotset.Slots:
+def _stepped_slots(state: CoordinatorState) -> slotset.Slots:
     """Slots whose ranks have all made a step in this world. With parameter servers preserved ranks may have
     ended well before it began; they count too, once any rank exited cleanly."""
     may_have_ended = state.config.servers > 0 and state.facts.clean

@@ -13,12 +13,12 @@ from ropeteam_trainer.coordinator.membership.state.slots import (
     is_terminating,
     member_pod,
 )
-from ropeteam_trainer.coordinator.membership.state.state import State
+from ropeteam_trainer.coordinator.membership.state.state import CoordinatorState
 
 _LINEAGE_SHOWN = 10
 
 
-def job_report(state: State, now: float) -> JobReport:
+def job_report(state: CoordinatorState, now: float) -> JobReport:
     """The report of the state at this moment. World size, notice and groups are those of a world that runs;
     once the job is over nothing is requested and nothing is stalled."""
     world = state.world
@@ -53,12 +53,12 @@ def job_report(state: State, now: float) -> JobReport:
     )
 
 
-def _is_over(state: State) -> bool:
+def _is_over(state: CoordinatorState) -> bool:
     """Whether the job's end is decided, although ranks or agents may still live."""
     return state.phase in (WorldPhase.COMPLETING, WorldPhase.COMPLETE, WorldPhase.FAILED)
 
 
-def _slot_reports(state: State, now: float) -> dict[str, SlotReport]:
+def _slot_reports(state: CoordinatorState, now: float) -> dict[str, SlotReport]:
     """Reports of the slots that have an agent, its lease valid or not, by slot number as text."""
     found = {}
     for slot in range(state.config.slots):
@@ -76,7 +76,7 @@ def _slot_reports(state: State, now: float) -> dict[str, SlotReport]:
     return found
 
 
-def _replacement_requests(state: State, now: float) -> tuple[ReplacementRequest, ...]:
+def _replacement_requests(state: CoordinatorState, now: float) -> tuple[ReplacementRequest, ...]:
     """Requests to replace pods, at most one per slot. The agent's expired lease comes before ranks that do
     not end, these before repeated faults. None while WAITING, when agents may not have reported yet, nor once
     the job is over."""
@@ -100,7 +100,7 @@ def _replacement_requests(state: State, now: float) -> tuple[ReplacementRequest,
     )
 
 
-def _requests_for_stuck_ranks(state: State, now: float) -> dict[int, ReplacementRequest]:
+def _requests_for_stuck_ranks(state: CoordinatorState, now: float) -> dict[int, ReplacementRequest]:
     """Requests to replace the pods in which ranks should have ended and have not, by slot."""
     found = {}
     for slot in slotset.each(forming.stuck_slots(state, now)):
@@ -115,7 +115,7 @@ def _requests_for_stuck_ranks(state: State, now: float) -> dict[int, Replacement
     return found
 
 
-def _request_for_silent_agent(state: State, slot: int, now: float) -> ReplacementRequest | None:
+def _request_for_silent_agent(state: CoordinatorState, slot: int, now: float) -> ReplacementRequest | None:
     """Request to replace the slot's pod, if its agent's lease has expired or a member of the world never
     registered with this boot. None: neither."""
     agent = agent_of_slot(state, slot)

@@ -13,8 +13,8 @@ from ropeteam_trainer.contract.featurelevel import FeatureLevel
 from ropeteam_trainer.coordinator.membership import groups
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
 from ropeteam_trainer.coordinator.membership.state.ranks import ranks_of_members
-from ropeteam_trainer.coordinator.membership.state.state import State, with_world
-from ropeteam_trainer.coordinator.membership.state.world import World
+from ropeteam_trainer.coordinator.membership.state.state import CoordinatorState, with_world
+from ropeteam_trainer.coordinator.membership.state.world import FormedWorld
 
 IMPORT_SECONDS, INIT_SECONDS = 10.0, 2.0
 """Time for a script that will report steps to import our library, and for init() after the group formed."""
@@ -23,7 +23,7 @@ NO_GROUP = 0.1
 _NAMED = 5
 
 
-def note_training(state: State, now: float) -> State:
+def note_training(state: CoordinatorState, now: float) -> CoordinatorState:
     """The state with `world.trains` set, once that is true. It is never reset."""
     world = state.world
     if world is None or world.trains or not _is_training(state, world, now):
@@ -31,7 +31,7 @@ def note_training(state: State, now: float) -> State:
     return with_world(state, trains=True)
 
 
-def _is_training(state: State, world: World, now: float) -> bool:
+def _is_training(state: CoordinatorState, world: FormedWorld, now: float) -> bool:
     """Whether the world counts as training. First match wins:
 
     - the script reports steps, or ranks are not all started: all ranks have made a step;
@@ -50,12 +50,12 @@ def _is_training(state: State, world: World, now: float) -> bool:
     return passed >= (patience if is_awaited else NO_GROUP * patience)  # groups.notice then warns
 
 
-def reports_steps(state: State) -> bool:
+def reports_steps(state: CoordinatorState) -> bool:
     """Whether the script is known to report its steps; with parameter servers it has to."""
     return state.feature_level >= FeatureLevel.STEPS or state.config.servers > 0
 
 
-def current_stage(state: State) -> Stage:
+def current_stage(state: CoordinatorState) -> Stage:
     """The stage of the running world; UNKNOWN: none runs. First match wins, the latest stage first, except
     that ranks that are being started come before what the last report shows."""
     world = state.world
@@ -73,7 +73,7 @@ def current_stage(state: State) -> Stage:
     return Stage.PROCESS_GROUP_FORMING if _any_rank_joins(state) else Stage.SCRIPT_STARTING
 
 
-def _any_rank_joins(state: State) -> bool:
+def _any_rank_joins(state: CoordinatorState) -> bool:
     """Whether any rank has called init_process_group."""
     return any(
         rank.joins
@@ -82,7 +82,7 @@ def _any_rank_joins(state: State) -> bool:
     )
 
 
-def stage_text(state: State) -> str:
+def stage_text(state: CoordinatorState) -> str:
     """The sentence on the stage of the world, which must run or be drained."""
     world = state.world
     assert world is not None
@@ -103,7 +103,7 @@ def stage_text(state: State) -> str:
             return f"world {world_id} runs with {ranks} ranks{silent}"
 
 
-def _missing_text(state: State) -> str:
+def _missing_text(state: CoordinatorState) -> str:
     """Clause on the ranks that have not called init_process_group. Of a pod with one command for all its
     ranks only the first rank is named: the command stands for all."""
     missing = [

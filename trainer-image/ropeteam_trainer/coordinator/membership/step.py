@@ -87,8 +87,8 @@ from ropeteam_trainer.coordinator.membership.state.slots import (
 )
 from ropeteam_trainer.coordinator.membership.state.state import (
     Agent,
+    CoordinatorState,
     Decided,
-    State,
     enter_phase,
     is_new_attempt,
 )
@@ -100,7 +100,7 @@ __all__ = [
     "Replies",
     "ReportReceived",
     "ReportsReceived",
-    "State",
+    "CoordinatorState",
     "Tick",
     "affected_slots",
     "initial_state",
@@ -113,13 +113,13 @@ __all__ = [
 ]
 
 
-def initial_state(config: CoordinatorConfig, boot: int, now: float) -> State:
+def initial_state(config: CoordinatorConfig, boot: int, now: float) -> CoordinatorState:
     """State of a coordinator that has just booted: it knows no agent and sends no orders. `boot`: number of
     the container's restart. `now`: monotonic seconds."""
-    return State(config, boot, phase_since=now, why=lease.WAITING_FOR_OPERATOR)
+    return CoordinatorState(config, boot, phase_since=now, why=lease.WAITING_FOR_OPERATOR)
 
 
-def step(state: State, event: Event, now: float, unix_ms: int) -> State:
+def step(state: CoordinatorState, event: Event, now: float, unix_ms: int) -> CoordinatorState:
     """The state after `event`. Never raises: any decodable messages are accepted, in any order.
 
     Order: leases first, so that a pause of this process is no fault of an agent; then the event; then expired
@@ -149,7 +149,9 @@ def step(state: State, event: Event, now: float, unix_ms: int) -> State:
     return replace(state, due=wake_at(state, now), why=why)
 
 
-def _take_reports(state: State, reports_received: tuple[ReportReceived, ...], at: Moment) -> State:
+def _take_reports(
+    state: CoordinatorState, reports_received: tuple[ReportReceived, ...], at: Moment
+) -> CoordinatorState:
     """The state after reports. Those of refused pods are dropped first.
 
     A report of a pod that is not in the desired state yet is stored, and may show a newer coordinator, but is
@@ -178,14 +180,14 @@ def _take_reports(state: State, reports_received: tuple[ReportReceived, ...], at
     return replace(state, touched=slotset.of(report.slot for report in reports))
 
 
-def _reported_world_number(state: State, report: AgentReport) -> int:
+def _reported_world_number(state: CoordinatorState, report: AgentReport) -> int:
     """The n of the reported world, if its number has our term and boot; otherwise 0. After a restore of etcd
     another pod may have had this term and planned that world: its numbers must not be used again."""
     world_id = report.plan.world_id if report.plan else None
     return world_id.n if world_id and (world_id.term, world_id.boot) == (state.config.term, state.boot) else 0
 
 
-def _take_desired(state: State, desired: Desired, at: Moment) -> State:
+def _take_desired(state: CoordinatorState, desired: Desired, at: Moment) -> CoordinatorState:
     """The state after a desired state; unchanged if that is stale, or for another term.
 
     Order: the desired state and its lineage -> agents that it refuses are removed, except members of the
@@ -217,7 +219,7 @@ def _take_desired(state: State, desired: Desired, at: Moment) -> State:
     return progress.record_reports(state, [each for each in received if is_accepted(state, each.report)], at)
 
 
-def _advance_phases(state: State, at: Moment, rounds: int = len(WorldPhase)) -> Decided:
+def _advance_phases(state: CoordinatorState, at: Moment, rounds: int = len(WorldPhase)) -> Decided:
     """The state after its phase has decided, and each phase that was entered by that. `rounds`: limit of such
     changes, so that a bug cannot loop for ever; a world that ends as it begins takes a few."""
     decided = _PHASES[state.phase](_record_failure(state, at), at)
@@ -226,7 +228,7 @@ def _advance_phases(state: State, at: Moment, rounds: int = len(WorldPhase)) -> 
     return decided._replace(why=decided.why or decided.state.phase.value)
 
 
-def _record_failure(state: State, at: Moment) -> State:
+def _record_failure(state: CoordinatorState, at: Moment) -> CoordinatorState:
     """The state with the job's failure, if the operator or an agent reports one. The first failure stays, and
     none follows once all ranks are done: completion is final."""
     if state.failure or state.phase in _FINAL:
@@ -236,13 +238,13 @@ def _record_failure(state: State, at: Moment) -> State:
     return unstartable.record_problems(state, at)
 
 
-def _decide_waiting(state: State, at: Moment) -> Decided:
+def _decide_waiting(state: CoordinatorState, at: Moment) -> Decided:
     if state.failure:
         return Decided(enter_phase(state, WorldPhase.FAILED, at))
     return adopt_or_replan(state, at)
 
 
-def _decide_forming(state: State, at: Moment) -> Decided:
+def _decide_forming(state: CoordinatorState, at: Moment) -> Decided:
     """First match wins: failure, requested drain, obstacle, next world. A checkpoint of ranks that are
     preserved is granted meanwhile."""
     state = commits.grant_next_commit(preserving.drop_unhealthy_slots(state))
@@ -259,7 +261,7 @@ def _decide_forming(state: State, at: Moment) -> Decided:
     return Decided(forming.start_next_world(state, at))
 
 
-def _decide_running(state: State, at: Moment) -> Decided:
+def _decide_running(state: CoordinatorState, at: Moment) -> Decided:
     """First match wins: split world, all ranks done, fault, drain.
 
     A split world comes before done, because its ranks may all exit with 0. Done comes before evidence: a pod
@@ -282,7 +284,7 @@ def _decide_running(state: State, at: Moment) -> Decided:
     return Decided(state, drains.gathering_text(state) or stage.stage_text(state))
 
 
-def _decide_draining(state: State, at: Moment) -> Decided:
+def _decide_draining(state: CoordinatorState, at: Moment) -> Decided:
     """First match wins: all ranks done, fault, wait until the drain has finished, stop. Only a drain for
     terminating pods opens an incident; a requested one is none."""
     if is_world_done(state):
@@ -300,7 +302,9 @@ def _decide_draining(state: State, at: Moment) -> Decided:
     )
 
 
-def _end_faulty_world(state: State, all_evidence: tuple[Evidence, ...], at: Moment) -> State:
+def _end_faulty_world(
+    state: CoordinatorState, all_evidence: tuple[Evidence, ...], at: Moment
+) -> CoordinatorState:
     """Stop the world, and open its one incident for the strongest evidence. No incident without evidence, or
     if the operator replaces all pods (a new attempt). Terminating pods outweigh other evidence: they came
     first."""
@@ -310,7 +314,7 @@ def _end_faulty_world(state: State, all_evidence: tuple[Evidence, ...], at: Mome
     return preserving.stop_world(incidents.fail_on_exit_code(state, at, slotset.ALL), at)
 
 
-def _decide_stopping(state: State, at: Moment) -> Decided:
+def _decide_stopping(state: CoordinatorState, at: Moment) -> Decided:
     """First match wins: failure, wait until all ranks have ended, next world. Before that the cause of the
     incident is reclassified: by slots that changed, and by all slots once the last rank has ended."""
     among = state.touched if forming.unfinished_slots(state) else slotset.ALL
@@ -323,7 +327,7 @@ def _decide_stopping(state: State, at: Moment) -> Decided:
     return Decided(enter_phase(incidents.close_incident(state, at), WorldPhase.FORMING, at))
 
 
-def _decide_completing(state: State, at: Moment) -> Decided:
+def _decide_completing(state: CoordinatorState, at: Moment) -> Decided:
     """Enter COMPLETE, which releases all agents, once the last checkpoint is committed and saved in status,
     and every agent that still can has acknowledged completion. Until then nothing is a fault any more."""
     state = commits.grant_next_commit(state)
@@ -333,7 +337,7 @@ def _decide_completing(state: State, at: Moment) -> Decided:
     return Decided(enter_phase(state, WorldPhase.COMPLETE, at))
 
 
-def _is_completion_acknowledged(state: State, at: Moment) -> bool:
+def _is_completion_acknowledged(state: CoordinatorState, at: Moment) -> bool:
     """Whether all members have acknowledged completion. Not waited for: an agent that is lost or refused, and
     one that never reported to this boot, after lostSeconds."""
     for member_ranks in ranks_of_members(state, state.all_slots & ~state.facts.completed):
@@ -349,7 +353,7 @@ def _is_completion_acknowledged(state: State, at: Moment) -> bool:
     return True
 
 
-def _decide_drained(state: State, at: Moment) -> Decided:
+def _decide_drained(state: CoordinatorState, at: Moment) -> Decided:
     if state.failure:
         return Decided(enter_phase(state, WorldPhase.FAILED, at))
     if not state.drain_requested:
@@ -357,11 +361,11 @@ def _decide_drained(state: State, at: Moment) -> Decided:
     return Decided(state, "drained: all ranks have ended, as requested")
 
 
-def _decide_complete(state: State, _: Moment) -> Decided:
+def _decide_complete(state: CoordinatorState, _: Moment) -> Decided:
     return Decided(state, "complete: all ranks are done, and every agent has acknowledged it")
 
 
-def _decide_failed(state: State, at: Moment) -> Decided:
+def _decide_failed(state: CoordinatorState, at: Moment) -> Decided:
     """Stay in FAILED. Agents may exit (`dismissed`) once status has the failure, or after fenceSeconds if the
     operator is away. The incident is reclassified while ranks end, and closed afterwards."""
     saved = state.desired is not None and state.desired.failure is not None
@@ -375,7 +379,7 @@ def _decide_failed(state: State, at: Moment) -> Decided:
 
 
 _FINAL = (WorldPhase.COMPLETING, WorldPhase.COMPLETE, WorldPhase.FAILED)
-_PHASES: dict[WorldPhase, Callable[[State, Moment], Decided]] = {
+_PHASES: dict[WorldPhase, Callable[[CoordinatorState, Moment], Decided]] = {
     WorldPhase.WAITING: _decide_waiting,
     WorldPhase.FORMING: _decide_forming,
     WorldPhase.RUNNING: _decide_running,

@@ -18,7 +18,7 @@ from ropeteam_trainer.contract.world import Cause, FailReason
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
 from ropeteam_trainer.coordinator.membership.state.events import Moment
 from ropeteam_trainer.coordinator.membership.state.slots import agent_of_slot
-from ropeteam_trainer.coordinator.membership.state.state import State, UnstartableSlot
+from ropeteam_trainer.coordinator.membership.state.state import CoordinatorState, UnstartableSlot
 
 PAUSE_FIRST, PAUSE_MOST = 15.0, 300.0
 REPORT_AFTER = 3
@@ -31,7 +31,7 @@ _POD_CAUSES = {
 """Problems that one pod may have and the next one not."""
 
 
-def record_problems(state: State, at: Moment) -> State:
+def record_problems(state: CoordinatorState, at: Moment) -> CoordinatorState:
     """The state after the problems that agents report: with the job's failure, or with their slots in
     `unstartable`. A slot leaves it once an agent there reports no problem; while it has no agent, its next
     pod is being created, and it stays."""
@@ -55,7 +55,7 @@ def record_problems(state: State, at: Moment) -> State:
     )
 
 
-def _pending_disk_request(state: State, at: Moment) -> tuple[str, int]:
+def _pending_disk_request(state: CoordinatorState, at: Moment) -> tuple[str, int]:
     """The request to the volume that the agent of the leading rank reports as pending, with the wall clock
     time of its first report; ("", ...): none."""
     agent = agent_of_slot(state, state.config.lead_slot)
@@ -63,7 +63,7 @@ def _pending_disk_request(state: State, at: Moment) -> tuple[str, int]:
     return state.pending_disk_request if pending == state.pending_disk_request[0] else (pending, at.unix_ms)
 
 
-def _may_be_caused_by_pod(state: State, report: AgentReport, problem: Problem) -> bool:
+def _may_be_caused_by_pod(state: CoordinatorState, report: AgentReport, problem: Problem) -> bool:
     """Whether another pod may not have the problem: its reason is one of _POD_CAUSES, and either the agent
     reports it as transient, or the slot has had another pod before, or the job has run."""
     return problem.reason in _POD_CAUSES and (
@@ -71,7 +71,7 @@ def _may_be_caused_by_pod(state: State, report: AgentReport, problem: Problem) -
     )
 
 
-def _has_job_run(state: State) -> bool:
+def _has_job_run(state: CoordinatorState) -> bool:
     """Whether a world of this job was ever planned, by this boot or one before."""
     planned = state.world is not None or bool(state.lineage)
     return planned or any(agent.report.plan for agent in state.agents.values())
@@ -88,7 +88,7 @@ def _unstartable_slot(
     return UnstartableSlot(report.slot, report.incarnation, pods, at.now, report.node, problem)
 
 
-def obstacle(state: State, slot: int) -> str:
+def obstacle(state: CoordinatorState, slot: int) -> str:
     """Condition that a plan waits for because of this slot, as the end of "waiting for"; "": the slot is not
     unstartable."""
     found = (each for each in state.unstartable if each.slot == slot)
@@ -96,7 +96,7 @@ def obstacle(state: State, slot: int) -> str:
     return next((f"another pod in slot {slot}, {why}: {each.problem.message}" for each in found), "")
 
 
-def replacement_requests(state: State, now: float) -> tuple[ReplacementRequest, ...]:
+def replacement_requests(state: CoordinatorState, now: float) -> tuple[ReplacementRequest, ...]:
     """Requests for other pods, on other nodes: for each unstartable slot, once its backoff has passed."""
     return tuple(
         ReplacementRequest(
@@ -116,7 +116,7 @@ def _backoff_seconds(pods: int) -> float:
     return 0.0 if pods == 1 else min(PAUSE_FIRST * 2 ** min(pods - 2, 10), PAUSE_MOST)
 
 
-def stalled_problem(state: State) -> Problem | None:
+def stalled_problem(state: CoordinatorState) -> Problem | None:
     """Problem that keeps the job from training although it retries; None: there is none. First match wins:
     the last world ended because its checkpoint was not readable, and none has made a step since; the
     checkpoint volume does not answer; REPORT_AFTER pods of one slot in a row were unstartable."""

@@ -8,7 +8,7 @@ from ropeteam_trainer.contract.desired import Desired
 from ropeteam_trainer.contract.world import CheckpointRef
 from ropeteam_trainer.coordinator.membership.state import slotset
 from ropeteam_trainer.coordinator.membership.state.slots import desired_slot
-from ropeteam_trainer.coordinator.membership.state.state import State
+from ropeteam_trainer.coordinator.membership.state.state import CoordinatorState
 
 
 def is_stale(received: Desired, known: Desired) -> bool:
@@ -41,7 +41,7 @@ def is_newer_lineage(one: tuple[CheckpointRef, ...], other: tuple[CheckpointRef,
     return bool(one) and (not other or one[0].step > other[0].step)
 
 
-def changed_slots(before: State, after: State) -> slotset.Slots:
+def changed_slots(before: CoordinatorState, after: CoordinatorState) -> slotset.Slots:
     """Slots whose desired state differs, and slots of agents that are no longer in `after.agents`."""
     removed = slotset.of(pod.slot for pod in before.agents.keys() - after.agents.keys())
     slots = (

@@ -10,7 +10,7 @@ from ropeteam_trainer.contract.world import Member, ProcessExit, WorldId
 from ropeteam_trainer.coordinator.membership.state import slotset
 from ropeteam_trainer.coordinator.membership.state.slots import agent_of_member
 from ropeteam_trainer.coordinator.membership.state.slotset import Slots
-from ropeteam_trainer.coordinator.membership.state.state import Agent, State
+from ropeteam_trainer.coordinator.membership.state.state import Agent, CoordinatorState
 
 
 class MemberRanks(NamedTuple):
@@ -30,14 +30,14 @@ class MemberRanks(NamedTuple):
         return tuple(self.known.get(rank) for rank in self.ranks)
 
 
-def ranks_of_members(state: State, among: Slots) -> Iterator[MemberRanks]:
+def ranks_of_members(state: CoordinatorState, among: Slots) -> Iterator[MemberRanks]:
     """The ranks of these slots' members of the current world, in slot order. Empty without a world."""
     return (
         found for slot in slotset.each(among & state.all_slots) if (found := ranks_of_member(state, slot))
     )
 
 
-def ranks_of_member(state: State, slot: int) -> MemberRanks | None:
+def ranks_of_member(state: CoordinatorState, slot: int) -> MemberRanks | None:
     """The ranks of the slot's member of the current world; None: no world."""
     world = state.world
     member = world.plan.member(slot) if world else None
@@ -48,12 +48,12 @@ def ranks_of_member(state: State, slot: int) -> MemberRanks | None:
     return MemberRanks(member, ranks, agent, {each.rank: each for each in reports if each.rank in ranks})
 
 
-def lead_started_in(state: State) -> WorldId | None:
+def lead_started_in(state: CoordinatorState) -> WorldId | None:
     """The world under which the leading rank of the current world saves checkpoints; None: no world."""
     return state.world.plan.started_in(state.config.lead_slot) if state.world else None
 
 
-def counted_shards(state: State, member_ranks: MemberRanks | None) -> list[tuple[int, int]]:
+def counted_shards(state: CoordinatorState, member_ranks: MemberRanks | None) -> list[tuple[int, int]]:
     """Step and rank of each of the member's shards that counts towards a grant: of the current world, and
     reported by the agent of its rank. Empty for a slot that does not save."""
     if member_ranks is None or member_ranks.agent is None or not member_ranks.agent.report.shards:
@@ -68,7 +68,7 @@ def counted_shards(state: State, member_ranks: MemberRanks | None) -> list[tuple
     ]
 
 
-def is_saver(state: State, slot: int) -> bool:
+def is_saver(state: CoordinatorState, slot: int) -> bool:
     """Whether the slot's ranks save checkpoints: all do; with parameter servers only the first server."""
     return not state.config.servers or slot == state.config.lead_slot
 

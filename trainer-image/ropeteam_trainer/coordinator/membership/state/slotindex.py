@@ -29,8 +29,8 @@ from ropeteam_trainer.coordinator.membership.state.ranks import (
 from ropeteam_trainer.coordinator.membership.state.slotfacts import Facts
 from ropeteam_trainer.coordinator.membership.state.slots import desired_slot, holds_slot, is_lost, member_pod
 from ropeteam_trainer.coordinator.membership.state.slotset import Slots
-from ropeteam_trainer.coordinator.membership.state.state import Agent, State
-from ropeteam_trainer.coordinator.membership.state.world import World
+from ropeteam_trainer.coordinator.membership.state.state import Agent, CoordinatorState
+from ropeteam_trainer.coordinator.membership.state.world import FormedWorld
 
 _ROUNDING = 0.001
 """Seconds; far above the rounding error of sums of times."""
@@ -38,7 +38,7 @@ _ROUNDING = 0.001
 # ---- queries
 
 
-def registered_slots(state: State) -> Slots:
+def registered_slots(state: CoordinatorState) -> Slots:
     """Slots whose pod has registered, its lease valid or not. A pod that is being deleted counts only as a
     member of the world that runs or is being stopped."""
     in_world = state.is_world_live or state.phase is WorldPhase.STOPPING
@@ -46,28 +46,28 @@ def registered_slots(state: State) -> Slots:
     return facts.held & ~(facts.deleting & ~(facts.member if in_world else slotset.NONE))
 
 
-def present_slots(state: State) -> Slots:
+def present_slots(state: CoordinatorState) -> Slots:
     """Slots whose pod has registered and whose agent has a valid lease."""
     return registered_slots(state) & ~state.facts.lease_expired
 
 
-def terminating_slots(state: State) -> Slots:
+def terminating_slots(state: CoordinatorState) -> Slots:
     """Slots whose registered pods are terminating: SIGTERM was received, or their deletion was requested."""
     return registered_slots(state) & (state.facts.departing | state.facts.deleting)
 
 
-def done_slots(state: State) -> Slots:
+def done_slots(state: CoordinatorState) -> Slots:
     """Slots whose ranks all ended well. None before any rank of the world exited cleanly: until then an abort
     at the end of the script may be a fault."""
     return state.facts.ended if state.facts.clean else slotset.NONE
 
 
-def has_all_members(state: State, which: Slots) -> bool:
+def has_all_members(state: CoordinatorState, which: Slots) -> bool:
     """Whether `which` holds every slot, that is, every member of the current world. False without a world."""
     return state.world is not None and which & state.all_slots == state.all_slots
 
 
-def suspect_slots(state: State) -> Slots:
+def suspect_slots(state: CoordinatorState) -> Slots:
     """Slots whose members need a look for evidence: gone (replaced, lease expired, or no longer in the world
     that they had confirmed), a rank that failed, or aborts that no clean exit explains. Not those that are
     done."""
@@ -77,7 +77,7 @@ def suspect_slots(state: State) -> Slots:
     return (gone | facts.failed | undecided) & state.all_slots & ~done_slots(state)
 
 
-def lease_is_enough(state: State, pod: Pod) -> bool:
+def lease_is_enough(state: CoordinatorState, pod: Pod) -> bool:
     """Whether an unchanged report of this pod would change nothing but its lease. Not if the lease had
     expired, nor while the world is being stopped and its slot is not quiesced: then each report may be the
     proof that the agent has applied the withdrawal of the plan."""
@@ -89,7 +89,7 @@ def lease_is_enough(state: State, pod: Pod) -> bool:
 # ---- changes
 
 
-def note_reports(state: State, agents: Iterable[Agent], now: float) -> State:
+def note_reports(state: CoordinatorState, agents: Iterable[Agent], now: float) -> CoordinatorState:
     """The state with these agents' reports in place of their earlier ones, and the facts of their slots."""
     new_agents = {pod_of(agent.report): agent for agent in agents}
     known = replace(
@@ -100,7 +100,7 @@ def note_reports(state: State, agents: Iterable[Agent], now: float) -> State:
     return refresh_facts(state, known, slotset.of(pod.slot for pod in new_agents), now)
 
 
-def note_leases(state: State, received_at: dict[Pod, float]) -> State:
+def note_leases(state: CoordinatorState, received_at: dict[Pod, float]) -> CoordinatorState:
     """The state after leases, by pod, of agents with nothing to report (`lease_is_enough`). No facts change.
     Pods that are no longer known are ignored."""
     agents = dict(state.agents)
@@ -110,7 +110,7 @@ def note_leases(state: State, received_at: dict[Pod, float]) -> State:
     return replace(state, agents=agents)
 
 
-def extend_leases_by_pause(state: State, now: float) -> State:
+def extend_leases_by_pause(state: CoordinatorState, now: float) -> CoordinatorState:
     """The state with all agents' leases extended by as long as the event comes after the due Tick, if that
     exceeds PAUSE_SECONDS: this process paused, and read no reports meanwhile."""
     late = now - state.due if state.due is not None else 0.0
@@ -130,7 +130,7 @@ def extend_leases_by_pause(state: State, now: float) -> State:
     )
 
 
-def note_expired_leases(state: State, now: float) -> State:
+def note_expired_leases(state: CoordinatorState, now: float) -> CoordinatorState:
     """The state with the facts of leases that have expired, or were renewed after they had. Scans all agents,
     and only once the earliest lease known to be valid may have expired."""
     if now < state.leases_until - _ROUNDING:
@@ -152,12 +152,14 @@ def differing_slots(before: Facts[Slots], after: Facts[Slots]) -> Slots:
     return found
 
 
-def enter_world(state: State, world: World, now: float) -> State:
+def enter_world(state: CoordinatorState, world: FormedWorld, now: float) -> CoordinatorState:
     """The state with another world, no saved shards, and the facts of all slots."""
     return refresh_facts(None, replace(state, world=world, saved={}), state.all_slots, now)
 
 
-def refresh_facts(before: State | None, after: State, which: Slots, now: float) -> State:
+def refresh_facts(
+    before: CoordinatorState | None, after: CoordinatorState, which: Slots, now: float
+) -> CoordinatorState:
     """`after` with the facts of the slots in `which`, and the counts in `saved`, computed again.
 
     Precondition: agents, desired slots and plan of all other slots are the same in `before` and `after`.
@@ -177,7 +179,9 @@ def refresh_facts(before: State | None, after: State, which: Slots, now: float) 
     return replace(after, facts=Facts(**sets), saved={step: n for step, n in saved.items() if n})
 
 
-def _count_shards(saved: dict[int, int], state: State, member_ranks: MemberRanks | None, sign: int) -> None:
+def _count_shards(
+    saved: dict[int, int], state: CoordinatorState, member_ranks: MemberRanks | None, sign: int
+) -> None:
     """Add the member's ranks that have written a shard to the counts by step, in place. `sign` -1:
     subtract."""
     for step in {shard[0] for shard in counted_shards(state, member_ranks)}:
@@ -188,7 +192,9 @@ def _count_shards(saved: dict[int, int], state: State, member_ranks: MemberRanks
 # ---- facts of one slot
 
 
-def _facts_of_slot(state: State, slot: int, member_ranks: MemberRanks | None, now: float) -> dict[str, bool]:
+def _facts_of_slot(
+    state: CoordinatorState, slot: int, member_ranks: MemberRanks | None, now: float
+) -> dict[str, bool]:
     """The facts of one slot, by the field names of Facts; their meaning is there. The first half is of the
     pod that holds the slot, the second of the member of the world: they differ once a pod was replaced."""
     desired, world = desired_slot(state, slot), state.world

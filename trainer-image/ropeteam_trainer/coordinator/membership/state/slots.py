@@ -11,22 +11,22 @@ from ropeteam_trainer.contract.desired import SlotDesired, WorldPhase
 from ropeteam_trainer.contract.messages import AgentReport
 from ropeteam_trainer.contract.world import Member
 from ropeteam_trainer.coordinator.membership.state.events import Pod, pod_of
-from ropeteam_trainer.coordinator.membership.state.state import Agent, State
-from ropeteam_trainer.coordinator.membership.state.world import World
+from ropeteam_trainer.coordinator.membership.state.state import Agent, CoordinatorState
+from ropeteam_trainer.coordinator.membership.state.world import FormedWorld
 
 
-def desired_slot(state: State, slot: int) -> SlotDesired | None:
+def desired_slot(state: CoordinatorState, slot: int) -> SlotDesired | None:
     """The desired state of a slot. None: none was received yet, or the job has no such slot."""
     return state.desired.slots.get(str(slot)) if state.desired else None
 
 
-def holds_slot(state: State, pod: Pod) -> bool:
+def holds_slot(state: CoordinatorState, pod: Pod) -> bool:
     """Whether this very pod holds the slot, by the desired state."""
     desired = desired_slot(state, pod.slot)
     return desired is not None and desired.pod_uid != "" and (desired.incarnation, desired.pod_uid) == pod[1:]
 
 
-def is_member(state: State, pod: Pod) -> bool:
+def is_member(state: CoordinatorState, pod: Pod) -> bool:
     """Whether the pod is a member of the world that runs or is being stopped. A world that has ended has
     none.
     """
@@ -35,14 +35,14 @@ def is_member(state: State, pod: Pod) -> bool:
     return member_pod(state.world, pod.slot) == pod
 
 
-def member_pod(world: World, slot: int) -> Pod | None:
+def member_pod(world: FormedWorld, slot: int) -> Pod | None:
     """The pod that holds a slot in this world's plan; another may hold it now. None: no such slot, or the
     plan is a part without it."""
     member = world.plan.member(slot)
     return Pod(slot, member.incarnation, member.pod_uid) if member else None
 
 
-def refusal_reason(state: State, report: AgentReport) -> str:
+def refusal_reason(state: CoordinatorState, report: AgentReport) -> str:
     """Why the reporting agent is refused, for its log; "": it is not. A refused agent kills its ranks.
 
     First match wins. Not refused, if job, contract and slot are right: any agent before the first desired
@@ -67,12 +67,12 @@ def refusal_reason(state: State, report: AgentReport) -> str:
     return ""
 
 
-def is_accepted(state: State, report: AgentReport) -> bool:
+def is_accepted(state: CoordinatorState, report: AgentReport) -> bool:
     """Whether the report counts. Neither accepted nor refused: a pod not yet in the desired state."""
     return not refusal_reason(state, report) and holds_slot(state, pod_of(report))
 
 
-def agent_of_slot(state: State, slot: int) -> Agent | None:
+def agent_of_slot(state: CoordinatorState, slot: int) -> Agent | None:
     """The agent of the pod that holds a slot, lost or not. None: the pod is unknown, has not reported, or is
     refused."""
     desired = desired_slot(state, slot)
@@ -82,25 +82,25 @@ def agent_of_slot(state: State, slot: int) -> Agent | None:
     return agent if agent and not refusal_reason(state, agent.report) else None
 
 
-def is_lost(state: State, agent: Agent, now: float) -> bool:
+def is_lost(state: CoordinatorState, agent: Agent, now: float) -> bool:
     """Whether the agent's lease has expired: lostSeconds have passed since its last report."""
     return now - agent.received_at > state.config.timeouts.lost
 
 
-def present_agent(state: State, slot: int, now: float) -> Agent | None:
+def present_agent(state: CoordinatorState, slot: int, now: float) -> Agent | None:
     """The agent that holds a slot, if its lease is valid; None otherwise."""
     agent = agent_of_slot(state, slot)
     return agent if agent and not is_lost(state, agent, now) else None
 
 
-def is_terminating(state: State, slot: int) -> bool:
+def is_terminating(state: CoordinatorState, slot: int) -> bool:
     """Whether the slot's pod is terminating: its agent reports SIGTERM, or the operator its deletion. False
     if the slot has no agent."""
     agent, desired = agent_of_slot(state, slot), desired_slot(state, slot)
     return agent is not None and desired is not None and (agent.report.terminating or desired.terminating)
 
 
-def agent_of_member(state: State, member: Member) -> Agent | None:
+def agent_of_member(state: CoordinatorState, member: Member) -> Agent | None:
     """The agent of a member of the world, even if its slot was given to another pod since. None: it never
     reported to this boot, or was removed since."""
     return state.agents.get(Pod(member.slot, member.incarnation, member.pod_uid))

@@ -18,7 +18,7 @@ from ropeteam_trainer.coordinator.membership.state.events import Moment, Pod
 from ropeteam_trainer.coordinator.membership.state.lateness import Lateness
 from ropeteam_trainer.coordinator.membership.state.slotfacts import NOBODY, Facts
 from ropeteam_trainer.coordinator.membership.state.slotset import Slots
-from ropeteam_trainer.coordinator.membership.state.world import World
+from ropeteam_trainer.coordinator.membership.state.world import FormedWorld
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class UnstartableSlot(NamedTuple):
 
 
 @dataclass(frozen=True)
-class State:
+class CoordinatorState:
     """State of one coordinator. Agents, desired slots and the plan change only through slotindex.py."""
 
     config: CoordinatorConfig
@@ -100,7 +100,7 @@ class State:
     waited_from: float | None = None
     """WAITING: time at which the first agent registered."""
     phase_since: float = 0.0
-    world: World | None = None
+    world: FormedWorld | None = None
     """The current world, or the last one."""
     worlds_planned: int = 0
     """Worlds planned by this boot."""
@@ -181,7 +181,7 @@ class State:
 class Decided(NamedTuple):
     """The state after one phase has decided."""
 
-    state: State
+    state: CoordinatorState
     why: str = ""
     """One sentence, from the branch that decided; "": another phase was entered, which decides next."""
 
@@ -189,7 +189,7 @@ class Decided(NamedTuple):
 _RUNNING = (WorldPhase.RUNNING, WorldPhase.DRAINING, WorldPhase.COMPLETING, WorldPhase.COMPLETE)
 
 
-def is_new_attempt(state: State) -> bool:
+def is_new_attempt(state: CoordinatorState) -> bool:
     """Whether the operator replaces all pods by a new attempt: the end of this world is then no incident."""
     return (
         state.world is not None
@@ -198,13 +198,13 @@ def is_new_attempt(state: State) -> bool:
     )
 
 
-def with_world(state: State, **changes: object) -> State:
+def with_world(state: CoordinatorState, **changes: object) -> CoordinatorState:
     """The state with these fields of its world changed. Not its plan (`slotindex.enter_world`), and only for
     a state with a world."""
     assert state.world is not None
     return replace(state, world=replace(state.world, **changes))  # type: ignore[arg-type]
 
 
-def enter_phase(state: State, phase: WorldPhase, at: Moment) -> State:
+def enter_phase(state: CoordinatorState, phase: WorldPhase, at: Moment) -> CoordinatorState:
     """The state in this phase, since now."""
     return replace(state, phase=phase, phase_since=at.now)

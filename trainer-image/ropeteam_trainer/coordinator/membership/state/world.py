@@ -26,7 +26,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class World:
+class FormedWorld:
     """One world: its plan and its progress. Kept after its end, until the next plan."""
 
     plan: Plan
