@@ -82,7 +82,7 @@ def test_a_text_that_cannot_be_used_is_named_and_ends_with_2(
     assert end.value.code == 2
     message = capfd.readouterr().err
     assert message.startswith("error: ")
-    assert "too short" in message if problem == "short" else str(path) in message
+    assert "are too few" in message if problem == "short" else str(path) in message
 
 
 def test_the_learning_rate_rises_and_falls() -> None:
