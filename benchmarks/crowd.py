@@ -113,7 +113,7 @@ class Fake(asyncio.BufferedProtocol):
         self._transport.write(self._sealer.seal(json.dumps(self.report, separators=(",", ":")).encode()))
 
     def _apply(self, orders: dict[str, Any]) -> None:
-        """As tests/coordinator/film.py, which has messages instead of JSON."""
+        """As tests/coordinator/timeline.py, which has messages instead of JSON."""
         plan, host, grant = orders.get("plan"), orders.get("host_store"), orders.get("grant")
         if not self.report["orders_seen"]:
             self._crowd.note("registered")

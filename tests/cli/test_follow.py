@@ -16,7 +16,7 @@ from lab.coordinator.link import TOKEN, Operator
 from lab.coordinator.reports import JOB_UID
 from tests.controller.scripted import access, an_object
 from tests.coordinator import conftest
-from tests.coordinator.conftest import Served
+from tests.coordinator.conftest import ServedCoordinator
 
 from ropeteam.cli.show.follow import JobPoller
 from ropeteam.controller.client.access import Access
@@ -75,7 +75,7 @@ async def following(api: Api) -> AsyncIterator[JobPoller]:
         await runner.cleanup()
 
 
-async def test_a_look_is_one_signed_request_after_the_first(served: Served) -> None:
+async def test_a_look_is_one_signed_request_after_the_first(served: ServedCoordinator) -> None:
     api = Api(served.http, VERSION)
     await Operator(served.http).request("PUT /desired", codec.encode(Desired(3, 1, 1, {})))
     async with following(api) as follower:
@@ -87,7 +87,7 @@ async def test_a_look_is_one_signed_request_after_the_first(served: Served) -> N
         assert not any("X-Ropeteam-Bearer" in headers for headers in api.requests)
 
 
-async def test_what_somebody_else_answers_is_no_report(served: Served) -> None:
+async def test_what_somebody_else_answers_is_no_report(served: ServedCoordinator) -> None:
     api = Api(served.http, VERSION)
     async with following(api) as follower:
         report = await follower.fetch_report(JOB)
@@ -97,7 +97,7 @@ async def test_what_somebody_else_answers_is_no_report(served: Served) -> None:
 
 
 async def test_a_coordinator_of_an_earlier_release_is_shown_its_bearer(
-    served: Served, monkeypatch: pytest.MonkeyPatch
+    served: ServedCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_module, "BEARER_SECONDS", 0.0)
     api = Api(served.http, OLDEST)

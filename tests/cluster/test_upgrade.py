@@ -147,8 +147,8 @@ def gets_a_new_coordinator(site: Site, name: str) -> None:
 def test_a_pod_that_may_live_is_remembered_while_the_definition_is_newer_than_the_operators(
     before: Site, older: OlderRelease, name: str
 ) -> None:
-    """The pod was deleted by force, so nothing but time proves that it has ended. Operators that read a status
-    without this would take the pod for ended."""
+    """The pod was deleted by force, so nothing but time proves that it has ended. Operators that read a
+    status without this would take the pod for ended."""
     site = before
 
     def slot() -> Object:

@@ -14,7 +14,7 @@ from lab.coordinator.link import TOKEN
 from lab.coordinator.reports import JOB_UID
 from tests.controller.scripted import an_object
 from tests.coordinator import conftest
-from tests.coordinator.conftest import Served
+from tests.coordinator.conftest import ServedCoordinator
 
 from ropeteam.api.job import Metadata
 from ropeteam.api.status import CoordinatorStatus, JobStatus
@@ -67,7 +67,7 @@ class Between:
 
 @asynccontextmanager
 async def between(
-    served: Served, alter_request: Pass = bytes, answer: Pass = bytes
+    served: ServedCoordinator, alter_request: Pass = bytes, answer: Pass = bytes
 ) -> AsyncIterator[tuple[Between, SendDesired]]:
     it = Between(served.http, alter_request, answer)
     server = await asyncio.start_server(it.serve, "127.0.0.1", 0)
@@ -81,14 +81,14 @@ async def between(
         yield it, send_desired
 
 
-async def test_a_round_is_one_request(served: Served) -> None:
+async def test_a_round_is_one_request(served: ServedCoordinator) -> None:
     async with between(served) as (path, send_desired):
         assert [await send_desired(generation) for generation in (1, 2, 3, 4)] == [1, 2, 3, 4]
         assert len(path.requests) == 4
         assert not any(wire.http_bearer(TOKEN).encode() in each for each in path.requests)
 
 
-async def test_another_operator_or_a_restart_costs_one_request_more(served: Served) -> None:
+async def test_another_operator_or_a_restart_costs_one_request_more(served: ServedCoordinator) -> None:
     async with between(served) as (path, send_desired):
         await send_desired(1)
         assert await send_desired(2, SignedAuth(KEYS)) == 2
@@ -97,7 +97,7 @@ async def test_another_operator_or_a_restart_costs_one_request_more(served: Serv
         assert len(path.requests) == before + 2
 
 
-async def test_what_was_recorded_is_of_no_use(served: Served) -> None:
+async def test_what_was_recorded_is_of_no_use(served: ServedCoordinator) -> None:
     async with between(served) as (path, send_desired):
         for generation in (1, 2):
             await send_desired(generation)
@@ -108,7 +108,7 @@ async def test_what_was_recorded_is_of_no_use(served: Served) -> None:
         assert desired.generation == 2
 
 
-async def test_a_request_that_is_altered_each_time_is_refused_each_time(served: Served) -> None:
+async def test_a_request_that_is_altered_each_time_is_refused_each_time(served: ServedCoordinator) -> None:
     async with between(served, lambda text: text.replace(b'"allowance":0', b'"allowance":9')) as (
         path,
         send_desired,
@@ -127,7 +127,7 @@ async def test_a_request_that_is_altered_each_time_is_refused_each_time(served: 
         (b"X-Ropeteam-Sig", b"X-Another-Sig"),
     ],
 )
-async def test_an_altered_answer_is_not_accepted(served: Served, old: bytes, new: bytes) -> None:
+async def test_an_altered_answer_is_not_accepted(served: ServedCoordinator, old: bytes, new: bytes) -> None:
     async with between(served, answer=lambda text: text.replace(old, new)) as (_, send_desired):
         with pytest.raises(
             CoordinatorUnreachable, match="the answer is not signed with this job's token: HTTP"
@@ -135,7 +135,7 @@ async def test_an_altered_answer_is_not_accepted(served: Served, old: bytes, new
             await send_desired(1)
 
 
-async def test_the_answer_to_another_request_is_not_accepted(served: Served) -> None:
+async def test_the_answer_to_another_request_is_not_accepted(served: ServedCoordinator) -> None:
     async with between(served) as (path, send_desired):
         await send_desired(1)
         recorded = path.answered[-1]
@@ -145,7 +145,7 @@ async def test_the_answer_to_another_request_is_not_accepted(served: Served) -> 
         assert len(path.requests) == 1
 
 
-async def test_a_server_without_the_token_is_requested_once_and_shown_none(served: Served) -> None:
+async def test_a_server_without_the_token_is_requested_once_and_shown_none(served: ServedCoordinator) -> None:
     """Also if it claims to take a bearer."""
     no = b"HTTP/1.1 401 No\r\nWWW-Authenticate: Bearer\r\nContent-Length: 19\r\n\r\na bearer is needed\n"
     async with between(served, answer=lambda _: no) as (path, send_desired):
@@ -157,7 +157,7 @@ async def test_a_server_without_the_token_is_requested_once_and_shown_none(serve
         assert b"earer" not in path.requests[0]
 
 
-async def test_another_jobs_token_opens_nothing(served: Served) -> None:
+async def test_another_jobs_token_opens_nothing(served: ServedCoordinator) -> None:
     async with between(served) as (path, send_desired):
         with pytest.raises(CoordinatorUnreachable, match="not signed"):
             await send_desired(1, SignedAuth(replace(KEYS, token=b"another job's")))

@@ -17,7 +17,7 @@ from ropeteam_trainer.coordinator.server import Coordinator, listen
 
 
 @dataclass
-class Served:
+class ServedCoordinator:
     coordinator: Coordinator
     agents: int
     """Port."""
@@ -30,12 +30,12 @@ class Served:
 
 
 @pytest.fixture
-async def served() -> AsyncIterator[Served]:
+async def served() -> AsyncIterator[ServedCoordinator]:
     lines: list[str] = []
     coordinator = Coordinator(config(), 0, TOKEN, Log(lines.append))
     agents, agent_port = await listen(lambda: AgentConnection(coordinator), "127.0.0.1", 0)
     http = await asyncio.start_server(Http(coordinator).serve, "127.0.0.1", 0, limit=MOST_HEAD)
-    yield Served(coordinator, agent_port, http.sockets[0].getsockname()[1], lines)
+    yield ServedCoordinator(coordinator, agent_port, http.sockets[0].getsockname()[1], lines)
     agents.close()
     http.close()
     coordinator.stop()

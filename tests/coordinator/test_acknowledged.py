@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from tests.coordinator.film import Film
+from tests.coordinator.timeline import Timeline
 
 from ropeteam_trainer.contract.world import CheckpointRef, WorldId
 
 
-def commit(film: Film, *steps: int) -> None:
+def commit(film: Timeline, *steps: int) -> None:
     for step in steps:
         film.reaches(step)
         film.saves(step)
         film.applies_orders()
 
 
-def retained(film: Film) -> list[int]:
+def retained(film: Timeline) -> list[int]:
     return [ref.step for ref in film.sent_orders(0).lineage]
 
 
-def saves_status(film: Film) -> None:
+def saves_status(film: Timeline) -> None:
     """The operator saves what was reported, and acknowledges it."""
     film.desires(lineage=film.report.lineage)
 
 
 def test_what_the_operator_has_saved_is_retained_while_it_is_away():
-    film = Film(feature_level=2).up()
+    film = Timeline(feature_level=2).up()
     commit(film, 10, 20, 30)
     saves_status(film)
     commit(film, 40, 50, 60, 70, 80)
@@ -32,7 +32,7 @@ def test_what_the_operator_has_saved_is_retained_while_it_is_away():
 
 
 def test_checkpoints_that_the_operator_may_be_saving_are_retained():
-    film = Film(feature_level=2).up()
+    film = Timeline(feature_level=2).up()
     commit(film, 10, 20, 30)
     saves_status(film)
     commit(film, 40)
@@ -42,7 +42,7 @@ def test_checkpoints_that_the_operator_may_be_saving_are_retained():
 
 
 def test_what_is_no_longer_named_may_be_pruned():
-    film = Film(feature_level=2).up()
+    film = Timeline(feature_level=2).up()
     commit(film, 10, 20, 30)
     saves_status(film)
     commit(film, 40, 50, 60, 70)
@@ -52,7 +52,7 @@ def test_what_is_no_longer_named_may_be_pruned():
 
 
 def test_one_checkpoint_is_retained_until_the_next_one_is_saved_in_status():
-    film = Film(feature_level=2, keep=1).up()
+    film = Timeline(feature_level=2, keep=1).up()
     commit(film, 10)
     saves_status(film)
     commit(film, 20)
@@ -60,7 +60,7 @@ def test_one_checkpoint_is_retained_until_the_next_one_is_saved_in_status():
 
 
 def test_a_restarted_coordinator_prunes_nothing_before_the_operator_has_spoken():
-    film = Film(feature_level=2).up()
+    film = Timeline(feature_level=2).up()
     commit(film, 10, 20, 30)
     saves_status(film)
     commit(film, 40, 50, 60, 70)
@@ -74,13 +74,13 @@ def test_a_restarted_coordinator_prunes_nothing_before_the_operator_has_spoken()
 
 
 def test_a_world_that_has_no_lineage_yet_prunes_nothing():
-    film = Film(feature_level=2).up()
+    film = Timeline(feature_level=2).up()
     film.desires(lineage=(CheckpointRef(40, film.world_id, "x"),))
     assert retained(film) == []
 
 
 def test_a_coordinator_whose_folder_was_claimed_by_a_newer_world_falls_silent_and_reports_it():
-    film = Film(feature_level=2).up(step=10)
+    film = Timeline(feature_level=2).up(step=10)
     film.reports(0, superseded=WorldId(5, 0, 1))
     assert film.orders(1) is None
     assert film.report.why == (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lab.coordinator.reports import CLEAN, KILLED, SIGKILL
-from tests.coordinator.film import Film
+from tests.coordinator.timeline import Timeline
 
 from ropeteam_trainer.contract.fence import longest_life
 from ropeteam_trainer.contract.messages import RankPhase
@@ -13,7 +13,7 @@ from ropeteam_trainer.contract.world import Cause, CheckpointRef, Plan, WorldId
 
 
 def test_nothing_is_ordered_until_a_world_is_adopted():
-    film = Film(workers=3).up(step=7)
+    film = Timeline(workers=3).up(step=7)
     film.reboots()
     film.desires()
     film.reports(0)
@@ -28,7 +28,7 @@ def test_nothing_is_ordered_until_a_world_is_adopted():
 
 
 def test_agents_that_came_before_the_operator_spoke_are_remembered():
-    film = Film().up(step=7)
+    film = Timeline().up(step=7)
     film.reboots()
     film.reports(0)
     film.reports(1)
@@ -38,7 +38,7 @@ def test_agents_that_came_before_the_operator_spoke_are_remembered():
 
 
 def test_the_next_world_id_of_a_new_boot_is_higher_than_any_before():
-    film = Film().up(step=7)
+    film = Timeline().up(step=7)
     film.reboots()
     film.desires()
     film.applies_orders()
@@ -54,7 +54,7 @@ def test_the_next_world_id_of_a_new_boot_is_higher_than_any_before():
 
 
 def test_a_fault_while_nobody_watched_is_handled_at_once_when_we_are_back():
-    film = Film().up(step=7)
+    film = Timeline().up(step=7)
     film.reboots()
     film.exits(1, SIGKILL)
     film.desires()
@@ -64,7 +64,7 @@ def test_a_fault_while_nobody_watched_is_handled_at_once_when_we_are_back():
 
 
 def test_a_world_that_the_one_before_us_had_ended_brings_no_second_incident():
-    film = Film().up(step=7)
+    film = Timeline().up(step=7)
     film.reboots()
     for slot in (0, 1):
         film.exits(slot, KILLED)
@@ -76,7 +76,7 @@ def test_a_world_that_the_one_before_us_had_ended_brings_no_second_incident():
 
 
 def test_a_missing_member_is_waited_for_one_lease_then_it_is_a_fault_of_that_world():
-    film = Film().up(step=7)
+    film = Timeline().up(step=7)
     film.reboots()
     film.falls_silent(1)
     film.desires()
@@ -90,7 +90,7 @@ def test_a_missing_member_is_waited_for_one_lease_then_it_is_a_fault_of_that_wor
 
 
 def test_a_pod_that_was_replaced_meanwhile_ends_the_old_world():
-    film = Film().up(step=7)
+    film = Timeline().up(step=7)
     film.reboots()
     film.desires_slot(1, incarnation=2, pod_uid="pod-1-2")
     film.reports(0)
@@ -102,7 +102,7 @@ def test_a_pod_that_was_replaced_meanwhile_ends_the_old_world():
 
 
 def test_a_half_delivered_plan_is_superseded():
-    film = Film().up(step=7)
+    film = Timeline().up(step=7)
     film.exits(1, SIGKILL)
     film.applies_orders(0)  # slot 0 has got world 2, slot 1 not yet
     assert film.agents[0].plan != film.agents[1].plan
@@ -118,7 +118,7 @@ def test_a_half_delivered_plan_is_superseded():
 
 
 def test_a_member_that_never_confirmed_must_show_that_it_applied_the_withdrawal():
-    film = Film().up(step=7)
+    film = Timeline().up(step=7)
     film.exits(1, SIGKILL)
     film.applies_orders(0)
     assert film.phase == "Running"
@@ -133,7 +133,7 @@ def test_a_member_that_never_confirmed_must_show_that_it_applied_the_withdrawal(
 
 
 def test_agents_without_any_world_form_one_at_once_under_a_new_term():
-    film = Film(term=2)
+    film = Timeline(term=2)
     film.desires()
     film.reports(0)
     assert film.phase == "Waiting"
@@ -143,7 +143,7 @@ def test_agents_without_any_world_form_one_at_once_under_a_new_term():
 
 
 def test_nobody_reports_and_the_job_is_to_be_drained():
-    film = Film(boot=1)
+    film = Timeline(boot=1)
     film.desires(drain=True)
     film.later(4)
     assert film.phase == "Waiting"
@@ -152,7 +152,7 @@ def test_nobody_reports_and_the_job_is_to_be_drained():
 
 
 def test_nobody_reports_for_as_long_as_ranks_live_without_an_answer():
-    film = Film(boot=1)
+    film = Timeline(boot=1)
     film.desires()
     film.later(longest_life(film.config.timeouts.fence) - 0.1)
     assert film.phase == "Waiting"
@@ -165,7 +165,7 @@ def test_nobody_reports_for_as_long_as_ranks_live_without_an_answer():
 
 
 def test_a_completion_that_one_agent_knows_of_is_completed_for_all():
-    film = Film().up(step=7)
+    film = Timeline().up(step=7)
     film.exits(0, CLEAN)
     film.exits(1, CLEAN)
     film.reports(1, completed=film.world_id)
@@ -180,7 +180,7 @@ def test_a_completion_that_one_agent_knows_of_is_completed_for_all():
 
 
 def test_completion_does_not_wait_for_agents_that_never_come_back():
-    film = Film().up(step=7)
+    film = Timeline().up(step=7)
     film.exits(0, CLEAN)
     film.exits(1, CLEAN)
     film.reports(1, completed=film.world_id)
@@ -195,7 +195,7 @@ def test_completion_does_not_wait_for_agents_that_never_come_back():
 
 
 def test_the_lineage_is_rebuilt_from_the_operator_and_from_the_agents():
-    film = Film(feature_level=2).up(step=10)
+    film = Timeline(feature_level=2).up(step=10)
     film.saves(10)
     film.applies_orders()
     film.reaches(20)
@@ -217,7 +217,7 @@ def test_the_lineage_is_rebuilt_from_the_operator_and_from_the_agents():
 def test_a_manifest_that_is_being_written_is_the_parent_of_the_next():
     """A disk is slow: step 20 is on its way, and 30 is saved meanwhile. Without its parent a manifest is no
     proof that 30 descends from what status names."""
-    film = Film(feature_level=2).up(step=20)
+    film = Timeline(feature_level=2).up(step=20)
     film.saves(20)
     granted = film.sent_orders(0).grant
     assert granted is not None
@@ -236,7 +236,7 @@ def test_a_manifest_that_is_being_written_is_the_parent_of_the_next():
 
 
 def test_a_commit_that_the_operator_has_not_received_is_not_lost():
-    film = Film(feature_level=2).up(step=10)
+    film = Timeline(feature_level=2).up(step=10)
     film.saves(10)
     film.applies_orders()
     film.reboots()
@@ -249,7 +249,7 @@ def test_a_commit_that_the_operator_has_not_received_is_not_lost():
 def test_a_checkpoint_of_a_world_that_was_left_behind_stays_behind():
     orphan = CheckpointRef(100, WorldId(1, 0, 1), "orphan")
     preserved = CheckpointRef(90, WorldId(1, 0, 1), "kept")
-    film = Film(feature_level=2).up(step=10)
+    film = Timeline(feature_level=2).up(step=10)
     film.reports(
         0, restored=preserved, committed=orphan, plan=replace(_plan(film), world_id=WorldId(1, 0, 2))
     )
@@ -263,7 +263,7 @@ def test_a_checkpoint_of_a_world_that_was_left_behind_stays_behind():
 
 
 def test_a_plan_of_another_shape_is_not_adopted():
-    film = Film().up(step=7)
+    film = Timeline().up(step=7)
     plan = replace(_plan(film), members=_plan(film).members[:1])
     film.reboots()
     for slot in (0, 1):
@@ -277,7 +277,7 @@ def test_a_plan_of_another_shape_is_not_adopted():
 
 
 def test_two_coordinators_the_older_one_falls_silent():
-    film = Film().up(step=7)
+    film = Timeline().up(step=7)
     film.reports(1, term=2)
     assert film.orders(0) is None
     assert film.report.why == (
@@ -291,7 +291,7 @@ def test_two_coordinators_the_older_one_falls_silent():
 
 def test_no_world_id_is_used_twice_where_a_pod_of_the_same_term_and_boot_was_forgotten():
     """A status that was restored makes a pod again of which it did not know, while its agents live on."""
-    film = Film().up(step=7)
+    film = Timeline().up(step=7)
     film.reboots()
     twin = replace(_plan(film), world_id=WorldId(1, 1, 4))
     film.reports(0, plan=twin)
@@ -304,14 +304,14 @@ def test_no_world_id_is_used_twice_where_a_pod_of_the_same_term_and_boot_was_for
 
 
 def test_a_plan_of_a_later_boot_silences_too():
-    film = Film().up(step=7)
+    film = Timeline().up(step=7)
     film.reports(1, plan=replace(_plan(film), world_id=WorldId(1, 3, 1)))
     assert film.report.why.startswith("sending no orders:")
     assert film.report.newer_term == 1
 
 
 def test_a_world_in_mid_drain_is_brought_to_its_end():
-    film = Film(feature_level=2).up(step=7)
+    film = Timeline(feature_level=2).up(step=7)
     film.reboots()
     film.ranks(0, RankPhase.DRAINED, 8)
     film.ranks(1, RankPhase.RUNNING, 7)
@@ -320,7 +320,7 @@ def test_a_world_in_mid_drain_is_brought_to_its_end():
     assert film.sent_orders(1).stop_at == 8
 
 
-def _plan(film: Film) -> Plan:
+def _plan(film: Timeline) -> Plan:
     plan = film.agents[0].plan
     assert plan is not None
     return plan

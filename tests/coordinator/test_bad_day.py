@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from lab.coordinator.reports import CLEAN, KILLED, SIGKILL, agent, raised
-from tests.coordinator.film import Film
+from tests.coordinator.timeline import Timeline
 
 from ropeteam_trainer.contract.messages import AgentReport, RankPhase, RankReport
 from ropeteam_trainer.contract.world import Plan, ProcessExit, WorldId
@@ -22,7 +22,7 @@ ENDS = st.sampled_from([SIGKILL, KILLED, raised(), ABORTED, CLEAN, APPLIED])
 BUDGET = 1
 
 
-class Watched(Film):
+class Watched(Timeline):
     """Looks at each plan in the instant in which it is published."""
 
     watch: Callable[[], None]

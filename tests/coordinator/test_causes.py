@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from lab.coordinator.reports import CLEAN, GPU_FULL, KILLED, SIGKILL, raised
-from tests.coordinator.film import Film
+from tests.coordinator.timeline import Timeline
 
 from ropeteam_trainer.contract.config import ExitAction, ExitCodeRule
 from ropeteam_trainer.contract.messages import Problem, RankPhase
@@ -33,7 +33,7 @@ NCCL_ABORT = ProcessExit(None, 6, last_lines=("[E] ProcessGroupNCCL.cpp: watchdo
     ],
 )
 def test_how_a_rank_ended_names_the_cause(how: ProcessExit, cause: Cause):
-    film = Film().up(step=3)
+    film = Timeline().up(step=3)
     film.exits(1, how)
     assert (film.incident.cause, film.incident.rank, film.incident.node) == (cause, 1, "node-1")
     assert film.incident.exit == how
@@ -54,7 +54,7 @@ def test_how_a_rank_ended_names_the_cause(how: ProcessExit, cause: Cause):
     ],
 )
 def test_an_incident_has_its_reason(how: ProcessExit, message: str):
-    film = Film().up(step=3)
+    film = Timeline().up(step=3)
     film.exits(1, how)
     assert film.incident.message == message
 
@@ -78,7 +78,7 @@ def test_an_incident_has_its_reason(how: ProcessExit, message: str):
 def test_the_root_cause_wins_and_the_first_among_equals(
     first: ProcessExit, then: ProcessExit, cause: Cause, slot: int
 ):
-    film = Film(workers=3).up(step=3)
+    film = Timeline(workers=3).up(step=3)
     film.exits(0, first)
     film.exits(1, then)
     assert (film.incident.cause, film.incident.slot, film.incident.rank) == (cause, slot, slot)
@@ -88,7 +88,7 @@ def test_the_root_cause_wins_and_the_first_among_equals(
 
 
 def test_a_lost_agent_outweighs_the_errors_of_its_peers():
-    film = Film(workers=3).up(step=3)
+    film = Timeline(workers=3).up(step=3)
     film.falls_silent(2)
     film.later(1)
     film.exits(0, RESET)
@@ -103,7 +103,7 @@ def test_a_lost_agent_outweighs_the_errors_of_its_peers():
 
 
 def test_an_agent_that_spoke_after_the_fault_did_not_cause_it():
-    film = Film(workers=3).up(step=3)
+    film = Timeline(workers=3).up(step=3)
     film.exits(0, SIGKILL)
     film.now += 0.5
     film.reports(2, applied=False)
@@ -113,7 +113,7 @@ def test_an_agent_that_spoke_after_the_fault_did_not_cause_it():
 
 
 def test_a_silent_agent_is_a_fault_of_its_own():
-    film = Film().up(step=3)
+    film = Timeline().up(step=3)
     film.falls_silent(1)
     film.later(5)
     assert film.phase == "Running"
@@ -123,7 +123,7 @@ def test_a_silent_agent_is_a_fault_of_its_own():
 
 
 def test_a_lost_agent_that_returns_must_end_its_ranks_first():
-    film = Film().up(step=3)
+    film = Timeline().up(step=3)
     film.falls_silent(1)
     film.later(6)
     film.applies_orders()
@@ -137,25 +137,25 @@ def test_a_lost_agent_that_returns_must_end_its_ranks_first():
 
 
 def test_an_agent_that_forgot_its_ranks_ends_the_world():
-    film = Film().up(step=3)
+    film = Timeline().up(step=3)
     film.reports(1, plan=None, ranks=(), stopped=True)
     assert film.incident.message.endswith("slot 1 was restarted: it reports again, but without its ranks")
 
 
 def test_a_rank_that_nobody_saw_end():
-    film = Film().up(step=3)
+    film = Timeline().up(step=3)
     film.ranks(1, RankPhase.EXITED, 3)
     assert (film.incident.cause, film.incident.exit) == (Cause.UNKNOWN, None)
 
 
 def test_ranks_that_their_agent_fenced():
-    film = Film().up(step=3)
+    film = Timeline().up(step=3)
     film.exits(1, KILLED)
     assert (film.incident.cause, film.incident.charged) == (Cause.AGENT_LOST, False)
 
 
 def test_a_second_fault_of_the_same_world_is_the_same_incident_and_the_next_world_has_its_own():
-    film = Film(workers=3).up(step=3)
+    film = Timeline(workers=3).up(step=3)
     film.exits(0, SIGKILL)
     film.exits(1, SIGKILL)
     film.exits(2, SIGKILL)
@@ -167,7 +167,7 @@ def test_a_second_fault_of_the_same_world_is_the_same_incident_and_the_next_worl
 
 
 def test_an_exit_code_that_is_final_fails_the_job_at_once():
-    film = Film(exit_codes=(ExitCodeRule((2, 42), ExitAction.FAIL),)).up(step=3)
+    film = Timeline(exit_codes=(ExitCodeRule((2, 42), ExitAction.FAIL),)).up(step=3)
     film.exits(1, ProcessExit(42, None))
     assert film.phase == "Failed"
     assert film.sent_orders(0).plan is None
@@ -180,8 +180,8 @@ def test_an_exit_code_that_is_final_fails_the_job_at_once():
     assert film.report.why.startswith("failed: ExitCodeRule: rank 1 exited 42")
 
 
-def failed_by_a_rule() -> Film:
-    film = Film(exit_codes=(ExitCodeRule((42,), ExitAction.FAIL),)).up(step=3)
+def failed_by_a_rule() -> Timeline:
+    film = Timeline(exit_codes=(ExitCodeRule((42,), ExitAction.FAIL),)).up(step=3)
     film.exits(1, ProcessExit(42, None))
     film.applies_orders()
     return film
@@ -207,7 +207,7 @@ def test_agents_of_a_failed_job_exit_though_the_operator_is_away():
 
 @pytest.mark.parametrize("boots", [0, 1])
 def test_what_the_operator_fails_ends_the_world_and_then_the_agents(boots: int):
-    film = Film().up(step=3)
+    film = Timeline().up(step=3)
     if boots:
         film.reboots()
         film.reports(0)
@@ -219,14 +219,14 @@ def test_what_the_operator_fails_ends_the_world_and_then_the_agents(boots: int):
 
 
 def test_a_final_exit_code_that_shows_while_others_are_stopped():
-    film = Film(workers=3, exit_codes=(ExitCodeRule((2,), ExitAction.FAIL),)).up(step=3)
+    film = Timeline(workers=3, exit_codes=(ExitCodeRule((2,), ExitAction.FAIL),)).up(step=3)
     film.exits(0, RESET)
     film.exits(1, ProcessExit(2, None))
     assert film.phase == "Failed"
 
 
 def test_a_final_code_of_a_rank_that_we_killed_means_nothing():
-    film = Film(exit_codes=(ExitCodeRule((2,), ExitAction.FAIL),)).up(step=3)
+    film = Timeline(exit_codes=(ExitCodeRule((2,), ExitAction.FAIL),)).up(step=3)
     film.exits(1, SIGKILL)
     film.exits(0, ProcessExit(2, None, killed=True))
     film.applies_orders()
@@ -234,7 +234,7 @@ def test_a_final_code_of_a_rank_that_we_killed_means_nothing():
 
 
 def test_an_exit_code_that_is_free_is_not_charged():
-    film = Film(exit_codes=(ExitCodeRule((75,), ExitAction.RETRY_FREE),)).up(step=3)
+    film = Timeline(exit_codes=(ExitCodeRule((75,), ExitAction.RETRY_FREE),)).up(step=3)
     film.exits(1, ProcessExit(75, None))
     film.applies_orders()
     assert (film.incident.cause, film.incident.charged) == (Cause.RETRIED_FREE, False)
@@ -242,7 +242,7 @@ def test_an_exit_code_that_is_free_is_not_charged():
 
 
 def test_a_problem_that_no_restart_mends_fails_the_job_at_once():
-    film = Film()
+    film = Timeline()
     film.desires()
     film.reports(0, problem=Problem(FailReason.COMMAND_NOT_FOUND, "no such file: trian.py"))
     assert film.phase == "Failed"
@@ -252,7 +252,7 @@ def test_a_problem_that_no_restart_mends_fails_the_job_at_once():
 
 @pytest.mark.parametrize("boot", [0, 1])
 def test_a_problem_ends_a_running_world_and_a_waiting_coordinator(boot: int):
-    film = Film().up(step=3)
+    film = Timeline().up(step=3)
     if boot:
         film.reboots()
         film.desires()
@@ -263,7 +263,7 @@ def test_a_problem_ends_a_running_world_and_a_waiting_coordinator(boot: int):
 
 def test_a_signal_after_the_end_is_done_once_a_sibling_ended_well():
     aborted = ProcessExit(None, 6, reached_end=True)
-    film = Film().up(step=3)
+    film = Timeline().up(step=3)
     film.exits(0, aborted)
     assert film.phase == "Running", "undecided: rank 1 still runs"
     film.exits(1, CLEAN)
@@ -272,21 +272,21 @@ def test_a_signal_after_the_end_is_done_once_a_sibling_ended_well():
 
 def test_a_signal_after_the_end_is_a_fault_if_no_sibling_ended_well():
     aborted = ProcessExit(None, 6, reached_end=True)
-    film = Film().up(step=3)
+    film = Timeline().up(step=3)
     film.exits(0, aborted)
     film.exits(1, aborted)
     assert film.incident.cause is Cause.SIGNAL
 
 
 def test_a_kill_before_the_end_is_a_fault_even_if_a_sibling_ended_well():
-    film = Film().up(step=3)
+    film = Timeline().up(step=3)
     film.exits(0, CLEAN)
     film.exits(1, SIGKILL)
     assert film.incident.cause is Cause.SIGNAL
 
 
 def test_faults_after_all_are_done_change_nothing():
-    film = Film().up(step=3)
+    film = Timeline().up(step=3)
     film.exits(0, CLEAN)
     film.exits(1, CLEAN)
     film.falls_silent(0)
@@ -299,7 +299,7 @@ def test_faults_after_all_are_done_change_nothing():
 
 
 def test_a_pod_lost_after_its_ranks_were_done_is_no_fault():
-    film = Film().up(step=3)
+    film = Timeline().up(step=3)
     film.exits(0, CLEAN)
     film.falls_silent(0)
     film.later(7)
@@ -310,7 +310,7 @@ def test_a_pod_lost_after_its_ranks_were_done_is_no_fault():
 
 
 def test_a_replacement_that_comes_when_all_is_complete_is_released_too():
-    film = Film().up(step=3)
+    film = Timeline().up(step=3)
     film.exits(0, CLEAN)
     film.desires_slot(0, incarnation=2, pod_uid="pod-0-2")
     film.exits(1, CLEAN)
@@ -321,7 +321,7 @@ def test_a_replacement_that_comes_when_all_is_complete_is_released_too():
 
 
 def test_the_step_at_the_fault_counts_late_reports():
-    film = Film().up(step=3)
+    film = Timeline().up(step=3)
     film.exits(0, SIGKILL)
     dead = tuple(replace(rank, phase=RankPhase.EXITED, step=4, exit=KILLED) for rank in film.agents[1].ranks)
     film.reports(1, ranks=dead, stopped=True)
@@ -329,7 +329,7 @@ def test_the_step_at_the_fault_counts_late_reports():
 
 
 def test_a_dying_rank_ends_the_world_and_is_waited_for():
-    film = Film().up(step=3)
+    film = Timeline().up(step=3)
     dying = tuple(replace(rank, phase=RankPhase.EXITED, exit=SIGKILL) for rank in film.agents[0].ranks)
     film.reports(0, ranks=dying, stopped=False)
     assert film.phase == "Stopping"
@@ -348,7 +348,7 @@ MISSING = replace(
 
 
 def test_a_script_that_cannot_run_in_any_pod_is_not_tried_again():
-    film = Film().up()
+    film = Timeline().up()
     film.exits(0, MISSING)
     film.applies_orders()
     assert film.state.failure is not None
@@ -364,14 +364,14 @@ def test_a_script_that_cannot_run_in_any_pod_is_not_tried_again():
     ],
 )
 def test_what_may_be_the_pods_fault_is_tried_again(how: ProcessExit):
-    film = Film().up()
+    film = Timeline().up()
     film.exits(0, how)
     film.applies_orders()
     assert film.state.failure is None
 
 
 def test_in_a_job_that_has_run_a_missing_module_may_be_the_pods_fault():
-    film = Film().up(step=3)
+    film = Timeline().up(step=3)
     film.exits(0, MISSING)
     film.applies_orders()
     assert film.state.failure is None
@@ -383,7 +383,7 @@ def test_in_a_job_that_has_run_a_missing_module_may_be_the_pods_fault():
 
 
 def test_a_rank_that_had_ended_well_went_before_one_that_missed_it():
-    film = Film(processes=2).up(step=3)
+    film = Timeline(processes=2).up(step=3)
     one, other = film.agents[0].ranks
     well = replace(other, phase=RankPhase.EXITED, exit=CLEAN)
     film.reports(0, ranks=(one, well))
@@ -395,6 +395,6 @@ def test_a_rank_that_had_ended_well_went_before_one_that_missed_it():
 
 
 def test_the_rank_that_a_launcher_names_is_the_one_that_failed():
-    film = Film(processes=2).up(step=3)
+    film = Timeline(processes=2).up(step=3)
     film.exits(1, replace(raised(), rank=3))
     assert (film.incident.rank, film.incident.message[:6]) == (3, "rank 3")

@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lab.coordinator.reports import SIGKILL
-from tests.coordinator.film import Film
+from tests.coordinator.timeline import Timeline
 
 from ropeteam_trainer.contract.messages import Shard, StoreOffer
 from ropeteam_trainer.contract.world import CheckpointRef, WorldId
 
 
-def restores(film: Film) -> list[int]:
+def restores(film: Timeline) -> list[int]:
     plan = film.sent_orders(1).plan
     assert plan is not None
     return [ref.step for ref in plan.restore]
 
 
-def restart(film: Film) -> None:
+def restart(film: Timeline) -> None:
     film.exits(1, SIGKILL)
     film.applies_orders()
     film.later(61 if film.phase == "Forming" else 0)
@@ -25,7 +25,7 @@ def restart(film: Film) -> None:
 
 
 def test_a_grant_that_was_not_confirmed_is_tried_first():
-    film = Film(feature_level=2).up(step=10)
+    film = Timeline(feature_level=2).up(step=10)
     film.saves(10)
     film.applies_orders()
     film.saves(20)
@@ -68,14 +68,14 @@ def test_a_late_confirmation_counts_while_nobody_has_restored():
 
 
 def test_the_digest_is_needed_to_count_as_written():
-    film = Film(feature_level=2).up(step=10)
+    film = Timeline(feature_level=2).up(step=10)
     film.saves(10)
     film.reports(0, committed=CheckpointRef(10, film.world_id))
     assert film.lineage == []
 
 
 def test_checkpoints_that_did_not_verify_leave_the_lineage():
-    film = Film(feature_level=2).up(step=10)
+    film = Timeline(feature_level=2).up(step=10)
     for step in (10, 20, 30):
         film.reaches(step)
         film.saves(step)
@@ -87,7 +87,7 @@ def test_checkpoints_that_did_not_verify_leave_the_lineage():
 
 def test_a_checkpoint_named_in_status_is_reported_with_its_run():
     """Status does not name the run."""
-    film, before = Film(feature_level=2), WorldId(7, 3, 9)
+    film, before = Timeline(feature_level=2), WorldId(7, 3, 9)
     film.desires(lineage=(CheckpointRef(20, before, "b"), CheckpointRef(10, before, "a")))
     film.up()
     film.reports(0, restored=CheckpointRef(10, before, "a", "run"))
@@ -96,7 +96,7 @@ def test_a_checkpoint_named_in_status_is_reported_with_its_run():
 
 
 def test_an_older_ancestor_than_we_know_becomes_the_lineage():
-    film = Film(feature_level=2).up(step=10)
+    film = Timeline(feature_level=2).up(step=10)
     film.saves(10)
     film.applies_orders()
     restart(film)
@@ -105,7 +105,7 @@ def test_an_older_ancestor_than_we_know_becomes_the_lineage():
 
 
 def test_a_new_job_adopts_what_its_first_world_went_on_from():
-    film = Film(feature_level=2).up()
+    film = Timeline(feature_level=2).up()
     foreign = CheckpointRef(100, WorldId(7, 3, 9), "another-job")
     film.reports(0, restored=foreign)
     assert film.lineage == [(100, "another-job")]
@@ -119,13 +119,13 @@ def test_a_new_job_adopts_what_its_first_world_went_on_from():
 
 
 def test_only_the_agent_of_rank_0_reports_the_restored_checkpoint():
-    film = Film(feature_level=2).up()
+    film = Timeline(feature_level=2).up()
     film.reports(1, restored=CheckpointRef(100, WorldId(1, 0, 1), "x"))
     assert film.lineage == []
 
 
 def test_a_world_that_began_from_nothing_has_no_past():
-    film = Film(feature_level=2).up(step=10)
+    film = Timeline(feature_level=2).up(step=10)
     film.saves(10)
     film.applies_orders()
     restart(film)
@@ -137,7 +137,7 @@ def test_a_world_that_began_from_nothing_has_no_past():
 def test_after_a_restore_of_etcd_what_was_left_does_not_come_back():
     """Status names 10 and 20; 20 was left long ago, and what is restored descends from 10."""
     left, root = CheckpointRef(20, WorldId(1, 0, 1), "left"), CheckpointRef(10, WorldId(1, 0, 1), "root")
-    film = Film(feature_level=2)
+    film = Timeline(feature_level=2)
     film.desires(lineage=(left, root))
     film.up()
     film.reports(0, restored=CheckpointRef(40, WorldId(1, 0, 3), "new"), ancestors=(root,))
@@ -145,7 +145,7 @@ def test_after_a_restore_of_etcd_what_was_left_does_not_come_back():
 
 
 def test_only_so_many_are_retained():
-    film = Film(feature_level=2, keep=2).up()
+    film = Timeline(feature_level=2, keep=2).up()
     for step in (10, 20, 30):
         film.reaches(step)
         film.saves(step)
@@ -155,7 +155,7 @@ def test_only_so_many_are_retained():
 
 
 def test_the_newest_complete_step_is_granted():
-    film = Film(feature_level=2).up(step=30)
+    film = Timeline(feature_level=2).up(step=30)
     film.saves(10)
     film.saves(20, 0)
     film.saves(30, 0)
@@ -170,7 +170,7 @@ def test_the_newest_complete_step_is_granted():
 
 
 def test_shards_of_other_worlds_or_other_ranks_do_not_count():
-    film = Film(feature_level=2).up(step=10)
+    film = Timeline(feature_level=2).up(step=10)
     mine = Shard(0, film.world_id, 10, ())
     film.reports(0, shards=(mine, replace(mine, rank=1), replace(mine, rank=0, world_id=WorldId(1, 0, 9))))
     assert film.sent_orders(0).grant is None
@@ -181,7 +181,7 @@ def test_shards_of_other_worlds_or_other_ranks_do_not_count():
 
 
 def test_a_step_that_is_committed_is_not_granted_again():
-    film = Film(feature_level=2).up(step=10)
+    film = Timeline(feature_level=2).up(step=10)
     film.saves(10)
     shards = film.agents[0].shards
     film.applies_orders()
@@ -191,7 +191,7 @@ def test_a_step_that_is_committed_is_not_granted_again():
 
 
 def test_an_older_grant_of_the_agents_is_known_after_a_boot_but_never_a_committed_one():
-    film = Film(feature_level=2).up(step=10)
+    film = Timeline(feature_level=2).up(step=10)
     film.saves(10)
     film.applies_orders()
     film.reports(0, granted=CheckpointRef(10, film.world_id))
@@ -200,9 +200,9 @@ def test_an_older_grant_of_the_agents_is_known_after_a_boot_but_never_a_committe
     assert film.state.pending == CheckpointRef(20, film.world_id)
 
 
-def _with_unconfirmed_grant() -> Film:
+def _with_unconfirmed_grant() -> Timeline:
     """Step 10 committed, step 20 granted but not confirmed, and the world restarted."""
-    film = Film(feature_level=2).up(step=10)
+    film = Timeline(feature_level=2).up(step=10)
     film.saves(10)
     film.applies_orders()
     film.saves(20)
@@ -214,7 +214,7 @@ def _with_unconfirmed_grant() -> Film:
     return film
 
 
-def _offer(film: Film) -> None:
+def _offer(film: Timeline) -> None:
     """The agent of slot 0 offers the store, without carrying out the grant."""
     world_id = film.sent_orders(0).host_store
     assert world_id is not None

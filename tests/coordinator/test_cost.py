@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from lab.coordinator.reports import SIGKILL, agent
-from tests.coordinator.film import Film
+from tests.coordinator.timeline import Timeline
 
 from ropeteam_trainer.contract import VERSION
 from ropeteam_trainer.contract.messages import Progress, RankPhase, Shard
@@ -40,7 +40,7 @@ def calls(act: Callable[[], Any]) -> int:
 
 def costs(workers: int) -> dict[str, int]:
     """Of a world's life, what one event of each kind costs, with the orders of its sender."""
-    film, found, slot = Film(workers, feature_level=2), {}, workers // 2
+    film, found, slot = Timeline(workers, feature_level=2), {}, workers // 2
     film.agents = {each: agent(each, contract=VERSION) for each in range(workers)}
 
     def note(name: str, event: membership.Event) -> None:
@@ -82,7 +82,7 @@ def test_an_event_costs_the_same_among_many_agents_as_among_few():
 
 
 def test_a_lease_costs_next_to_nothing():
-    film = Film(MANY).up(step=3)
+    film = Timeline(MANY).up(step=3)
     pods = [Pod(slot, 1, f"pod-{slot}-1") for slot in range(MANY)]
     each = calls(lambda: film.event(membership.LeasesRenewed(dict.fromkeys(pods, film.now)))) / MANY
     assert each < 10
@@ -91,7 +91,7 @@ def test_a_lease_costs_next_to_nothing():
 
 def test_a_tick_and_an_unchanged_report_concern_next_to_nobody():
     """Orders were made again for every agent, each second."""
-    film = Film(MANY).up(step=3)
+    film = Timeline(MANY).up(step=3)
     for event in (membership.Tick(), membership.DesiredReceived(film.desired)):
         before = film.state
         film.event(event)
@@ -100,7 +100,7 @@ def test_a_tick_and_an_unchanged_report_concern_next_to_nobody():
 
 
 def test_while_leases_are_renewed_expiry_is_not_scanned():
-    film = Film(MANY).up(step=3)
+    film = Timeline(MANY).up(step=3)
     film.now += film.config.timeouts.lost / 2
     film.event(membership.LeasesRenewed(dict.fromkeys(film.state.agents, film.now)))
     film.now = film.state.leases_until + 0.01

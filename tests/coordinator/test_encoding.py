@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from lab.coordinator.reports import SIGKILL, agent
-from tests.coordinator.film import Film
+from tests.coordinator.timeline import Timeline
 
 from ropeteam_trainer.contract import VERSION, codec
 from ropeteam_trainer.contract.messages import Orders
@@ -16,7 +16,7 @@ from ropeteam_trainer.coordinator.membership.orders import Replies
 
 @pytest.mark.parametrize("servers", [0, 1])
 def test_the_bytes_for_an_agent_are_its_orders(servers: int):
-    film, encoder = Film(3, feature_level=2, servers=servers), OrdersEncoder()
+    film, encoder = Timeline(3, feature_level=2, servers=servers), OrdersEncoder()
     film.agents = {slot: agent(slot, contract=VERSION - slot % 3) for slot in range(film.config.slots)}
 
     def compare() -> None:
@@ -38,7 +38,7 @@ def test_the_bytes_for_an_agent_are_its_orders(servers: int):
 
 
 def test_what_is_the_same_for_everybody_is_made_once():
-    film = Film(5).up(step=3)
+    film = Timeline(5).up(step=3)
     replies = Replies(film.state, film.now)
     found = [replies.reply_to(report) for report in film.agents.values()]
     assert len({id(reply.orders) for reply in found if reply}) == 1

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from lab.coordinator.reports import CLEAN
-from tests.coordinator.film import Film
+from tests.coordinator.timeline import Timeline
 
 from ropeteam_trainer.contract.messages import GroupReport, ProcessGroup, RankPhase
 from ropeteam_trainer.contract.world import FailReason
@@ -18,17 +18,17 @@ def group(size: int, *ranks: int, id: str = "a", members: tuple[int, ...] | None
     return GroupReport(id, size, "train.py", ranks, ranks if members is None else members)
 
 
-def notice_reason(film: Film) -> FailReason | None:
+def notice_reason(film: Timeline) -> FailReason | None:
     notice = film.report.notice
     return notice.reason if notice else None
 
 
-def failure(film: Film) -> FailReason | None:
+def failure(film: Timeline) -> FailReason | None:
     return film.state.failure.reason if film.state.failure else None
 
 
-def film(workers: int = 2, **settings: Any) -> Film:
-    return Film(workers, feature_level=0, **settings).up()
+def film(workers: int = 2, **settings: Any) -> Timeline:
+    return Timeline(workers, feature_level=0, **settings).up()
 
 
 def test_the_requested_group_is_not_reported():
@@ -185,7 +185,7 @@ def test_ranks_that_continue_without_one_that_ended_are_reported():
 
 
 def test_steps_of_the_others_are_going_on():
-    seen = Film(2, feature_level=1).up(step=3)
+    seen = Timeline(2, feature_level=1).up(step=3)
     for slot in (0, 1):
         seen.reports(slot, groups=(group(2, slot),))
     seen.exits(1, CLEAN)
@@ -229,6 +229,6 @@ def test_a_world_that_ends_is_not_checked():
     seen.desires(drain=True)
     seen.reports(0, groups=(group(1, 0),))
     seen.desires(drain=False)
-    assert groups.notice(Film().state, 0.0) is None
-    assert groups.split_world_problem(Film().state, 0.0) is None
-    assert groups.shown_groups(Film().state) == ()
+    assert groups.notice(Timeline().state, 0.0) is None
+    assert groups.split_world_problem(Timeline().state, 0.0) is None
+    assert groups.shown_groups(Timeline().state) == ()

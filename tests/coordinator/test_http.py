@@ -11,7 +11,7 @@ import pytest
 from lab.coordinator.link import TOKEN, Operator, get_status, http, put_desired, request, shut
 from lab.coordinator.reports import agent, config
 from prometheus_client.parser import text_string_to_metric_families
-from tests.coordinator.conftest import Served
+from tests.coordinator.conftest import ServedCoordinator
 
 from ropeteam_trainer.contract import codec, wire
 from ropeteam_trainer.contract.desired import Desired, JobReport, SlotDesired, WorldPhase
@@ -32,7 +32,7 @@ def bearers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_module, "BEARER_SECONDS", 0.0)
 
 
-async def test_desired_is_answered_with_a_report_and_twice_is_once(served: Served):
+async def test_desired_is_answered_with_a_report_and_twice_is_once(served: ServedCoordinator):
     first = await put_desired(served.http, DESIRED)
     assert first.observed_generation == 1
     assert first.phase.value == "Forming"
@@ -44,7 +44,7 @@ async def test_desired_is_answered_with_a_report_and_twice_is_once(served: Serve
 @pytest.mark.parametrize("authorization", ["", "Bearer wrong", "Basic eA==", "Bearer ", "Bearer \xe4"])
 @pytest.mark.parametrize("path", ["/status", "/desired"])
 @pytest.mark.usefixtures("bearers")
-async def test_a_signature_or_a_bearer_is_needed(served: Served, authorization: str, path: str):
+async def test_a_signature_or_a_bearer_is_needed(served: ServedCoordinator, authorization: str, path: str):
     method = "PUT" if path == "/desired" else "GET"
     raw = request(method, path, b"{}" if method == "PUT" else b"", Authorization=authorization)
     status, body = await http(served.http, raw)
@@ -68,7 +68,7 @@ async def test_a_signature_or_a_bearer_is_needed(served: Served, authorization: 
     ],
 )
 async def test_a_malformed_desired_state_is_refused_with_a_sentence(
-    served: Served, body: bytes, status: int, sentence: str
+    served: ServedCoordinator, body: bytes, status: int, sentence: str
 ):
     answered, text = await Operator(served.http).request("PUT /desired", body)
     assert answered == status
@@ -94,14 +94,16 @@ async def test_a_malformed_desired_state_is_refused_with_a_sentence(
     ],
 )
 @pytest.mark.usefixtures("bearers")
-async def test_a_malformed_request_is_answered_with_a_status(served: Served, raw: bytes, status: int):
+async def test_a_malformed_request_is_answered_with_a_status(
+    served: ServedCoordinator, raw: bytes, status: int
+):
     assert (await http(served.http, raw))[0] == status
     assert (await http(served.http, request("GET", "/healthz")))[0] == 200
 
 
 @pytest.mark.parametrize("raw", [b"GET /sta", PUT + b"Content-Length: 10\r\n\r\n{}"])
 @pytest.mark.usefixtures("bearers")
-async def test_a_request_that_ends_early_is_answered(served: Served, raw: bytes):
+async def test_a_request_that_ends_early_is_answered(served: ServedCoordinator, raw: bytes):
     reader, writer = await asyncio.open_connection("127.0.0.1", served.http)
     writer.write(raw)
     writer.write_eof()
@@ -113,7 +115,9 @@ async def test_a_request_that_ends_early_is_answered(served: Served, raw: bytes)
     ("limit", "sent"), [("HEAD_SECONDS", b""), ("SECONDS", PUT + b"Content-Length: 10\r\n\r\n{}")]
 )
 @pytest.mark.usefixtures("bearers")
-async def test_a_peer_that_does_not_go_on_is_dropped(served: Served, monkeypatch, limit: str, sent: bytes):
+async def test_a_peer_that_does_not_go_on_is_dropped(
+    served: ServedCoordinator, monkeypatch, limit: str, sent: bytes
+):
     monkeypatch.setattr(http_module, limit, 0.05)
     reader, writer = await asyncio.open_connection("127.0.0.1", served.http)
     writer.write(sent)
@@ -121,11 +125,11 @@ async def test_a_peer_that_does_not_go_on_is_dropped(served: Served, monkeypatch
     await shut(writer)
 
 
-async def test_an_unauthenticated_body_is_not_waited_for(served: Served):
+async def test_an_unauthenticated_body_is_not_waited_for(served: ServedCoordinator):
     assert (await http(served.http, b"PUT /desired HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n"))[0] == 401
 
 
-async def test_health_and_metrics_need_no_signature(served: Served):
+async def test_health_and_metrics_need_no_signature(served: ServedCoordinator):
     assert await http(served.http, request("GET", "/healthz")) == (200, "ok\n")
     await put_desired(served.http, DESIRED)
     report = agent(0, progress=Progress(step=7, loss="1.5", samples_per_second=96.0))
@@ -182,7 +186,7 @@ def test_checkpoints_are_wanted_where_there_is_a_place_and_a_script_that_saves(
     assert report["ropeteam_job_checkpoint_enabled"] == wanted
 
 
-async def test_metrics_contain_no_secret(served: Served):
+async def test_metrics_contain_no_secret(served: ServedCoordinator):
     await put_desired(served.http, DESIRED)
     served.coordinator._apply_event(membership.ReportReceived(agent(0, node="node-7")))
     status, text = await http(served.http, request("GET", "/metrics"))

@@ -6,33 +6,33 @@ from dataclasses import replace
 
 import pytest
 from lab.coordinator.reports import CLEAN
-from tests.coordinator.film import Film
+from tests.coordinator.timeline import Timeline
 
 from ropeteam_trainer.contract.messages import RankPhase
 from ropeteam_trainer.coordinator.membership.commits import AWAITED_COMMIT_SECONDS
 
 
-def ends(film: Film) -> None:
+def ends(film: Timeline) -> None:
     """All ranks come to their end."""
     for slot in sorted(film.agents):
         film.exits(slot, CLEAN)
 
 
-def completes(film: Film) -> None:
+def completes(film: Timeline) -> None:
     for slot in sorted(film.agents):
         film.reports(slot, completed=film.sent_orders(slot).complete)
 
 
-def writes(film: Film) -> None:
+def writes(film: Timeline) -> None:
     """The agent of slot 0 has written the manifest of the grant that it has seen."""
     granted = film.agents[0].granted
     assert granted is not None
     film.reports(0, committed=replace(granted, digest="d"))
 
 
-def waits_for_a_manifest() -> Film:
+def waits_for_a_manifest() -> Timeline:
     """Step 100, the last, is saved and granted; its manifest is being written."""
-    film = Film(feature_level=3).up(step=100)
+    film = Timeline(feature_level=3).up(step=100)
     film.saves(100)
     film.reports(0, granted=film.sent_orders(0).grant.ref)
     ends(film)
@@ -41,7 +41,7 @@ def waits_for_a_manifest() -> Film:
 
 
 def test_the_last_step_is_granted_although_an_earlier_manifest_is_slow():
-    film = Film(feature_level=3).up(step=50)
+    film = Timeline(feature_level=3).up(step=50)
     film.saves(50)
     film.reports(0, granted=film.sent_orders(0).grant.ref)
     film.reaches(100)
@@ -55,7 +55,7 @@ def test_the_last_step_is_granted_although_an_earlier_manifest_is_slow():
 
 
 def test_a_last_shard_that_is_reported_with_the_end_is_granted():
-    film = Film(feature_level=3).up(step=100)
+    film = Timeline(feature_level=3).up(step=100)
     film.saves(100, 0)
     last = replace(film.agents[0].shards[0], rank=1)
     ranks = tuple(replace(rank, phase=RankPhase.EXITED, exit=CLEAN) for rank in film.agents[1].ranks)
@@ -109,6 +109,6 @@ def test_finished_pods_hold_their_gpus_for_so_long_at_most(written: bool):
 
 
 def test_agents_that_have_not_acknowledged_are_waited_for_first():
-    film = Film(feature_level=3).up(step=7)
+    film = Timeline(feature_level=3).up(step=7)
     ends(film)
     assert film.report.why == "all ranks are done; waiting for every agent to acknowledge it"

@@ -11,9 +11,9 @@ import pytest
 from lab.coordinator.link import FakeAgent, Link, get_status, http, put_desired, request
 from lab.coordinator.reports import agent
 from lab.waiting import wait_until_async
-from tests.coordinator.conftest import Served
-from tests.coordinator.film import Film
+from tests.coordinator.conftest import ServedCoordinator
 from tests.coordinator.test_process import DESIRED, start
+from tests.coordinator.timeline import Timeline
 
 from ropeteam_trainer.contract import VERSION, codec
 from ropeteam_trainer.contract.config import Timeouts
@@ -25,7 +25,7 @@ from ropeteam_trainer.coordinator.membership.state.lateness import CALM_SECONDS,
 __all__ = ["start"]
 
 
-def late_by(film: Film, seconds: float) -> None:
+def late_by(film: Timeline, seconds: float) -> None:
     """The loop has its next turn so much later than it should."""
     assert film.state.due is not None
     film.now = film.state.due + seconds
@@ -33,7 +33,7 @@ def late_by(film: Film, seconds: float) -> None:
 
 
 def test_it_is_reported_until_a_minute_has_passed_without_a_late_turn() -> None:
-    film = Film().up(step=3)
+    film = Timeline().up(step=3)
     assert (film.report.lag_seconds, film.report.why) == (0, "world 1.0.1 runs with 2 ranks")
     late_by(film, 2.5)
     assert film.report.lag_seconds == 3
@@ -53,7 +53,7 @@ def test_it_is_reported_until_a_minute_has_passed_without_a_late_turn() -> None:
 
 
 def test_a_turn_that_is_not_much_too_late_is_no_lateness() -> None:
-    film = Film().up(step=3)
+    film = Timeline().up(step=3)
     for _ in range(100):
         late_by(film, 1.0)
     assert film.report.lag_seconds == 0
@@ -65,7 +65,7 @@ def test_while_it_is_late_metrics_may_be_older() -> None:
     assert late.metrics_max_age(100.0 + CALM_SECONDS) == calm.metrics_max_age(0.0)
 
 
-async def test_frequent_requests_for_metrics_get_cached_ones(served: Served) -> None:
+async def test_frequent_requests_for_metrics_get_cached_ones(served: ServedCoordinator) -> None:
     made: list[float] = []
     report, moment = served.coordinator.job_report, [1000.0]
     served.coordinator.now = lambda: moment[0]  # type: ignore[method-assign]
@@ -83,7 +83,7 @@ async def test_frequent_requests_for_metrics_get_cached_ones(served: Served) -> 
 
 @pytest.mark.parametrize("late", [False, True])
 async def test_while_it_is_late_only_the_newest_of_several_reports_is_read(
-    served: Served, late: bool
+    served: ServedCoordinator, late: bool
 ) -> None:
     await put_desired(served.http, DESIRED)
     if late:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lab.coordinator.link import TOKEN
 from lab.coordinator.reports import SIGKILL, config
-from tests.coordinator.film import Film
+from tests.coordinator.timeline import Timeline
 
 from ropeteam.api.status import CoordinatorStatus, JobStatus
 from ropeteam.controller.reconcile.leases import Leases
@@ -136,20 +136,20 @@ def test_it_holds_while_one_of_two_questions_is_answered(lease, luck):
         assert is_valid(game.state, game.here)
 
 
-def answered(film: Film) -> None:
+def answered(film: Timeline) -> None:
     """The operator says back what it has just received."""
     film.desires(acknowledged_boot=film.state.boot, acknowledged_sent=film.report.sent)
 
 
-def renewed(**settings: int) -> Film:
-    film = Film(lease=20, feature_level=0, **settings)
+def renewed(**settings: int) -> Timeline:
+    film = Timeline(lease=20, feature_level=0, **settings)
     film.desires()
     answered(film)
     return film
 
 
 def test_before_its_first_lease_it_answers_nobody_and_reports_it():
-    film = Film(lease=20)
+    film = Timeline(lease=20)
     film.desires()
     for slot in (0, 1):
         film.reports(slot)

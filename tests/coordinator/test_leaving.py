@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from lab.coordinator.reports import CLEAN, SIGKILL
-from tests.coordinator.film import Film
+from tests.coordinator.timeline import Timeline
 
 from ropeteam_trainer.contract.messages import Problem, RankPhase
 from ropeteam_trainer.contract.world import Cause, FailReason, ProcessExit, WorldId
@@ -12,7 +12,7 @@ from ropeteam_trainer.contract.world import Cause, FailReason, ProcessExit, Worl
 TERMINATED = ProcessExit(143, None, killed=True)
 
 
-def drain_to(film: Film, step: int) -> None:
+def drain_to(film: Timeline, step: int) -> None:
     """All ranks continue to `step`, save there and stop."""
     film.saves(step)
     for slot in sorted(film.agents):
@@ -20,7 +20,7 @@ def drain_to(film: Film, step: int) -> None:
 
 
 def test_a_suspended_job_saves_at_a_common_step_then_stops_and_stays():
-    film = Film(feature_level=2).up(step=7)
+    film = Timeline(feature_level=2).up(step=7)
     film.desires(drain=True)
     assert film.phase == "Draining"
     assert film.sent_orders(0).pause == film.world_id
@@ -43,7 +43,7 @@ def test_a_suspended_job_saves_at_a_common_step_then_stops_and_stays():
 
 
 def test_a_drained_job_resumes_on_request():
-    film = Film(feature_level=2).up(step=7)
+    film = Timeline(feature_level=2).up(step=7)
     film.desires(drain=True)
     film.ranks(0, RankPhase.PAUSED, 7)
     drain_to(film, 8)
@@ -58,7 +58,7 @@ def test_a_drained_job_resumes_on_request():
 
 
 def test_a_terminating_pod_costs_no_step():
-    film = Film(feature_level=2).up(step=7)
+    film = Timeline(feature_level=2).up(step=7)
     film.reports(1, terminating=True)
     assert film.phase == "Running", "others may be leaving as well"
     assert film.report.why == (
@@ -84,7 +84,7 @@ def test_a_terminating_pod_costs_no_step():
 
 
 def test_pods_that_leave_within_a_second_are_one_incident():
-    film = Film(workers=3, feature_level=2).up(step=7)
+    film = Timeline(workers=3, feature_level=2).up(step=7)
     film.reports(1, terminating=True)
     film.later(0.5)
     film.reports(2, terminating=True)
@@ -99,7 +99,7 @@ def test_pods_that_leave_within_a_second_are_one_incident():
 
 
 def test_a_pod_that_is_being_deleted_drains_as_after_sigterm():
-    film = Film(feature_level=2).up(step=7)
+    film = Timeline(feature_level=2).up(step=7)
     film.desires_slot(1, terminating=True)
     film.later(1)
     assert film.phase == "Draining"
@@ -111,7 +111,7 @@ def test_a_pod_that_is_being_deleted_drains_as_after_sigterm():
 
 
 def test_a_script_that_saves_by_itself_gets_sigterm():
-    film = Film(feature_level=1).up(step=7)
+    film = Timeline(feature_level=1).up(step=7)
     film.desires(drain=True)
     assert film.sent_orders(0).terminate
     assert "SIGTERM" in film.report.why
@@ -123,7 +123,7 @@ def test_a_script_that_saves_by_itself_gets_sigterm():
 
 
 def test_a_lost_agent_is_a_fault_even_while_ranks_are_terminated():
-    film = Film(feature_level=1).up(step=7)
+    film = Timeline(feature_level=1).up(step=7)
     film.desires(drain=True)
     film.falls_silent(1)
     film.later(6)
@@ -134,7 +134,7 @@ def test_a_lost_agent_is_a_fault_even_while_ranks_are_terminated():
 
 @pytest.mark.parametrize("saved", [(), (0,)])
 def test_a_drain_ends_after_drain_seconds_whatever_happens(saved: tuple[int, ...]):
-    film = Film(feature_level=2).up(step=7)
+    film = Timeline(feature_level=2).up(step=7)
     film.desires(drain=True)
     if saved:
         film.saves(8, *saved)
@@ -147,7 +147,7 @@ def test_a_drain_ends_after_drain_seconds_whatever_happens(saved: tuple[int, ...
 
 
 def test_a_drain_without_checkpoints_does_not_wait_for_any():
-    film = Film(feature_level=2).up(step=7)
+    film = Timeline(feature_level=2).up(step=7)
     film.desires(drain=True)
     film.ranks(0, RankPhase.PAUSED, 7)
     for slot in (0, 1):
@@ -157,14 +157,14 @@ def test_a_drain_without_checkpoints_does_not_wait_for_any():
 
 
 def test_a_drain_of_a_world_without_a_step_ends_it_at_once():
-    film = Film(feature_level=2).up()
+    film = Timeline(feature_level=2).up()
     film.desires(drain=True)
     film.applies_orders()
     assert film.phase == "Drained"
 
 
 def test_ranks_that_were_done_before_the_drain_leave_nothing_to_commit():
-    film = Film(feature_level=2).up(step=7)
+    film = Timeline(feature_level=2).up(step=7)
     film.exits(0, CLEAN)
     film.desires(drain=True)
     film.ranks(1, RankPhase.PAUSED, 7)
@@ -175,7 +175,7 @@ def test_ranks_that_were_done_before_the_drain_leave_nothing_to_commit():
 
 
 def test_a_job_that_completes_while_it_drains_is_complete():
-    film = Film(feature_level=2).up(step=7)
+    film = Timeline(feature_level=2).up(step=7)
     film.desires(drain=True)
     film.exits(0, CLEAN)
     film.exits(1, CLEAN)
@@ -184,7 +184,7 @@ def test_a_job_that_completes_while_it_drains_is_complete():
 
 
 def test_a_rank_that_fails_while_all_drain_is_a_fault():
-    film = Film(feature_level=2).up(step=7)
+    film = Timeline(feature_level=2).up(step=7)
     film.desires(drain=True)
     film.exits(1, SIGKILL)
     assert film.incident.cause is Cause.SIGNAL
@@ -193,14 +193,14 @@ def test_a_rank_that_fails_while_all_drain_is_a_fault():
 
 
 def test_a_rank_that_fails_while_a_pod_leaves_is_a_consequence():
-    film = Film(feature_level=2).up(step=7)
+    film = Timeline(feature_level=2).up(step=7)
     film.reports(1, terminating=True)
     film.exits(1, SIGKILL)
     assert (film.incident.cause, film.incident.slot) == (Cause.POD_DELETED, 1)
 
 
 def test_leaving_while_a_world_forms():
-    film = Film()
+    film = Timeline()
     film.desires()
     film.reports(0)
     film.reports(1, terminating=True)
@@ -212,7 +212,7 @@ def test_leaving_while_a_world_forms():
 
 
 def test_the_store_is_not_requested_from_a_terminating_pod():
-    film = Film()
+    film = Timeline()
     film.desires()
     film.reports(0, terminating=True)
     assert film.sent_orders(0).host_store is None
@@ -220,7 +220,7 @@ def test_the_store_is_not_requested_from_a_terminating_pod():
 
 
 def test_a_pod_whose_ranks_are_done_may_leave_while_others_go_on():
-    film = Film(feature_level=2).up(step=7)
+    film = Timeline(feature_level=2).up(step=7)
     film.exits(1, CLEAN)
     film.reports(1, terminating=True)
     assert film.sent_orders(1).leave
@@ -231,7 +231,7 @@ def test_a_pod_whose_ranks_are_done_may_leave_while_others_go_on():
 
 
 def test_drain_while_a_world_forms_and_while_one_is_stopped():
-    film = Film()
+    film = Timeline()
     film.desires(drain=True)
     film.reports(0)
     assert film.phase == "Drained"
@@ -249,7 +249,7 @@ def test_drain_while_a_world_forms_and_while_one_is_stopped():
 
 @pytest.mark.parametrize(("feature_level", "phase"), [(0, "Forming"), (1, "Forming"), (2, "Drained")])
 def test_unreported_ranks_have_not_ended_where_they_write_by_themselves(feature_level: int, phase: str):
-    film = Film(feature_level=feature_level).up(step=3)
+    film = Timeline(feature_level=feature_level).up(step=3)
     film.falls_silent(1)
     film.later(6)
     film.desires(drain=True)
@@ -261,7 +261,7 @@ def test_unreported_ranks_have_not_ended_where_they_write_by_themselves(feature_
 
 
 def test_an_agent_that_reported_its_ranks_ended_is_not_waited_for_when_its_pod_is_gone():
-    film = Film(feature_level=1).up(step=3)
+    film = Timeline(feature_level=1).up(step=3)
     film.exits(1, SIGKILL)
     film.applies_orders(1)
     film.desires_slot(1, incarnation=2, pod_uid="pod-1-2", previous_pod_fenced=False)
@@ -271,7 +271,7 @@ def test_an_agent_that_reported_its_ranks_ended_is_not_waited_for_when_its_pod_i
 
 
 def test_drained_waits_for_ranks_of_whoever_comes_back():
-    film = Film(feature_level=2).up(step=3)
+    film = Timeline(feature_level=2).up(step=3)
     film.falls_silent(1)
     film.later(6)
     film.desires(drain=True)
@@ -287,7 +287,7 @@ def test_drained_waits_for_ranks_of_whoever_comes_back():
 
 
 def test_forming_shows_that_the_job_is_to_be_drained():
-    film = Film(feature_level=2).up(step=3)
+    film = Timeline(feature_level=2).up(step=3)
     film.exits(1, SIGKILL)
     film.falls_silent(0)
     film.later(6)
@@ -297,7 +297,7 @@ def test_forming_shows_that_the_job_is_to_be_drained():
 
 
 def test_a_job_that_fails_while_it_is_drained():
-    film = Film()
+    film = Timeline()
     film.desires(drain=True)
     film.reports(0)
     film.reports(1, problem=Problem(FailReason.INVALID_SPEC, "x"))
@@ -305,7 +305,7 @@ def test_a_job_that_fails_while_it_is_drained():
 
 
 def test_a_leave_that_ends_the_wait_in_time_is_committed_once():
-    film = Film(feature_level=2).up(step=7)
+    film = Timeline(feature_level=2).up(step=7)
     film.saves(7)
     film.applies_orders()
     film.reports(0, terminating=True)

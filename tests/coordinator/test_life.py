@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from lab.coordinator.reports import CLEAN, SIGKILL, raised
-from tests.coordinator.film import Film
+from tests.coordinator.timeline import Timeline
 
 from ropeteam_trainer.contract.world import Cause, WorldId
 
 
 def test_a_world_forms_when_every_slot_is_registered_and_the_store_is_held():
-    film = Film()
+    film = Timeline()
     film.reports(0)
     assert film.orders(0) is None, "the operator has not spoken: order nothing"
     film.desires()
@@ -28,7 +28,7 @@ def test_a_world_forms_when_every_slot_is_registered_and_the_store_is_held():
 
 
 def test_a_killed_rank_costs_one_incident_and_the_gang_restarts_in_place():
-    film = Film().up(step=7)
+    film = Timeline().up(step=7)
     film.exits(1, SIGKILL)
     assert film.phase == "Stopping"
     assert film.report.why == "ending the ranks of world 1.0.1, because Signal: rank 1 was killed by SIGKILL"
@@ -48,7 +48,7 @@ def test_a_killed_rank_costs_one_incident_and_the_gang_restarts_in_place():
 
 
 def test_the_plan_is_published_when_the_last_of_store_and_stopped_arrives():
-    film = Film(workers=3).up(step=7)
+    film = Timeline(workers=3).up(step=7)
     film.exits(1, SIGKILL)
     film.applies_orders(0)
     assert film.agents[0].store is not None
@@ -58,7 +58,7 @@ def test_the_plan_is_published_when_the_last_of_store_and_stopped_arrives():
 
 
 def test_the_stages_of_a_recovery_are_reported_in_milliseconds():
-    film = Film().up(step=7)
+    film = Timeline().up(step=7)
     film.exits(1, SIGKILL)
     film.now += 0.25
     film.applies_orders(0)
@@ -72,7 +72,7 @@ def test_the_stages_of_a_recovery_are_reported_in_milliseconds():
 
 
 def test_completion_takes_all_ranks_then_an_acknowledgement_from_all_then_release():
-    film = Film().up(step=7)
+    film = Timeline().up(step=7)
     film.exits(0, CLEAN)
     assert film.phase == "Running", "one clean end is no fault"
     film.exits(1, CLEAN)
@@ -88,7 +88,7 @@ def test_completion_takes_all_ranks_then_an_acknowledgement_from_all_then_releas
 
 
 def test_a_clean_exit_and_a_fault_restart_the_whole_gang():
-    film = Film().up(step=7)
+    film = Timeline().up(step=7)
     film.exits(0, CLEAN)
     film.exits(1, raised())
     assert film.phase in ("Stopping", "Forming")
@@ -99,7 +99,7 @@ def test_a_clean_exit_and_a_fault_restart_the_whole_gang():
 
 
 def test_a_checkpoint_is_committed_in_two_steps():
-    film = Film(feature_level=2).up(step=10)
+    film = Timeline(feature_level=2).up(step=10)
     film.saves(10, 0)
     assert film.sent_orders(0).grant is None, "rank 1 has not written its shard"
     film.saves(10, 1)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 from lab.coordinator.reports import CLEAN, GPU_FULL, SIGKILL, raised
-from tests.coordinator.film import Film
+from tests.coordinator.timeline import Timeline
 
 from ropeteam_trainer.contract.world import Cause, FailReason, ProcessExit
 
 SEGFAULT = ProcessExit(None, 11, fingerprint="signal 11")
 
 
-def strike(film: Film, how: ProcessExit, slot: int = 1, step: int = 0, base: int = 0) -> None:
+def strike(film: Timeline, how: ProcessExit, slot: int = 1, step: int = 0, base: int = 0) -> None:
     """One world comes to `step` (0: it makes none), is ended by `how`, and the gang starts again."""
     if step:
         film.reaches(step, base)
@@ -19,13 +19,13 @@ def strike(film: Film, how: ProcessExit, slot: int = 1, step: int = 0, base: int
     recover(film)
 
 
-def recover(film: Film) -> None:
+def recover(film: Timeline) -> None:
     film.applies_orders()
     film.later(61 if film.phase == "Forming" else 0)
     film.applies_orders()
 
 
-def lose(film: Film, slot: int) -> None:
+def lose(film: Timeline, slot: int) -> None:
     """The pod of a slot is lost and replaced."""
     film.falls_silent(slot)
     film.later(6)
@@ -34,7 +34,7 @@ def lose(film: Film, slot: int) -> None:
 
 
 def test_a_world_that_made_a_step_starts_again_without_a_pause():
-    film = Film().up(step=3)
+    film = Timeline().up(step=3)
     film.exits(1, SIGKILL)
     film.applies_orders()
     assert film.phase == "Running"
@@ -42,7 +42,7 @@ def test_a_world_that_made_a_step_starts_again_without_a_pause():
 
 @pytest.mark.parametrize(("worlds", "pause"), [(1, 1), (2, 2), (3, 4), (7, 60), (9, 60)])
 def test_worlds_without_a_step_are_started_ever_more_slowly(worlds: int, pause: int):
-    film = Film().up()
+    film = Timeline().up()
     for number in range(worlds):
         if number:
             film.later(61)
@@ -61,7 +61,7 @@ def test_worlds_without_a_step_are_started_ever_more_slowly(worlds: int, pause: 
 
 
 def test_the_budget_is_spent_by_charged_incidents_only():
-    film = Film()
+    film = Timeline()
     film.desired = film.desired.__class__(**{**film.desired.__dict__, "allowance": 1})
     film.up(step=3)
     strike(film, SIGKILL)
@@ -76,7 +76,7 @@ def test_the_budget_is_spent_by_charged_incidents_only():
 
 
 def test_what_the_operator_has_accounted_for_is_not_counted_twice():
-    film = Film().up(step=3)
+    film = Timeline().up(step=3)
     strike(film, SIGKILL, step=3)
     film.desires(allowance=0, charged_incidents=("1.0.1",))
     assert film.phase == "Running"
@@ -87,7 +87,7 @@ def test_what_the_operator_has_accounted_for_is_not_counted_twice():
 
 
 def test_an_incident_that_the_operator_knew_first_is_counted_once():
-    film = Film()
+    film = Timeline()
     film.desires(allowance=0, charged_incidents=("1.0.1",))
     film.up(step=3)
     strike(film, SIGKILL)
@@ -95,7 +95,7 @@ def test_an_incident_that_the_operator_knew_first_is_counted_once():
 
 
 def test_no_limit_is_no_limit():
-    film = Film()
+    film = Timeline()
     film.desires(allowance=-1)
     film.up(step=3)
     for step in range(4, 20):
@@ -106,7 +106,7 @@ def test_no_limit_is_no_limit():
 
 @pytest.mark.parametrize("how", [raised(), GPU_FULL])
 def test_the_same_error_three_times_without_a_new_step_ends_the_job(how: ProcessExit):
-    film = Film().up(step=5)
+    film = Timeline().up(step=5)
     strike(film, how, step=5)
     strike(film, how, step=5)
     assert film.phase == "Running"
@@ -121,21 +121,21 @@ def test_the_same_error_three_times_without_a_new_step_ends_the_job(how: Process
 
 @pytest.mark.parametrize("how", [SEGFAULT, ProcessExit(3, None), ProcessExit(None, 11)])
 def test_a_repeated_crash_without_a_fingerprint_of_its_own(how: ProcessExit):
-    film = Film(no_progress_limit=2).up(step=5)
+    film = Timeline(no_progress_limit=2).up(step=5)
     strike(film, how, step=5)
     strike(film, how, step=5)
     assert film.phase == "Failed"
 
 
 def test_a_new_highest_step_between_two_errors_begins_the_count_anew():
-    film = Film().up(step=5)
+    film = Timeline().up(step=5)
     for step in (5, 5, 6, 6, 7):
         strike(film, raised(), step=step)
     assert film.phase == "Running"
 
 
 def test_other_errors_between_begin_the_count_anew_but_free_incidents_do_not():
-    film = Film().up(step=5)
+    film = Timeline().up(step=5)
     strike(film, raised("A"), step=5)
     strike(film, raised("B"), step=5)
     strike(film, raised("A"), step=5)
@@ -147,14 +147,14 @@ def test_other_errors_between_begin_the_count_anew_but_free_incidents_do_not():
 
 
 def test_being_killed_from_outside_is_never_a_repeated_error():
-    film = Film().up(step=5)
+    film = Timeline().up(step=5)
     for _ in range(5):
         strike(film, SIGKILL, step=5)
     assert film.phase == "Running"
 
 
 def test_two_worlds_without_progress_that_ended_in_one_pod_request_another_pod():
-    film = Film(workers=3).up()
+    film = Timeline(workers=3).up()
     strike(film, SEGFAULT, slot=2)
     assert not film.report.replacement_requests
     strike(film, SEGFAULT, slot=2)
@@ -174,7 +174,7 @@ def test_two_worlds_without_progress_that_ended_in_one_pod_request_another_pod()
 
 @pytest.mark.parametrize("how", [raised(), GPU_FULL])
 def test_the_scripts_own_error_again_is_not_mended_by_another_pod(how: ProcessExit):
-    film = Film(workers=3).up()
+    film = Timeline(workers=3).up()
     strike(film, how, slot=2)
     strike(film, how, slot=2)
     assert not film.report.replacement_requests
@@ -185,14 +185,14 @@ def test_the_scripts_own_error_again_is_not_mended_by_another_pod(how: ProcessEx
 
 
 def test_faults_in_different_pods_blame_none_of_them():
-    film = Film(workers=3).up()
+    film = Timeline(workers=3).up()
     strike(film, SEGFAULT, slot=2)
     strike(film, raised(), slot=1)
     assert film.report.replacement_requests == ()
 
 
 def test_two_starts_in_a_row_without_a_step_request_all_pods():
-    film = Film().up()
+    film = Timeline().up()
     strike(film, SEGFAULT, slot=0)
     assert not film.report.replace_all
     strike(film, raised(), slot=1)
@@ -202,7 +202,7 @@ def test_two_starts_in_a_row_without_a_step_request_all_pods():
 
 
 def test_the_scripts_own_error_is_not_mended_by_other_pods():
-    film = Film().up()
+    film = Timeline().up()
     strike(film, raised(), slot=0)
     strike(film, raised(), slot=1)
     assert not film.report.replace_all
@@ -210,7 +210,7 @@ def test_the_scripts_own_error_is_not_mended_by_other_pods():
 
 
 def test_pods_replaced_by_a_new_attempt_are_no_incident():
-    film = Film().up(step=3)
+    film = Timeline().up(step=3)
     film.desires(attempt=2, generation=2)
     for slot in (0, 1):
         film.replaces(slot)
@@ -224,7 +224,7 @@ def test_pods_replaced_by_a_new_attempt_are_no_incident():
 
 @pytest.mark.parametrize("how", [raised(), GPU_FULL])
 def test_progress_of_a_script_that_reports_no_steps_is_assumed_after_a_while(how: ProcessExit):
-    film = Film(feature_level=0).up()
+    film = Timeline(feature_level=0).up()
     film.later(1.5)
     film.exits(1, SIGKILL)
     film.applies_orders()
@@ -243,7 +243,7 @@ def test_progress_of_a_script_that_reports_no_steps_is_assumed_after_a_while(how
 
 
 def test_steps_lost_are_counted_for_every_fault_on_the_way():
-    film = Film(feature_level=2).up(step=20)
+    film = Timeline(feature_level=2).up(step=20)
     film.exits(1, SIGKILL)
     film.applies_orders()
     film.exits(0, SIGKILL)
@@ -253,7 +253,7 @@ def test_steps_lost_are_counted_for_every_fault_on_the_way():
 
 
 def test_a_job_that_has_ended_requests_nothing():
-    film = Film().up()
+    film = Timeline().up()
     strike(film, SEGFAULT)
     strike(film, SEGFAULT)
     film.exits(0, CLEAN)

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 from lab.coordinator.reports import SIGKILL, agent
-from tests.coordinator.film import Film
+from tests.coordinator.timeline import Timeline
 
 from ropeteam_trainer.contract import VERSION, codec
 from ropeteam_trainer.contract.world import Cause, Plan, WorldId
 
 
-def filmed(workers: int = 3, **settings: Any) -> Film:
-    film = Film(workers, **settings)
+def filmed(workers: int = 3, **settings: Any) -> Timeline:
+    film = Timeline(workers, **settings)
     film.agents = {slot: agent(slot, contract=VERSION) for slot in range(film.config.slots)}
     return film
 
 
-def part(film: Film, slot: int) -> Plan:
+def part(film: Timeline, slot: int) -> Plan:
     plan = film.sent_orders(slot).plan
     assert plan is not None
     return plan
@@ -123,7 +123,7 @@ def test_a_part_of_another_shape_is_not_adopted():
     assert film.phase == "Forming"
 
 
-def part_of(film: Film, slot: int) -> Plan:
+def part_of(film: Timeline, slot: int) -> Plan:
     plan = film.agents[slot].plan
     assert plan is not None
     return plan

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from lab.coordinator.reports import CLEAN, SIGKILL, raised
-from tests.coordinator.film import Film
+from tests.coordinator.timeline import Timeline
 
 from ropeteam_trainer.contract.desired import Stage
 from ropeteam_trainer.contract.messages import RankPhase
@@ -16,12 +16,12 @@ from ropeteam_trainer.coordinator.membership import step as membership
 WORKERS, SERVERS, EVERYBODY = (0, 1, 2), (3, 4), (0, 1, 2, 3, 4)
 
 
-def film(feature_level: int = 3) -> Film:
+def film(feature_level: int = 3) -> Timeline:
     """Three workers and two servers at step 10."""
-    return Film(workers=3, servers=2, feature_level=feature_level).up(step=10)
+    return Timeline(workers=3, servers=2, feature_level=feature_level).up(step=10)
 
 
-def struck(*slots: int, how=SIGKILL) -> Film:
+def struck(*slots: int, how=SIGKILL) -> Timeline:
     """All ranks of these slots die, one slot after the other, before any agent has received the others."""
     seen = film()
     for slot in slots:
@@ -29,7 +29,7 @@ def struck(*slots: int, how=SIGKILL) -> Film:
     return seen
 
 
-def recovered(seen: Film) -> Plan:
+def recovered(seen: Timeline) -> Plan:
     """The plan after the backoff, known to all."""
     seen.applies_orders()
     seen.later(3)
@@ -74,7 +74,7 @@ def test_a_leading_server_that_died_is_granted_nothing():
 
 
 def test_without_servers_all_end():
-    seen = Film(workers=3, feature_level=3).up(step=10)
+    seen = Timeline(workers=3, feature_level=3).up(step=10)
     seen.exits(1, SIGKILL)
     assert [seen.sent_orders(slot).plan for slot in (0, 1, 2)] == [None] * 3
 
@@ -227,7 +227,7 @@ def test_what_ends_the_whole_world_keeps_nobody(replacement: dict[str, int]):
 
 
 def test_a_job_that_has_failed_keeps_nobody():
-    seen = Film(workers=3, servers=2, feature_level=3, no_progress_limit=1).up(step=10)
+    seen = Timeline(workers=3, servers=2, feature_level=3, no_progress_limit=1).up(step=10)
     seen.exits(1, raised())
     seen.applies_orders(1)
     assert seen.phase == "Failed"
@@ -260,7 +260,7 @@ def test_the_same_error_again_is_the_scripts_though_others_make_steps():
 # ---- checkpoints
 
 
-def lineage(seen: Film) -> list[tuple[int, str]]:
+def lineage(seen: Timeline) -> list[tuple[int, str]]:
     return [(ref.step, str(ref.world_id)) for ref in seen.report.lineage]
 
 
@@ -327,7 +327,7 @@ def test_a_chief_that_is_back_saves_under_its_new_world():
 
 
 def test_only_the_chiefs_agent_reports_where_it_resumed():
-    seen = Film(workers=3, servers=2, feature_level=3)
+    seen = Timeline(workers=3, servers=2, feature_level=3)
     before = CheckpointRef(5, replace(seen.state.next_world_id, n=9), "d")
     seen.desired = replace(seen.desired, lineage=(before,))
     seen.up(step=10)
@@ -337,7 +337,7 @@ def test_only_the_chiefs_agent_reports_where_it_resumed():
     assert seen.state.world.restored == before
 
 
-def saves_as_started(seen: Film, step: int) -> None:
+def saves_as_started(seen: Timeline, step: int) -> None:
     """As the film's `saves`, but under the world that started the chief."""
     seen.saves(step, 3)
     report = seen.agents[3]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from lab.coordinator.reports import CLEAN, SIGKILL
-from tests.coordinator.film import Film
+from tests.coordinator.timeline import Timeline
 
 from ropeteam_trainer.contract.config import ExitAction, ExitCodeRule
 from ropeteam_trainer.contract.desired import WorldPhase
@@ -15,36 +15,36 @@ from ropeteam_trainer.coordinator.membership import forming
 from ropeteam_trainer.coordinator.membership.state.state import CoordinatorState
 
 
-def _waiting() -> Film:
-    film = Film(boot=1)
+def _waiting() -> Timeline:
+    film = Timeline(boot=1)
     film.desires()
     return film
 
 
-def _forming() -> Film:
-    film = Film()
+def _forming() -> Timeline:
+    film = Timeline()
     film.desires()
     return film
 
 
-def _running() -> Film:
-    return Film().up(step=3)
+def _running() -> Timeline:
+    return Timeline().up(step=3)
 
 
-def _draining() -> Film:
-    film = Film(feature_level=2).up(step=3)
+def _draining() -> Timeline:
+    film = Timeline(feature_level=2).up(step=3)
     film.desires(drain=True)
     return film
 
 
-def _stopping() -> Film:
+def _stopping() -> Timeline:
     film = _running()
     film.exits(1, SIGKILL)
     return film
 
 
-def _drained() -> Film:
-    film = Film().up(step=3)
+def _drained() -> Timeline:
+    film = Timeline().up(step=3)
     film.desires(drain=True)
     for slot in (0, 1):
         film.exits(slot, ProcessExit(0, None, killed=True))
@@ -52,21 +52,21 @@ def _drained() -> Film:
     return film
 
 
-def _completing() -> Film:
+def _completing() -> Timeline:
     film = _running()
     for slot in (0, 1):
         film.exits(slot, CLEAN)
     return film
 
 
-def _complete() -> Film:
+def _complete() -> Timeline:
     film = _completing()
     film.applies_orders()
     return film
 
 
-def _failed() -> Film:
-    film = Film(exit_codes=(ExitCodeRule((42,), ExitAction.FAIL),)).up(step=3)
+def _failed() -> Timeline:
+    film = Timeline(exit_codes=(ExitCodeRule((42,), ExitAction.FAIL),)).up(step=3)
     film.exits(1, ProcessExit(42, None))
     return film
 

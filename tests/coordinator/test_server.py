@@ -10,7 +10,7 @@ from dataclasses import replace
 from lab.coordinator.link import TOKEN, FakeAgent, Link, get_status, put_desired
 from lab.coordinator.reports import SIGKILL, agent
 from lab.waiting import wait_until_async
-from tests.coordinator.conftest import Served
+from tests.coordinator.conftest import ServedCoordinator
 
 from ropeteam_trainer.contract import OLDEST, VERSION, codec, wire
 from ropeteam_trainer.contract.desired import Desired, SlotDesired
@@ -21,7 +21,7 @@ from ropeteam_trainer.coordinator import agentconnection
 DESIRED = Desired(1, 1, 1, {str(slot): SlotDesired(1, f"pod-{slot}-1") for slot in (0, 1)}, allowance=5)
 
 
-async def test_two_agents_form_a_world_and_a_killed_rank_brings_the_next(served: Served):
+async def test_two_agents_form_a_world_and_a_killed_rank_brings_the_next(served: ServedCoordinator):
     agents = [FakeAgent(agent(slot), served.agents) for slot in (0, 1)]
     assert (await put_desired(served.http, DESIRED)).phase.value in ("Waiting", "Forming")
     await wait_until_async(
@@ -40,7 +40,7 @@ async def test_two_agents_form_a_world_and_a_killed_rank_brings_the_next(served:
         await each.stop()
 
 
-async def test_orders_are_numbered_from_one_on_each_connection(served: Served):
+async def test_orders_are_numbered_from_one_on_each_connection(served: ServedCoordinator):
     await put_desired(served.http, DESIRED)
     for _ in range(2):
         link = await Link().connect(served.agents)
@@ -50,7 +50,7 @@ async def test_orders_are_numbered_from_one_on_each_connection(served: Served):
         await link.close()
 
 
-async def test_orders_that_were_not_applied_are_sent_again(served: Served, monkeypatch):
+async def test_orders_that_were_not_applied_are_sent_again(served: ServedCoordinator, monkeypatch):
     monkeypatch.setattr(agentconnection, "RESEND_SECONDS", -1.0)
     await put_desired(served.http, DESIRED)
     link = await Link().connect(served.agents)
@@ -62,7 +62,7 @@ async def test_orders_that_were_not_applied_are_sent_again(served: Served, monke
     await link.close()
 
 
-async def test_a_wrong_token_is_disconnected(served: Served):
+async def test_a_wrong_token_is_disconnected(served: ServedCoordinator):
     link = await Link(token=b"another job's").connect(served.agents)
     link.send(agent(0))
     assert await link.is_closed()
@@ -70,7 +70,7 @@ async def test_a_wrong_token_is_disconnected(served: Served):
     assert served.coordinator.state.agents == {}
 
 
-async def test_a_replayed_or_moved_frame_is_disconnected(served: Served):
+async def test_a_replayed_or_moved_frame_is_disconnected(served: ServedCoordinator):
     link = await Link().connect(served.agents)
     frame = link.sealer.seal(codec.encode(agent(0)))
     link.write(frame)
@@ -82,7 +82,7 @@ async def test_a_replayed_or_moved_frame_is_disconnected(served: Served):
     assert await other.is_closed()
 
 
-async def test_a_report_of_an_agent_of_the_previous_release_is_accepted(served: Served):
+async def test_a_report_of_an_agent_of_the_previous_release_is_accepted(served: ServedCoordinator):
     await put_desired(served.http, DESIRED)
     link = await Link(older=True).connect(served.agents)
     link.send(agent(0))
@@ -90,7 +90,7 @@ async def test_a_report_of_an_agent_of_the_previous_release_is_accepted(served: 
     await link.close()
 
 
-async def test_an_answer_in_pieces_is_the_same_answer(served: Served):
+async def test_an_answer_in_pieces_is_the_same_answer(served: ServedCoordinator):
     link = await Link(older=True).connect(served.agents)
     sealer = wire.Sealer(wire.session_key(TOKEN, b"n" * wire.NONCE_SIZE), link.nonce, wire.TO_COORDINATOR)
     stream = wire.ANSWER + b"n" * wire.NONCE_SIZE + sealer.seal(codec.encode(agent(0)))
@@ -101,14 +101,14 @@ async def test_an_answer_in_pieces_is_the_same_answer(served: Served):
     await link.close()
 
 
-async def test_an_oversized_frame_is_disconnected_before_it_is_read(served: Served):
+async def test_an_oversized_frame_is_disconnected_before_it_is_read(served: ServedCoordinator):
     link = await Link().connect(served.agents)
     link.write(struct.pack(">I", wire.MAX_BODY + 1))
     assert await link.is_closed()
     assert served.logged("the limit is 1048576")
 
 
-async def test_garbage_and_genuine_nonsense_are_disconnected(served: Served):
+async def test_garbage_and_genuine_nonsense_are_disconnected(served: ServedCoordinator):
     for bad in (b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x00\x02" + b"x" * 40):
         link = await Link().connect(served.agents)
         link.write(bad)
@@ -123,7 +123,7 @@ async def test_garbage_and_genuine_nonsense_are_disconnected(served: Served):
     await link.close()
 
 
-async def test_the_newest_connection_of_a_pod_wins(served: Served):
+async def test_the_newest_connection_of_a_pod_wins(served: ServedCoordinator):
     await put_desired(served.http, DESIRED)
     old = await Link().connect(served.agents)
     old.send(agent(0))
@@ -136,7 +136,7 @@ async def test_the_newest_connection_of_a_pod_wins(served: Served):
     await new.close()
 
 
-async def test_another_pod_does_not_displace_the_one_that_holds_the_slot(served: Served):
+async def test_another_pod_does_not_displace_the_one_that_holds_the_slot(served: ServedCoordinator):
     await put_desired(served.http, DESIRED)
     holder = await Link().connect(served.agents)
     holder.send(agent(0))
@@ -152,7 +152,7 @@ async def test_another_pod_does_not_displace_the_one_that_holds_the_slot(served:
     await twin.close()
 
 
-async def test_what_follows_a_bad_message_in_the_same_packet_is_not_read(served: Served):
+async def test_what_follows_a_bad_message_in_the_same_packet_is_not_read(served: ServedCoordinator):
     link = await Link().connect(served.agents)
     link.write(link.sealer.seal(codec.encode(agent(0))) + link.sealer.seal(codec.encode(agent(1))))
     link.send(agent(0))
@@ -160,21 +160,21 @@ async def test_what_follows_a_bad_message_in_the_same_packet_is_not_read(served:
     assert sorted(pod.slot for pod in served.coordinator.state.agents) == [0]
 
 
-async def test_one_connection_speaks_for_one_pod(served: Served):
+async def test_one_connection_speaks_for_one_pod(served: ServedCoordinator):
     link = await Link().connect(served.agents)
     link.send(agent(0))
     link.send(agent(1))
     assert await link.is_closed()
 
 
-async def test_a_connection_that_sends_nothing_is_closed(served: Served, monkeypatch):
+async def test_a_connection_that_sends_nothing_is_closed(served: ServedCoordinator, monkeypatch):
     monkeypatch.setattr(agentconnection, "FIRST_REPORT_SECONDS", 0.05)
     link = await Link().connect(served.agents)
     assert await link.is_closed()
     assert served.logged("no report was received")
 
 
-async def test_an_agent_that_reads_nothing_is_closed(served: Served, monkeypatch):
+async def test_an_agent_that_reads_nothing_is_closed(served: ServedCoordinator, monkeypatch):
     monkeypatch.setattr(agentconnection, "MOST_UNSENT", -1)
     await put_desired(served.http, DESIRED)
     link = await Link().connect(served.agents)
@@ -185,13 +185,13 @@ async def test_an_agent_that_reads_nothing_is_closed(served: Served, monkeypatch
     await link.close()
 
 
-async def test_when_the_coordinator_stops_its_connections_end(served: Served):
+async def test_when_the_coordinator_stops_its_connections_end(served: ServedCoordinator):
     link = await Link().connect(served.agents)
     served.coordinator.stop()
     assert await link.is_closed()
 
 
-async def test_orders_that_do_not_fit_into_a_frame_end_the_connection(served: Served, monkeypatch):
+async def test_orders_that_do_not_fit_into_a_frame_end_the_connection(served: ServedCoordinator, monkeypatch):
     monkeypatch.setattr(wire, "MAX_BODY", 2000)
     lineage = tuple(CheckpointRef(step, WorldId(1, 0, 1), "f" * 900) for step in (30, 20, 10))
     await put_desired(served.http, replace(DESIRED, lineage=lineage))
@@ -201,7 +201,7 @@ async def test_orders_that_do_not_fit_into_a_frame_end_the_connection(served: Se
     assert served.logged("is over the limit of 2000")
 
 
-async def test_a_grant_of_more_files_than_a_frame_holds_reaches_the_leading_agent(served: Served):
+async def test_a_grant_of_more_files_than_a_frame_holds_reaches_the_leading_agent(served: ServedCoordinator):
     """From 4,100 ranks on the leading agent was cut off for ever by its first checkpoint."""
     agents = [FakeAgent(agent(slot, contract=VERSION), served.agents, feature_level=2) for slot in (0, 1)]
     await put_desired(served.http, DESIRED)
@@ -222,7 +222,7 @@ async def test_a_grant_of_more_files_than_a_frame_holds_reaches_the_leading_agen
 
 
 async def test_a_lease_is_answered_now_and_then_also_before_the_operators_first_request(
-    served: Served, monkeypatch
+    served: ServedCoordinator, monkeypatch
 ):
     """fenceSeconds of an agent begin with the newest of its reports that was answered."""
     monkeypatch.setattr(agentconnection, "answer_seconds", lambda _: 0.0)
@@ -237,7 +237,9 @@ async def test_a_lease_is_answered_now_and_then_also_before_the_operators_first_
     await link.close()
 
 
-async def test_an_empty_frame_is_a_lease_that_counts_and_is_answered_in_24_bytes(served: Served, monkeypatch):
+async def test_an_empty_frame_is_a_lease_that_counts_and_is_answered_in_24_bytes(
+    served: ServedCoordinator, monkeypatch
+):
     monkeypatch.setattr(agentconnection, "answer_seconds", lambda _: 0.0)
     await put_desired(served.http, DESIRED)
     link = await Link().connect(served.agents)
@@ -256,7 +258,7 @@ async def test_an_empty_frame_is_a_lease_that_counts_and_is_answered_in_24_bytes
     await link.close()
 
 
-async def test_a_lease_before_any_report_is_disconnected(served: Served):
+async def test_a_lease_before_any_report_is_disconnected(served: ServedCoordinator):
     link = await Link().connect(served.agents)
     link.write(link.sealer.seal(LEASE) + link.sealer.seal(LEASE))
     assert await link.is_closed()
@@ -264,7 +266,7 @@ async def test_a_lease_before_any_report_is_disconnected(served: Served):
 
 
 async def test_a_superseded_coordinator_answers_no_lease_nor_does_any_of_a_foreign_pod(
-    served: Served, monkeypatch
+    served: ServedCoordinator, monkeypatch
 ):
     monkeypatch.setattr(agentconnection, "answer_seconds", lambda _: 0.0)
     await put_desired(served.http, DESIRED)
@@ -282,7 +284,7 @@ async def test_a_superseded_coordinator_answers_no_lease_nor_does_any_of_a_forei
     assert old.count == 1
 
 
-async def test_small_writes_are_not_delayed(served: Served):
+async def test_small_writes_are_not_delayed(served: ServedCoordinator):
     link = await Link().connect(served.agents)
     await wait_until_async("the agent is connected", lambda: bool(served.coordinator._connections))
     (line,) = served.coordinator._connections
@@ -291,7 +293,7 @@ async def test_small_writes_are_not_delayed(served: Served):
     await link.close()
 
 
-async def test_time_alone_moves_it(served: Served):
+async def test_time_alone_moves_it(served: ServedCoordinator):
     """A silent agent is lost without any message coming."""
     agents = [FakeAgent(agent(slot), served.agents) for slot in (0, 1)]
     await put_desired(served.http, DESIRED)
@@ -307,7 +309,7 @@ async def test_time_alone_moves_it(served: Served):
     await agents[0].stop()
 
 
-async def test_an_agent_of_this_release_is_sent_its_part_of_the_plan(served: Served):
+async def test_an_agent_of_this_release_is_sent_its_part_of_the_plan(served: ServedCoordinator):
     agents = [FakeAgent(agent(slot, contract=VERSION), served.agents) for slot in (0, 1)]
     await put_desired(served.http, DESIRED)
     await wait_until_async(

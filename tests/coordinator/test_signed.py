@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from lab.coordinator.link import TOKEN, Operator, answered, get_status, http, request, shut
 from lab.coordinator.reports import config
-from tests.coordinator.conftest import Served
+from tests.coordinator.conftest import ServedCoordinator
 
 from ropeteam_trainer.contract import codec, signing, wire
 from ropeteam_trainer.contract.desired import Desired, JobReport, SlotDesired
@@ -27,12 +27,12 @@ def body(generation: int) -> bytes:
     return codec.encode(replace(DESIRED, generation=generation))
 
 
-def generation(served: Served) -> int:
+def generation(served: ServedCoordinator) -> int:
     desired = served.coordinator.state.desired
     return desired.generation if desired else 0
 
 
-async def test_a_conversation_costs_one_request_a_time(served: Served):
+async def test_a_conversation_costs_one_request_a_time(served: ServedCoordinator):
     operator = Operator(served.http)
     for count in range(1, 6):
         status, text = await operator.request(PUT, body(count))
@@ -41,7 +41,7 @@ async def test_a_conversation_costs_one_request_a_time(served: Served):
     assert operator.requests == 2 * 5
 
 
-async def test_who_names_no_challenge_is_taken_once_by_the_first_process_of_a_term(served: Served):
+async def test_who_names_no_challenge_is_taken_once_by_the_first_process_of_a_term(served: ServedCoordinator):
     """Later ones do not know what the first one has taken."""
     first, second = (Operator(served.http).signed(PUT, body(count))[0] for count in (1, 2))
     assert (await http(served.http, first))[0] == 200
@@ -56,7 +56,7 @@ async def test_who_names_no_challenge_is_taken_once_by_the_first_process_of_a_te
     assert again.state.desired is None
 
 
-async def test_the_first_request_of_an_operator_may_be_as_large_as_any(served: Served):
+async def test_the_first_request_of_an_operator_may_be_as_large_as_any(served: ServedCoordinator):
     """A request is refused before its body is read, and the answer has the challenge for the next."""
     for count in range(1, 6):
         large = body(count) + b" " * (MOST_BODY - len(body(count)))
@@ -64,7 +64,7 @@ async def test_the_first_request_of_an_operator_may_be_as_large_as_any(served: S
     assert generation(served) == 5
 
 
-async def test_a_recorded_request_is_refused(served: Served):
+async def test_a_recorded_request_is_refused(served: ServedCoordinator):
     operator = Operator(served.http)
     await operator.request(PUT, body(1))
     recorded, _ = operator.signed(PUT, body(2))
@@ -75,7 +75,7 @@ async def test_a_recorded_request_is_refused(served: Served):
     assert generation(served) == 3
 
 
-async def test_a_request_that_was_held_back_is_refused(served: Served):
+async def test_a_request_that_was_held_back_is_refused(served: ServedCoordinator):
     """A later one was taken meanwhile, of this operator or of the one that leads now."""
     operator, next_one = Operator(served.http), Operator(served.http)
     await operator.request(PUT, body(1))
@@ -89,7 +89,7 @@ async def test_a_request_that_was_held_back_is_refused(served: Served):
 
 
 async def test_a_request_that_is_held_back_for_long_is_refused_though_nothing_came_after_it(
-    served: Served, monkeypatch
+    served: ServedCoordinator, monkeypatch
 ):
     operator = Operator(served.http)
     await operator.request(PUT, body(1))
@@ -100,7 +100,7 @@ async def test_a_request_that_is_held_back_for_long_is_refused_though_nothing_ca
     assert generation(served) == 1
 
 
-async def test_an_altered_request_is_refused(served: Served):
+async def test_an_altered_request_is_refused(served: ServedCoordinator):
     operator = Operator(served.http)
     await operator.request(PUT, body(1))
     for old, new in ((b'"generation":2', b'"generation":7'), (b"PUT /desired", b"GET /status")):
@@ -113,7 +113,7 @@ async def test_an_altered_request_is_refused(served: Served):
 
 
 @pytest.mark.parametrize(("token", "term"), [(b"another job's", 1), (TOKEN, 2)])
-async def test_who_has_another_key_is_refused(served: Served, token: bytes, term: int):
+async def test_who_has_another_key_is_refused(served: ServedCoordinator, token: bytes, term: int):
     client = Operator(served.http, token, term)
     raw, signature = client.signed(PUT, body(1))
     status, given, text = await answered(served.http, raw)
@@ -122,12 +122,16 @@ async def test_who_has_another_key_is_refused(served: Served, token: bytes, term
 
 
 @pytest.mark.parametrize("signature", ["", "x", "0" * 32, "é" * 200, "0" * 32 + " " + "0" * 64])
-async def test_what_is_no_signature_is_refused_and_its_answer_not_signed(served: Served, signature: str):
+async def test_what_is_no_signature_is_refused_and_its_answer_not_signed(
+    served: ServedCoordinator, signature: str
+):
     raw = request("GET", "/status", X_Ropeteam_Signature=signature)
     assert (await answered(served.http, raw))[:2] == (401, "")
 
 
-async def test_unauthenticated_requests_neither_use_up_the_challenge_nor_are_remembered(served: Served):
+async def test_unauthenticated_requests_neither_use_up_the_challenge_nor_are_remembered(
+    served: ServedCoordinator,
+):
     operator, client = Operator(served.http), Operator(served.http, b"another job's")
     await operator.request(PUT, body(1))
     for _ in range(100):
@@ -138,7 +142,7 @@ async def test_unauthenticated_requests_neither_use_up_the_challenge_nor_are_rem
     assert operator.requests == before + 1
 
 
-async def test_a_coordinator_that_has_restarted_is_reached_in_the_same_round(served: Served):
+async def test_a_coordinator_that_has_restarted_is_reached_in_the_same_round(served: ServedCoordinator):
     operator = Operator(served.http)
     await operator.request(PUT, body(1))
     recorded, _ = operator.signed(PUT, body(2))
@@ -152,7 +156,7 @@ async def test_a_coordinator_that_has_restarted_is_reached_in_the_same_round(ser
     again.stop()
 
 
-async def test_only_the_requested_response_is_signed(served: Served):
+async def test_only_the_requested_response_is_signed(served: ServedCoordinator):
     """A public query with a signature that was seen gets no answer to the signed request."""
     operator = Operator(served.http)
     await operator.request(PUT, body(1))
@@ -162,7 +166,7 @@ async def test_only_the_requested_response_is_signed(served: Served):
         assert (await answered(served.http, raw))[1] == ""
 
 
-async def test_the_body_of_who_signed_for_another_challenge_is_not_waited_for(served: Served):
+async def test_the_body_of_who_signed_for_another_challenge_is_not_waited_for(served: ServedCoordinator):
     await Operator(served.http).request(PUT, body(1))
     raw, _ = Operator(served.http).signed(PUT, body(2))
     reader, writer = await asyncio.open_connection("127.0.0.1", served.http)
@@ -171,12 +175,12 @@ async def test_the_body_of_who_signed_for_another_challenge_is_not_waited_for(se
     await shut(writer)
 
 
-async def show_bearer(served: Served, generation: int) -> int:
+async def show_bearer(served: ServedCoordinator, generation: int) -> int:
     bearer = f"Bearer {wire.http_bearer(TOKEN)}"
     return (await http(served.http, request("PUT", "/desired", body(generation), Authorization=bearer)))[0]
 
 
-async def test_a_bearer_is_taken_when_no_operator_signs(served: Served, monkeypatch):
+async def test_a_bearer_is_taken_when_no_operator_signs(served: ServedCoordinator, monkeypatch):
     """As after a rollback; people who look do not count."""
     later = 0.0
     now = served.coordinator.now

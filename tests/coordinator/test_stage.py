@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from lab.coordinator.reports import CLEAN
-from tests.coordinator.film import Film
+from tests.coordinator.timeline import Timeline
 
 from ropeteam_trainer.contract.desired import Stage
 from ropeteam_trainer.contract.messages import GroupReport, Progress, RankPhase
@@ -14,25 +14,25 @@ from ropeteam_trainer.coordinator.membership import stage
 from ropeteam_trainer.coordinator.membership.state.state import with_world
 
 
-def joins(seen: Film, *slots: int) -> None:
+def joins(seen: Timeline, *slots: int) -> None:
     for slot in slots:
         ranks = tuple(replace(rank, joins=True) for rank in seen.agents[slot].ranks)
         seen.reports(slot, ranks=ranks)
 
 
-def forms(seen: Film, size: int) -> None:
+def forms(seen: Timeline, size: int) -> None:
     for slot in range(size):
         seen.reports(slot, groups=(GroupReport("a", size, "train.py", (slot,), (slot,)),))
 
 
-def get(seen: Film) -> Stage:
+def get(seen: Timeline) -> Stage:
     """As the operator does, which sends its desired state each second."""
     seen.desires()
     return seen.report.stage
 
 
 def test_each_step_on_the_way_has_a_name():
-    seen = Film(workers=3)
+    seen = Timeline(workers=3)
     assert get(seen) is Stage.UNKNOWN
     seen.up()
     seen.reports(2, ranks=(replace(seen.agents[2].ranks[0], phase=RankPhase.STARTING),))
@@ -69,14 +69,14 @@ def test_each_step_on_the_way_has_a_name():
 
 
 def test_ranks_that_are_not_started_yet():
-    seen = Film().up()
+    seen = Timeline().up()
     early = with_world(seen.state, started_at=None)
     assert stage.current_stage(early) is Stage.RANKS_STARTING
     assert stage.stage_text(early) == "the 2 ranks of world 1.0.1 are being started"
 
 
 def test_few_that_are_missed_are_named():
-    seen = Film(workers=8).up()
+    seen = Timeline(workers=8).up()
     joins(seen, 0, 1)
     assert seen.report.why.endswith("more than 5 have not called init_process_group yet")
     joins(seen, 2, 3, 4, 5, 6)
@@ -86,7 +86,7 @@ def test_few_that_are_missed_are_named():
 
 
 def test_of_a_command_per_pod_the_first_rank_of_each_pod_speaks():
-    seen = Film(feature_level=0, processes=2).up()
+    seen = Timeline(feature_level=0, processes=2).up()
     for slot in (0, 1):
         seen.reports(slot, launcher="PerPod (accelerate launch)")
     first, second = seen.agents[0].ranks
@@ -95,7 +95,7 @@ def test_of_a_command_per_pod_the_first_rank_of_each_pod_speaks():
 
 
 def test_a_script_that_reports_no_steps_trains_when_its_group_has_formed():
-    seen = Film(feature_level=0).up()
+    seen = Timeline(feature_level=0).up()
     assert get(seen) is Stage.SCRIPT_STARTING
     seen.later(59)
     assert get(seen) is Stage.SCRIPT_STARTING
@@ -113,7 +113,7 @@ def test_a_script_that_reports_no_steps_trains_when_its_group_has_formed():
 
 
 def test_a_script_that_uses_the_library_trains_from_its_first_step():
-    seen = Film(feature_level=0).up()
+    seen = Timeline(feature_level=0).up()
     forms(seen, 2)
     seen.reports(0, feature_level=1)
     seen.later(60)
@@ -123,7 +123,7 @@ def test_a_script_that_uses_the_library_trains_from_its_first_step():
 
 
 def test_ranks_that_wait_for_a_group_train_when_it_is_called_missing():
-    seen = Film(feature_level=0).up()
+    seen = Timeline(feature_level=0).up()
     joins(seen, 0)
     seen.later(599)
     assert get(seen) is Stage.PROCESS_GROUP_FORMING
@@ -133,25 +133,25 @@ def test_ranks_that_wait_for_a_group_train_when_it_is_called_missing():
 
 
 def test_where_no_rank_joins_a_group_none_is_waited_for():
-    seen = Film(feature_level=0).up()
+    seen = Timeline(feature_level=0).up()
     seen.later(61)
     assert get(seen) is Stage.TRAINING
 
 
 @pytest.mark.parametrize("settings", [{"workers": 1}, {"worlds_per_pod": True}])
 def test_where_no_group_is_waited_for_time_decides(settings):
-    seen = Film(feature_level=0, **settings).up()
+    seen = Timeline(feature_level=0, **settings).up()
     seen.later(9)
     assert get(seen) is Stage.SCRIPT_STARTING
     seen.later(2)
     assert get(seen) is Stage.TRAINING
-    other = Film(feature_level=1, **settings).up()
+    other = Timeline(feature_level=1, **settings).up()
     other.later(11)
     assert get(other) is Stage.FIRST_STEP
 
 
 def test_agents_of_an_earlier_release_report_no_groups():
-    seen = Film(feature_level=0).up()
+    seen = Timeline(feature_level=0).up()
     for slot in (0, 1):
         seen.reports(slot, reports_groups=False)
     seen.state = with_world(seen.state, reporting_groups=0)
@@ -164,7 +164,7 @@ def test_agents_of_an_earlier_release_report_no_groups():
     [(1, 5, Stage.TRAINING), (1, 0, Stage.SCRIPT_STARTING), (0, 0, Stage.TRAINING)],
 )
 def test_a_restarted_coordinator_reports_the_same_stage(feature_level, step, then):
-    seen = Film(feature_level=feature_level).up(step=step)
+    seen = Timeline(feature_level=feature_level).up(step=step)
     seen.reboots()
     seen.desires()
     for slot in (0, 1):

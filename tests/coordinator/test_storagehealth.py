@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from lab.coordinator.reports import SIGKILL
 from lab.waiting import wait_until_async
-from tests.coordinator.conftest import Served
-from tests.coordinator.film import Film
+from tests.coordinator.conftest import ServedCoordinator
+from tests.coordinator.timeline import Timeline
 
 from ropeteam_trainer.contract.messages import RankPhase
 from ropeteam_trainer.coordinator.http import Http
@@ -37,7 +37,7 @@ async def test_the_folder_is_touched_by_a_thread(tmp_path: Path):
     await wait_until_async("the file is touched", lambda: (tmp_path / "alive").exists())
 
 
-async def test_the_probe_fails_while_storage_does(served: Served):
+async def test_the_probe_fails_while_storage_does(served: ServedCoordinator):
     assert Http(served.coordinator)._health_answer().status == 200
     with pytest.raises(HttpError, match="it hangs") as refused:
         Http(served.coordinator, lambda: "it hangs")._health_answer()
@@ -45,7 +45,7 @@ async def test_the_probe_fails_while_storage_does(served: Served):
 
 
 def test_ranks_that_do_not_end_are_reported_and_get_another_pod():
-    film = Film().up(step=3)
+    film = Timeline().up(step=3)
     film.exits(1, SIGKILL)
     film.applies_orders(1)
     assert film.phase == "Stopping"

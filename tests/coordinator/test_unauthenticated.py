@@ -9,7 +9,7 @@ import pytest
 from lab.coordinator.link import Crowd, Link, get_status, http, put_desired, request
 from lab.coordinator.reports import agent
 from lab.waiting import wait_until_async
-from tests.coordinator.conftest import Served
+from tests.coordinator.conftest import ServedCoordinator
 
 from ropeteam_trainer.contract import codec, wire
 from ropeteam_trainer.contract.desired import Desired, SlotDesired
@@ -27,7 +27,7 @@ def long_report() -> AgentReport:
     return replace(agent(0), shards=(Shard(0, WorldId(1, 0, 1), 10, files),))
 
 
-async def registered(served: Served, report: AgentReport) -> None:
+async def registered(served: ServedCoordinator, report: AgentReport) -> None:
     """At once: the first connection is served."""
     link = await Link().connect(served.agents)
     link.send(report)
@@ -35,7 +35,7 @@ async def registered(served: Served, report: AgentReport) -> None:
     await link.close()
 
 
-async def test_silent_unauthenticated_peers_keep_no_agent_out(served: Served):
+async def test_silent_unauthenticated_peers_keep_no_agent_out(served: ServedCoordinator):
     await put_desired(served.http, DESIRED)
     crowd = Crowd(served.agents, 150)
     await crowd.has_come()
@@ -43,7 +43,7 @@ async def test_silent_unauthenticated_peers_keep_no_agent_out(served: Served):
     await crowd.go()
 
 
-async def test_an_agent_that_has_reported_stays_whoever_comes(served: Served):
+async def test_an_agent_that_has_reported_stays_whoever_comes(served: ServedCoordinator):
     await put_desired(served.http, DESIRED)
     link = await Link().connect(served.agents)
     link.send(agent(0))
@@ -56,7 +56,7 @@ async def test_an_agent_that_has_reported_stays_whoever_comes(served: Served):
     await link.close()
 
 
-async def test_who_has_shown_the_token_stays_however_long_its_report_is(served: Served):
+async def test_who_has_shown_the_token_stays_however_long_its_report_is(served: ServedCoordinator):
     await put_desired(served.http, DESIRED)
     link = await Link().connect(served.agents)
     link.write(link.sealer.seal(b""))
@@ -73,7 +73,9 @@ async def test_who_has_shown_the_token_stays_however_long_its_report_is(served: 
     await link.close()
 
 
-async def test_half_requests_keep_neither_the_operator_nor_a_probe_nor_prometheus_out(served: Served):
+async def test_half_requests_keep_neither_the_operator_nor_a_probe_nor_prometheus_out(
+    served: ServedCoordinator,
+):
     crowd = Crowd(served.http, 150, b"GET /metrics HTTP/1.1\r\n")
     await crowd.has_come()
     assert (await put_desired(served.http, DESIRED)).observed_generation == 1
@@ -83,7 +85,7 @@ async def test_half_requests_keep_neither_the_operator_nor_a_probe_nor_prometheu
     await crowd.go()
 
 
-async def test_the_log_does_not_grow_with_unauthenticated_input(served: Served):
+async def test_the_log_does_not_grow_with_unauthenticated_input(served: ServedCoordinator):
     for size in range(3):
         link = await Link().connect(served.agents)
         link.write(struct.pack(">I", wire.MAX_BODY + 1 + size))
@@ -91,12 +93,14 @@ async def test_the_log_does_not_grow_with_unauthenticated_input(served: Served):
     assert len([line for line in served.lines if "closed" in line]) == 1
 
 
-def held(served: Served) -> int:
+def held(served: ServedCoordinator) -> int:
     """Bytes of frames that nobody knows to be genuine."""
     return sum(len(line._opener._buffer) for line in served.coordinator._connections if line._opener)
 
 
-async def test_unauthenticated_input_is_held_within_a_bound(served: Served, monkeypatch: pytest.MonkeyPatch):
+async def test_unauthenticated_input_is_held_within_a_bound(
+    served: ServedCoordinator, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(agentconnection, "FIRST_REPORT_SECONDS", 300.0)
     crowd = Crowd(served.agents, 20, LONGEST)
     await crowd.has_come()
@@ -109,7 +113,7 @@ async def test_unauthenticated_input_is_held_within_a_bound(served: Served, monk
 
 
 @pytest.mark.parametrize("address", ["127.0.0.2", "127.0.0.1"])
-async def test_a_long_first_report_is_received_beside_them(served: Served, address: str):
+async def test_a_long_first_report_is_received_beside_them(served: ServedCoordinator, address: str):
     """An agent's shards are reported again on each new connection."""
     await put_desired(served.http, DESIRED)
     report = long_report()

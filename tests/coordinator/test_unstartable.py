@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from lab.coordinator.reports import agent
-from tests.coordinator.film import Film
+from tests.coordinator.timeline import Timeline
 
 from ropeteam_trainer.contract.config import ExitAction, ExitCodeRule
 from ropeteam_trainer.contract.messages import Problem
@@ -18,7 +18,7 @@ SLOW = Problem(FailReason.INTERPRETER_WITHOUT_TORCH, "python3 cannot be started:
 NO_FILE = Problem(FailReason.COMMAND_NOT_FOUND, "train.py is not a file in /work")
 
 
-def replaced(film: Film, incarnation: int, problem: Problem | None, slot: int = 1) -> None:
+def replaced(film: Timeline, incarnation: int, problem: Problem | None, slot: int = 1) -> None:
     """The operator has made another pod, in which its agent finds this."""
     film.desires_slot(slot, incarnation=incarnation, pod_uid=f"pod-{slot}-{incarnation}")
     film.agents[slot] = agent(slot, incarnation, problem=problem)
@@ -29,7 +29,7 @@ def replaced(film: Film, incarnation: int, problem: Problem | None, slot: int = 
 
 @pytest.mark.parametrize("problem", [STALE, DENIED, SLOW, NO_FILE], ids=lambda each: each.message)
 def test_one_bad_node_does_not_end_a_job_that_has_trained(problem: Problem) -> None:
-    film = Film(workers=4, feature_level=3).up(step=1_000_000)
+    film = Timeline(workers=4, feature_level=3).up(step=1_000_000)
     film.falls_silent(1)
     film.later(6)
     replaced(film, 2, problem)
@@ -44,7 +44,7 @@ def test_one_bad_node_does_not_end_a_job_that_has_trained(problem: Problem) -> N
 
 def test_a_pod_that_becomes_unstartable_in_a_world_that_begins_is_replaced_for_free() -> None:
     """A rank's folder cannot be claimed, and the other ranks wait for it."""
-    film = Film(feature_level=2).up(step=3)
+    film = Timeline(feature_level=2).up(step=3)
     film.exits(1, ProcessExit(1, None, fingerprint="E"))
     film.applies_orders()
     film.reports(0, problem=STALE)
@@ -59,7 +59,7 @@ def test_a_pod_that_becomes_unstartable_in_a_world_that_begins_is_replaced_for_f
 
 
 def test_a_pod_that_becomes_unstartable_ends_no_job_after_a_restart_of_the_coordinator() -> None:
-    film = Film(feature_level=2).up(step=3)
+    film = Timeline(feature_level=2).up(step=3)
     film.reboots()
     film.desires()
     film.reports(1, problem=DENIED)
@@ -70,7 +70,7 @@ def test_a_pod_that_becomes_unstartable_ends_no_job_after_a_restart_of_the_coord
 
 @pytest.mark.parametrize("problem", [DENIED, NO_FILE], ids=lambda each: each.message)
 def test_what_any_pod_would_have_ends_a_job_that_never_ran(problem: Problem) -> None:
-    film = Film()
+    film = Timeline()
     film.desires()
     film.reports(0, problem=problem)
     assert (film.phase, film.report.failure) == ("Failed", problem)
@@ -78,7 +78,7 @@ def test_what_any_pod_would_have_ends_a_job_that_never_ran(problem: Problem) -> 
 
 @pytest.mark.parametrize("problem", [STALE, SLOW], ids=lambda each: each.message)
 def test_a_transient_problem_requests_another_pod_at_a_first_start_too(problem: Problem) -> None:
-    film = Film()
+    film = Timeline()
     film.desires()
     film.reports(0, problem=problem)
     assert [request.slot for request in film.report.replacement_requests] == [0]
@@ -86,7 +86,7 @@ def test_a_transient_problem_requests_another_pod_at_a_first_start_too(problem: 
 
 
 def test_other_pods_are_requested_after_pauses_that_double() -> None:
-    film = Film(feature_level=2).up(step=3)
+    film = Timeline(feature_level=2).up(step=3)
     replaced(film, 2, STALE)
     for incarnation, pause in enumerate((15, 30, 60, 120, 240, 300, 300), start=3):
         assert [request.incarnation for request in film.report.replacement_requests] == [incarnation - 1]
@@ -97,7 +97,7 @@ def test_other_pods_are_requested_after_pauses_that_double() -> None:
 
 
 def test_from_the_third_unstartable_pod_in_a_row_on_the_job_is_stalled_with_a_reason() -> None:
-    film = Film(feature_level=2).up(step=3)
+    film = Timeline(feature_level=2).up(step=3)
     for incarnation in (2, 3):
         replaced(film, incarnation, STALE)
         assert film.report.stalled is None
@@ -116,7 +116,7 @@ def test_from_the_third_unstartable_pod_in_a_row_on_the_job_is_stalled_with_a_re
 
 
 def test_while_a_slot_has_no_pod_its_count_goes_on() -> None:
-    film = Film(feature_level=2).up(step=3)
+    film = Timeline(feature_level=2).up(step=3)
     for incarnation in (2, 3):
         replaced(film, incarnation, STALE)
     film.desires_slot(1, incarnation=4, pod_uid="")
@@ -129,7 +129,7 @@ def test_while_a_slot_has_no_pod_its_count_goes_on() -> None:
 
 
 def test_a_job_that_ends_is_not_stalled() -> None:
-    film = Film(feature_level=2).up(step=3)
+    film = Timeline(feature_level=2).up(step=3)
     for incarnation in (2, 3, 4):
         replaced(film, incarnation, STALE)
     film.reports(0, problem=Problem(FailReason.CHECKPOINT_NOT_FOUND, "all are torn"))
@@ -144,7 +144,7 @@ def unreadable(storage: str) -> ProcessExit:
 
 
 def test_a_node_that_cannot_read_checkpoints_is_left_for_another_at_no_charge() -> None:
-    film = Film(feature_level=2, no_progress_limit=2).up()
+    film = Timeline(feature_level=2, no_progress_limit=2).up()
     film.exits(0, unreadable("elsewhere"))
     film.exits(1, unreadable("here"))
     film.applies_orders()
@@ -164,7 +164,9 @@ def test_a_node_that_cannot_read_checkpoints_is_left_for_another_at_no_charge() 
 
 
 def test_a_volume_that_is_away_for_every_pod_never_ends_the_job() -> None:
-    film = Film(feature_level=2, no_progress_limit=2, exit_codes=(ExitCodeRule((1,), ExitAction.FAIL),)).up()
+    film = Timeline(
+        feature_level=2, no_progress_limit=2, exit_codes=(ExitCodeRule((1,), ExitAction.FAIL),)
+    ).up()
     for slot in range(2):
         film.reports(slot, node="")
     for _ in range(12):
@@ -182,7 +184,7 @@ def test_a_volume_that_is_away_for_every_pod_never_ends_the_job() -> None:
 
 
 def test_a_volume_that_hangs_is_reported_with_its_start_and_training_continues() -> None:
-    film = Film(feature_level=3).up(step=3)
+    film = Timeline(feature_level=3).up(step=3)
     film.reports(0, pending_disk_request="the manifest of step 3")
     film.later(90)
     stalled = film.report.stalled

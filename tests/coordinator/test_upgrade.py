@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lab.coordinator.reports import SIGKILL, agent
-from tests.coordinator.film import Film
+from tests.coordinator.timeline import Timeline
 
 from ropeteam_trainer.contract import LEASES, OLDEST, VERSION, codec
 from ropeteam_trainer.contract.desired import Desired
@@ -22,7 +22,7 @@ def old_agents() -> dict[int, AgentReport]:
 
 
 def test_a_world_of_old_agents_is_adopted_and_goes_on_after_a_fault():
-    film = Film(boot=1)
+    film = Timeline(boot=1)
     film.agents = old_agents()
     assert {report.contract for report in film.agents.values()} == {OLDEST}
     film.desires()
@@ -38,7 +38,7 @@ def test_a_world_of_old_agents_is_adopted_and_goes_on_after_a_fault():
 
 
 def test_old_and_new_agents_are_in_one_world():
-    film = Film()
+    film = Timeline()
     film.agents = {0: agent(0), 1: agent(1, contract=LEASES)}
     film.up(step=7)
     old, new = film.sent_orders(0).plan, film.sent_orders(1).plan
@@ -56,7 +56,7 @@ def test_old_and_new_agents_are_in_one_world():
 
 
 def test_a_part_and_the_whole_of_a_plan_are_of_one_world_in_any_order():
-    film = Film(3)
+    film = Timeline(3)
     film.agents = {slot: agent(slot, contract=OLDEST + slot % VERSION) for slot in range(3)}
     film.up(step=7)
     film.reboots()
@@ -67,4 +67,4 @@ def test_a_part_and_the_whole_of_a_plan_are_of_one_world_in_any_order():
 
 
 def test_an_operator_claims_no_more_than_a_coordinator_of_the_release_before_takes():
-    assert replace(Film().desired).contract == Desired(1, 1, 1, {}).contract == OLDEST
+    assert replace(Timeline().desired).contract == Desired(1, 1, 1, {}).contract == OLDEST

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.coordinator.film import Film
+from tests.coordinator.timeline import Timeline
 
 from ropeteam_trainer.contract.messages import Hang, RankPhase
 from ropeteam_trainer.contract.world import Cause, ProcessExit
@@ -18,14 +18,14 @@ LOADS, WAITS = Hang("train.py:31 (load)"), Hang("train.py:40 (main)", waits=True
 NO_STACK = Hang()
 
 
-def standing(film: Film, slot: int, step: int, hang: Hang | None, **changes: Any) -> None:
+def standing(film: Timeline, slot: int, step: int, hang: Hang | None, **changes: Any) -> None:
     (rank,) = film.agents[slot].ranks
     film.reports(slot, ranks=(replace(rank, step=step, steps_here=step, hang=hang, **changes),))
 
 
-def film_of(*incident: tuple[int, Hang | None], **settings: Any) -> Film:
+def film_of(*incident: tuple[int, Hang | None], **settings: Any) -> Timeline:
     """Rank 0 is killed as hung; the positions of the others have been reported before."""
-    film = Film(workers=len(incident), **settings).up(step=3)
+    film = Timeline(workers=len(incident), **settings).up(step=3)
     for slot, (step, hang) in reversed([*enumerate(incident)]):
         standing(film, slot, step, hang, **({} if slot else DEAD))
     return film

@@ -9,7 +9,7 @@ import pytest
 from lab.coordinator.reports import SIGKILL
 from tests.agent.life import Life, a_plan, world_id
 from tests.builders import a_running_job, force_deleted
-from tests.coordinator.film import Film
+from tests.coordinator.timeline import Timeline
 
 from ropeteam.core.decide import decide
 from ropeteam.core.objects.actions import CreatePod
@@ -39,31 +39,31 @@ def test_a_pod_that_was_deleted_by_force():
 
 
 def test_a_rank_that_was_killed():
-    film = Film(workers=3, feature_level=2).up(step=120)
-    film.saves(120)
-    film.applies_orders()
-    film.exits(1, SIGKILL)
-    assert _orders(film) == (WorldPhase.STOPPING, {None})
-    film.applies_orders(2)
-    assert _orders(film) == (WorldPhase.STOPPING, {None})
-    assert not film.state.faults[-1].incident.final
-    film.applies_orders(0)
-    assert _orders(film) == (WorldPhase.RUNNING, {"1.0.2"})
-    incident = film.state.faults[-1].incident
+    timeline = Timeline(workers=3, feature_level=2).up(step=120)
+    timeline.saves(120)
+    timeline.applies_orders()
+    timeline.exits(1, SIGKILL)
+    assert _orders(timeline) == (WorldPhase.STOPPING, {None})
+    timeline.applies_orders(2)
+    assert _orders(timeline) == (WorldPhase.STOPPING, {None})
+    assert not timeline.state.faults[-1].incident.final
+    timeline.applies_orders(0)
+    assert _orders(timeline) == (WorldPhase.RUNNING, {"1.0.2"})
+    incident = timeline.state.faults[-1].incident
     assert (incident.id, incident.cause, incident.charged) == ("1.0.1", Cause.SIGNAL, True)
     assert incident.final
-    orders = film.orders(0)
+    orders = timeline.orders(0)
     assert orders.plan.restore[0].step == 120
-    film.applies_orders()
-    film.now += 4
-    film.reaches(121, base=120)
-    incident = film.state.faults[-1].incident
+    timeline.applies_orders()
+    timeline.now += 4
+    timeline.reaches(121, base=120)
+    incident = timeline.state.faults[-1].incident
     assert (incident.recovery_milliseconds.first_step, incident.steps_lost) == (4000, 0)
 
 
-def _orders(film: Film) -> tuple[WorldPhase, set[str | None]]:
-    plans = [orders.plan for slot in range(3) if (orders := film.orders(slot))]
-    return film.state.phase, {str(plan.world_id) if plan else None for plan in plans}
+def _orders(timeline: Timeline) -> tuple[WorldPhase, set[str | None]]:
+    plans = [orders.plan for slot in range(3) if (orders := timeline.orders(slot))]
+    return timeline.state.phase, {str(plan.world_id) if plan else None for plan in plans}
 
 
 def test_an_agent_that_is_fenced():

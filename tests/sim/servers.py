@@ -51,7 +51,7 @@ class ServerConnection:
     base: dict[int, int] = field(default_factory=dict)
 
 
-class Served(Rank):
+class ServedRank(Rank):
     """Behaviour that workers and servers have in common."""
 
     def __init__(self, world: World, parent: Parent, plan: Plan, number: int) -> None:
@@ -76,7 +76,7 @@ class Served(Rank):
         self._world.clock.after(seconds, self.when_awake, call)
 
 
-class Worker(Served):
+class Worker(ServedRank):
     def __init__(self, world: World, parent: Parent, plan: Plan, number: int) -> None:
         super().__init__(world, parent, plan, number)
         self.blocked = False
@@ -195,7 +195,7 @@ class Worker(Served):
         self.send(FromRank(drained=self.step))
 
 
-class Server(Served):
+class Server(ServedRank):
     work = "serve"
 
     def __init__(self, world: World, parent: Parent, plan: Plan, number: int) -> None:

@@ -51,7 +51,7 @@ def figures_of(ended: Ended, server_rank: int) -> dict[str, Any]:
     return figures
 
 
-class Served:
+class ServedJob:
     """Ranks with an agent, servers at fixed addresses, and memory that outlives a server's process.
     `program`: what it runs in place of served.py."""
 
@@ -79,7 +79,7 @@ class Served:
             "secret": SECRET,
         }
 
-    def __enter__(self) -> Served:
+    def __enter__(self) -> ServedJob:
         self.ranks.start(*self.program, agent=self.agent, **self.plan)
         return self
 
@@ -136,7 +136,7 @@ def test_a_killed_server_comes_back_with_every_update(mode: str, tmp_path: Path)
     steps, workers = 60, 2
     settings = request(served(servers=2, mode=mode), "count", steps=steps, slow={"0": 0.01, "1": 0.01})
     settings["waits"] = {"0": (50, "restarted")}
-    with Served(tmp_path / "group", workers, 2, settings) as group:
+    with ServedJob(tmp_path / "group", workers, 2, settings) as group:
         for rank, step in ((workers, 5), (workers + 1, 20), (workers, 35)):  # the chief twice
             group.reached(0, step)
             group.ranks.restart(rank)
@@ -156,7 +156,7 @@ def test_a_killed_worker_does_not_stop_the_others_and_goes_on_where_it_was(tmp_p
         served(mode="Asynchronous"), "count", steps=steps, slow=dict.fromkeys(("0", "1", "2"), 0.01)
     )
     settings["waits"] = {"1": (10, "killed")}
-    with Served(tmp_path / "group", workers, 1, settings) as group:
+    with ServedJob(tmp_path / "group", workers, 1, settings) as group:
         group.reached(1, 5)
         group.ranks.kill_one(1)
         (group.path / "killed").touch()
@@ -173,7 +173,7 @@ def test_a_killed_worker_does_not_stop_the_others_and_goes_on_where_it_was(tmp_p
 def test_a_chief_that_saves_shows_that_it_lives(tmp_path: Path) -> None:
     """Workers wait meanwhile and do not hang: a chief that freezes as it saves is found by its own clock."""
     settings = request(served(), "count", steps=6, holds_save=True)
-    with Served(tmp_path / "group", 1, 1, settings, checkpoint=True) as group:
+    with ServedJob(tmp_path / "group", 1, 1, settings, checkpoint=True) as group:
         saving = tmp_path / "group" / "saving"
         group.agent.wait(saving.exists)
         first = group.agent.heartbeat(1)
@@ -271,7 +271,9 @@ def test_a_killed_worker_and_a_killed_server_leave_no_trace_in_synchronous_train
     alone = RankGroup(tmp_path / "alone", 1)
     finished = alone.run(*recipe)
     done = tmp_path / "done"
-    with Served(tmp_path / "group", 2, 1, request(served()), ("held.py", "36", str(done), *recipe)) as group:
+    with ServedJob(
+        tmp_path / "group", 2, 1, request(served()), ("held.py", "36", str(done), *recipe)
+    ) as group:
         for rank, step in ((1, 6), (2, 16), (0, 26)):
             group.reached(0, step)
             group.ranks.restart(rank)
@@ -294,7 +296,7 @@ def test_servers_that_leave_no_worker_are_refused(tmp_path: Path) -> None:
 
 def test_another_jobs_worker_is_turned_away(tmp_path: Path) -> None:
     settings = request(served(), "count", waits={"0": (0, "never")})
-    with Served(tmp_path / "group", 1, 1, settings) as group:
+    with ServedJob(tmp_path / "group", 1, 1, settings) as group:
         group.ranks.kill_one(0)
         group.plan["secret"] = "of another job"
         group.ranks.restart(0, plan=replace(group.agent.plan(**group.plan)))

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from lab.ranks import traces
-from tests.trainer.test_parameterserver import Served, request, served
+from tests.trainer.test_parameterserver import ServedJob, request, served
 
 from ropeteam_trainer.data.decisions.plan import DataPlan, Position
 from ropeteam_trainer.data.feed import BatchRequest, Feed
@@ -67,7 +67,7 @@ def test_a_successor_computes_each_step_on_the_batch_of_that_step(dies: bool, tm
         settings["waits"] = dict.fromkeys(("0", "2"), (0, f"computed-{late}"))  # all begin together
     else:
         settings["waits"] = dict.fromkeys(("0", "2"), (40, "restarted"))
-    with Served(path, workers, 1, settings) as group:
+    with ServedJob(path, workers, 1, settings) as group:
         if dies:
             group.agent.wait((path / f"died-{late}").exists)
         else:

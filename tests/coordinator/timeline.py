@@ -1,4 +1,4 @@
-"""A film strip of membership: agents speak, time passes, and each frame shows the phase and the orders.
+"""A timeline of membership: agents report, time passes, and each frame shows the phase and the orders.
 
 The agents here are minimal and obedient only where a test says so: `says` is one report, `obeys` applies the
 orders as a real agent would. Time passes in Ticks at `wake_at`, as in the server; every agent that lives
@@ -18,7 +18,7 @@ from ropeteam_trainer.contract.world import ProcessExit, ShardFile, WorldId
 from ropeteam_trainer.coordinator.membership import step as membership
 
 
-class Film:
+class Timeline:
     """One coordinator and the agents of one job."""
 
     def __init__(self, workers: int = 2, boot: int = 0, feature_level: int = 1, **settings: Any) -> None:
@@ -89,7 +89,7 @@ class Film:
             self.agents[slot] = after
             self.reports(slot)
 
-    def up(self, step: int = 0) -> Film:
+    def up(self, step: int = 0) -> Timeline:
         """All agents registered and one world running; with `step` > 0 all ranks have come that far."""
         self.desires()
         for slot in range(self.config.slots):
@@ -97,7 +97,7 @@ class Film:
         self.applies_orders()
         return self.reaches(step) if step else self
 
-    def reaches(self, step: int, base: int = 0) -> Film:
+    def reaches(self, step: int, base: int = 0) -> Timeline:
         for slot, report in sorted(self.agents.items()):
             ranks = tuple(
                 replace(rank, phase=RankPhase.RUNNING, step=step, steps_here=step - base)
