@@ -18,7 +18,12 @@ from lab.ranks.processes import Ended, FakeAgent, RankGroup
 
 from ropeteam_trainer.checkpoint import agreement, reader
 from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST, METADATA, Manifest, folder
-from ropeteam_trainer.checkpoint.decisions.restore import CheckpointUnavailable, Inspection, files_by_rank
+from ropeteam_trainer.checkpoint.decisions.restore import (
+    CheckpointUnavailable,
+    Choice,
+    Inspection,
+    files_by_rank,
+)
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
 from ropeteam_trainer.contract.world import CheckpointRef, ShardFile, WorldId
@@ -211,7 +216,7 @@ def test_a_folder_that_may_not_be_entered_hides_no_other(
 
     monkeypatch.setattr(Folder, "open_folder", denied)
     assert reader.find_checkpoints(tmp_path) == (replace(ours.ref, digest=""),)
-    assert reader.with_run(tmp_path, replace(ours.ref, run="")) == ours.ref
+    assert reader.locate_checkpoint(tmp_path, replace(ours.ref, run="")) == ours.ref
     assert reader.inspect_manifest(tmp_path, replace(theirs, digest="ab")).unsure, "nor is it called bad"
 
 
@@ -221,7 +226,9 @@ def test_what_is_not_ours_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / folder(ref)).mkdir(parents=True)
     (tmp_path / folder(ref) / METADATA).write_bytes(b"more")
     with pytest.raises(UnexpectedFile, match="larger than 3 bytes"):
-        agreement.with_retries(lambda: reader.load_metadata(tmp_path, ref, (file,)), tmp_path, lambda: None)
+        agreement.call_with_retries(
+            lambda: reader.load_metadata(tmp_path, ref, (file,)), tmp_path, lambda: None
+        )
 
 
 def test_a_file_that_is_gone_is_proof_only_beside_its_manifest(tmp_path: Path) -> None:
@@ -266,10 +273,29 @@ def test_an_error_that_had_passed_does_not_shorten_the_retries_of_the_next(
     (tmp_path / folder(ref) / "shard").write_bytes(b"x")
     plan = RankPlan("1.0.2", (), False, CheckpointConfig(str(tmp_path)), Resume.LATEST, None, "j", "u")
     restore = agreement.Agreement(plan, World(0, 1, torch.device("cpu")), tmp_path, lambda: None)
-    restore._wait("EIO")
+    restore._pause_or_give_up("EIO")
     assert restore._verify(manifest, ref) == ""
     clock.now += agreement.RETRY_SECONDS + 1
-    restore._wait("EIO")
+    restore._pause_or_give_up("EIO")
     clock.now += agreement.RETRY_SECONDS + 1
     with pytest.raises(CheckpointUnavailable):
-        restore._wait("EIO")
+        restore._pause_or_give_up("EIO")
+
+
+def test_errors_of_a_checkpoint_that_is_proved_bad_do_not_shorten_the_retries_of_the_next_choice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=0.0)
+
+    def sleep(_: float) -> None:
+        clock.now += agreement.RETRY_SECONDS - 1
+
+    monkeypatch.setattr(agreement, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=sleep))
+    manifest = Manifest(3, WorldId(1, 0, 1), 1, "j", "u", (ShardFile("shard", 1, ""),), None)
+    choices = iter([(Choice(manifest, manifest.ref), ""), *[(None, "EIO")] * 2, (Choice(None), "")])
+    inspections = iter([Inspection(None, "EIO", unsure=True), Inspection(None, "altered")])
+    plan = RankPlan("1.0.2", (), False, CheckpointConfig(str(tmp_path)), Resume.LATEST, None, "j", "u")
+    restore = agreement.Agreement(plan, World(0, 1, torch.device("cpu")), tmp_path, lambda: None)
+    monkeypatch.setattr(restore, "_choose_alone", lambda: next(choices))
+    monkeypatch.setattr(restore, "_verify_file", lambda *_: next(inspections))
+    assert restore.choose() == Choice(None)

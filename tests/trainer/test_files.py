@@ -105,7 +105,7 @@ def half(path: Path) -> None:
         (".metadata", half, r"\.metadata has \d+ bytes instead of \d+"),
         (".metadata", Path.unlink, r"\.metadata is missing"),
         ("__0_0.distcp", flip, r"__0_0\.distcp was altered"),
-        (MANIFEST, Path.unlink, r"no manifest, so it was never committed"),
+        (MANIFEST, Path.unlink, r"its manifest is missing: it was committed, and deleted since"),
         (MANIFEST, flip, r"manifest was altered"),
         (MANIFEST, half, r"manifest was altered"),
         (MANIFEST, replace_by_folder, r"manifest cannot be read: .*is not a regular file"),

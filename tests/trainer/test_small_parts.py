@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,19 @@ def test_random_generators_come_back_from_plain_values(tmp_path: Path) -> None:
     expected = [draw() for _ in range(3)]
     rng.put_back(torch.load(tmp_path / "rng.pt", weights_only=True))
     assert [draw() for _ in range(3)] == expected
+
+
+def test_states_of_numpy_cannot_be_restored_in_an_image_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = rng.capture()
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    with pytest.raises(ValueError, match=r"cannot be restored .*numpy.*: were they saved under another"):
+        rng.put_back(state)
+
+
+def test_a_state_of_python_with_a_negative_number_cannot_be_restored() -> None:
+    state = rng.capture() | {"python": (random.Random.VERSION, (-1,) * 625, None)}
+    with pytest.raises(ValueError, match="cannot be restored"):
+        rng.put_back(state)
 
 
 def test_a_new_rank_is_seeded_by_step_and_number() -> None:

@@ -74,6 +74,7 @@ class Verification(NamedTuple):
 
 
 VERIFICATION: Vocabulary = {"ropeteam_trainer.checkpoint.together._Said": Verification}
+"""Class that is gathered, by its name in the release that sent it first."""
 
 
 class Agreement:
@@ -94,8 +95,9 @@ class Agreement:
         self._bad: dict[str, str] = {}
         """Folders of checkpoints with a file that is proved bad, and the fault."""
         self._waited_from: float | None = None
-        """Time at which the present problem began; None: there is none."""
+        """Time at which the present problem was first seen; None: there is none."""
         self._pause = FIRST_PAUSE
+        """Seconds of the next pause."""
 
     def _keys_of_secret(self) -> seals.Keys:
         """Keys of the Secret that the job names; none if it names none, or if it was damaged while the job
@@ -117,7 +119,7 @@ class Agreement:
         while True:
             choice, error = self._world.from_rank_0(self._choose_alone, CHOSEN)
             if choice is None:
-                self._wait(error if self._world.rank == 0 else self._error_here())
+                self._pause_or_give_up(error if self._world.rank == 0 else self._error_here())
             elif choice.manifest is None or choice.ref is None:
                 return choice  # start from nothing
             elif fault := self._verify(choice.manifest, choice.ref):
@@ -154,18 +156,19 @@ class Agreement:
     def _verify(self, manifest: Manifest, ref: CheckpointRef) -> str:
         """Verify all files, each rank its share, until none is left that could not be read. Returns the fault
         that proves this checkpoint bad; "": it is whole. Raises CheckpointUnavailable."""
-        self._waited_from, self._pause = None, FIRST_PAUSE  # the problem that prevented the choice is over
+        self._forget_problem()  # rank 0 could choose
         left = files_by_rank(manifest, self._world.size)[self._world.rank]
         verify = partial(self._verify_file, manifest, ref)
         while True:
             with _ShareVerifier(verify, left) as verifier:
                 states = self._gather_states(verifier)
             if proved := next((f"{one.proved} (rank {n})" for n, one in enumerate(states) if one.proved), ""):
+                self._forget_problem()  # files that could not be read do not matter any more
                 return proved
             if not any(one.unsure for one in states):
                 return ""
             left = verifier.left
-            self._wait(states[self._world.rank].unsure)
+            self._pause_or_give_up(states[self._world.rank].unsure)
 
     def _verify_file(
         self, manifest: Manifest, ref: CheckpointRef, file: ShardFile, on_read: Callable[[int], None]
@@ -191,10 +194,14 @@ class Agreement:
                 return states
             seconds = min(2 * seconds, SYNCHRONIZE_SECONDS)
 
-    def _wait(self, error: str) -> None:
-        """Pause on all ranks, if any of them has an error; "": this rank has none. Raises
-        CheckpointUnavailable on all ranks once errors have lasted RETRY_SECONDS by rank 0's clock. A
-        collective.
+    def _forget_problem(self) -> None:
+        """Begin RETRY_SECONDS and the pauses anew for the next problem."""
+        self._waited_from, self._pause = None, FIRST_PAUSE
+
+    def _pause_or_give_up(self, error: str) -> None:
+        """Pause on all ranks. Raises CheckpointUnavailable on all of them instead, if the problem has lasted
+        RETRY_SECONDS by rank 0's clock. A collective, called if at least one rank has an `error`; "": this
+        rank has none.
 
         Order: rank 0's clock, then errors, so that all ranks take the same branch.
         """
@@ -203,12 +210,10 @@ class Agreement:
         over = self._world.number_of_rank_0(int(now - self._waited_from >= RETRY_SECONDS))
         errors = self._world.gather(error)
         hindered = [rank for rank, text in enumerate(errors) if text]
-        if not hindered:
-            return  # the problem is over
         ranks = ", ".join(map(str, hindered[:_RANKS_NAMED])) + ", ..." * (len(hindered) > _RANKS_NAMED)
         text = f"{errors[hindered[0]]} (on {len(hindered)} of {len(errors)} ranks: {ranks})"
         if over:
-            raise self._unavailable(bool(error), len(hindered))(
+            raise self._unavailable_class(bool(error), len(hindered))(
                 f"{text} for {RETRY_SECONDS:.0f} s. {_advice(self._directory)}"
             )
         if self._world.rank == 0:
@@ -217,7 +222,7 @@ class Agreement:
         time.sleep(self._pause)
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
 
-    def _unavailable(self, here: bool, hindered: int) -> type[CheckpointUnavailable]:
+    def _unavailable_class(self, here: bool, hindered: int) -> type[CheckpointUnavailable]:
         """Class of the error: which pods cannot read, for the choice of another node. `here`: this rank
         cannot. `hindered`: number of ranks that cannot. In a world of one pod it is unknown whether others
         could."""
@@ -227,9 +232,10 @@ class Agreement:
         return CheckpointUnavailable if here else UnavailableElsewhere
 
 
-def with_retries(action: Callable[[], T], directory: Location, heartbeat: Callable[[], None]) -> T:
-    """Result of `action()`, retried after each OSError. Raises CheckpointUnavailable after RETRY_SECONDS, and
-    UnexpectedFile at once: that is no problem of the volume. `heartbeat` is called before each pause."""
+def call_with_retries(action: Callable[[], T], directory: Location, heartbeat: Callable[[], None]) -> T:
+    """Return the result of `action()`, retried after each OSError. Raises CheckpointUnavailable after
+    RETRY_SECONDS, and UnexpectedFile at once: that is no problem of the volume. `heartbeat` is called before
+    each pause."""
     began, pause = time.monotonic(), FIRST_PAUSE
     while True:
         try:

@@ -65,7 +65,8 @@ def save(
     """Write this rank's files; together with all ranks of `group`, or alone (None). Durable when it returns.
     Returns the files of this rank with their hashes. `place`: the checkpoint's folder, below the directory.
 
-    Raises RuntimeError on all ranks if one of them fails, and leaves no file behind then.
+    Raises RuntimeError on all ranks if one of them fails, and removes the written files of this rank then.
+    Also raises errors of torch.distributed (a peer is lost), and OSError if a file cannot be removed.
     """
     planner, disk = _Planner(content), _CheckpointFolder(directory, place)
     storage = _Storage(disk, content, planner)
@@ -98,26 +99,27 @@ class _Planner(DefaultSavePlanner):
         return self.plan
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Plans of all ranks without replicas, and the index. DCP calls it on rank 0, before any rank
-        writes."""
+        """Plans of all ranks without replicas, by rank, and the index. DCP calls it on rank 0, with the plans
+        by rank, before any rank writes."""
         self.shared = stateful.merge(plan.planner_data[1] for plan in all_plans)
         buffers = {name for plan in all_plans for name in plan.planner_data[0]}
-        return super().create_global_plan(lowest_rank_only(all_plans, buffers))
+        return super().create_global_plan(_plans_without_buffer_replicas(all_plans, buffers))
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor:
         """Block to write: the copy in CPU memory."""
         return self._content.shards[write_item.index.fqn].local
 
 
-def lowest_rank_only(plans: list[SavePlan], names: set[str]) -> list[SavePlan]:
-    """Plans that leave each tensor of `names` to the lowest rank that has it. Drops `planner_data`."""
+def _plans_without_buffer_replicas(plans: list[SavePlan], buffers: set[str]) -> list[SavePlan]:
+    """Plans in which only the lowest rank that has a buffer writes it. `plans`: one for each rank, by rank.
+    `buffers`: names. Drops `planner_data`, which create_global_plan() has read."""
     taken: set[MetadataIndex] = set()
-    left = []
+    reduced = []
     for plan in plans:
         items = [item for item in plan.items if item.index not in taken]
-        taken.update(item.index for item in items if item.index.fqn in names)
-        left.append(replace(plan, items=items, planner_data=None))
-    return left
+        taken.update(item.index for item in items if item.index.fqn in buffers)
+        reduced.append(replace(plan, items=items, planner_data=None))
+    return reduced
 
 
 def _write_item(name: str, shard: TensorShard) -> WriteItem:
@@ -152,7 +154,8 @@ class _Storage(FileSystemWriter):
         return plan
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write and sync the blocks, then the small files, then the names of all (fsync of the folders)."""
+        """Write and sync the blocks, then the small files, then the names of all (fsync of the folders).
+        Returns DCP's results for the blocks, already set."""
         written: Future[list[WriteResult]] = Future()
         if plan.items:
             written = super().write_data(plan, planner)  # done when it returns: DCP writes in this thread
@@ -172,7 +175,7 @@ class _Storage(FileSystemWriter):
         self.disk.folders[-1].sync()
 
     def storage_meta(self) -> None:
-        """Return none: it would hold the path, which may change."""
+        """Return None instead of a StorageMeta: that would hold the path, which may change."""
 
 
 class _CheckpointFolder(FileSystem):

@@ -1,5 +1,7 @@
 """Reader of checkpoints: find them in a folder, verify one, load its files.
 
+A run is the folder of one job, `run-<job's UID>`; `run` is that UID, or "" for the directory itself, where
+earlier releases saved (decisions/manifest.py).
 Promise: nothing is executed (weights_only, and an allow-list for `.metadata`); only regular files below the
 folder are opened; an error of the operating system proves nothing against a checkpoint.
 Limits: a file is read once for its hash, by one rank (agreement.py), and once for loading, by each rank that
@@ -45,9 +47,9 @@ _WRONG_KIND = (UnexpectedFile, NotADirectoryError)
 
 
 def find_checkpoints(directory: Location) -> tuple[CheckpointRef, ...]:
-    """All folders that have a manifest, unverified, without digest. Newest runs first, those in no run last;
-    within a run in no special order. Folders with other names are ignored, and so are those without
-    permission. A missing directory has none. Raises OSError where it cannot be listed."""
+    """References of all folders that have a manifest, unverified, without digest. Newest runs first, those in
+    no run last; within a run in no special order. Folders with other names are ignored, and so are those
+    without permission. A missing directory has none. Raises OSError where it cannot be listed."""
     try:
         root = Folder.at(directory)
     except (FileNotFoundError, NotADirectoryError):
@@ -62,7 +64,7 @@ def find_checkpoints(directory: Location) -> tuple[CheckpointRef, ...]:
 
 
 def _checkpoints_of_run(root: Folder, run: str) -> Iterator[CheckpointRef]:
-    """Folders with a manifest in a run's folder; "": in the directory itself."""
+    """References of the folders with a manifest in a run's folder; "": in the directory itself."""
     base = run_folder(run)
     for step in _names_below(root, base) if base else root.names():
         if not step.startswith("step-"):
@@ -88,9 +90,10 @@ def _has_manifest(root: Folder, ref: CheckpointRef) -> bool:
     return False
 
 
-def with_run(directory: Location, ref: CheckpointRef) -> CheckpointRef:
-    """`ref` with the run in whose folder it is found. A reference from status names no run; its digest
-    identifies the checkpoint. Unchanged if it has a run or no digest, or is not found. Raises OSError."""
+def locate_checkpoint(directory: Location, ref: CheckpointRef) -> CheckpointRef:
+    """`ref` with the job UID (`run`) in whose folder its manifest is found. A reference from status has none;
+    its digest identifies the checkpoint. Unchanged if it has a UID or no digest, or is not found. Raises
+    OSError."""
     if ref.run or not ref.digest:
         return ref
     with suppress(FileNotFoundError), Folder.at(directory) as root:
@@ -112,11 +115,11 @@ def inspect_manifest(directory: Location, ref: CheckpointRef, keys: Keys = ()) -
     """Verify a checkpoint's manifest. Raises nothing: a fault is in the result. For its files see
     check_file().
 
-    Order, the first fault counts: readable; its hash, if status names one; well-formed; of this step, world
-    and run; plain names of files; the files that each checkpoint has.
+    Order, the first fault counts: readable; its hash, if `ref` has a digest; well-formed; of this step and
+    world, and without a digest of this run; plain names of files; the files that each checkpoint has.
     """
     try:
-        ref = with_run(directory, ref)
+        ref = locate_checkpoint(directory, ref)
         text = _read_file(directory, ref, MANIFEST, MAX_BYTES)
     except FileNotFoundError:
         return _without_manifest(directory, ref)
@@ -151,8 +154,8 @@ def inspect_manifest(directory: Location, ref: CheckpointRef, keys: Keys = ()) -
 
 
 def _without_manifest(directory: Location, ref: CheckpointRef) -> Inspection:
-    """Result for a missing manifest. A committed checkpoint in a directory without any: the volume is not
-    mounted (yet)."""
+    """Result for a missing manifest. With a digest the checkpoint was committed once. A directory that has no
+    checkpoint then, or cannot be listed, may be a volume that is not mounted (yet): unsure."""
     try:
         with Folder.at(directory) as root:
             names = root.names()
@@ -160,6 +163,10 @@ def _without_manifest(directory: Location, ref: CheckpointRef) -> Inspection:
         return Inspection(None, f"{directory} cannot be listed: {error}", unsure=bool(ref.digest))
     if ref.digest and not any(name.startswith(("step-", "run-")) for name in names):
         return Inspection(None, f"{directory} is empty; is its volume mounted?", unsure=True)
+    if ref.digest:
+        return Inspection(
+            None, "its manifest is missing: it was committed, and deleted since, or this is another volume"
+        )
     return Inspection(None, "it has no manifest, so it was never committed")
 
 
@@ -195,8 +202,8 @@ def validate_content(
     file: ShardFile,
     on_read: Callable[[int], None],
 ) -> Inspection:
-    """Verify the content of a file whose hash is right, where neither status nor a signature confirms the
-    manifest: any process can write one. Parses the file as loading does, and drops the result.
+    """Verify the content of a file whose hash is right, where status does not confirm the manifest: any
+    process can write one. Parses the file as loading does, and drops the result.
 
     Raises nothing. A fault is proof, or `unsure` for an OSError. All other errors are no fault here: loading
     the file raises them again. `files`: all of the manifest. `on_read`: as for check_file(), for tensors

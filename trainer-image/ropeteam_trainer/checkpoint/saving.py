@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ropeteam_trainer.checkpoint import reader
-from ropeteam_trainer.checkpoint.agreement import Agreement, with_retries
+from ropeteam_trainer.checkpoint.agreement import Agreement, call_with_retries
 from ropeteam_trainer.checkpoint.cadence import Cadence
 from ropeteam_trainer.checkpoint.decisions.manifest import (
     MANIFEST,
@@ -186,7 +186,7 @@ class Checkpoints:
 
     def _read(self, action: Callable[[], T], heartbeat: Callable[[], None]) -> T:
         """Result of an action that reads the volume, with retries. Raises CheckpointUnavailable."""
-        return with_retries(action, self._directory, heartbeat)
+        return call_with_retries(action, self._directory, heartbeat)
 
     def _load_own(self, ref: CheckpointRef, manifest: Manifest, heartbeat: Callable[[], None]) -> None:
         """Load what this rank has saved for itself: its random generators, and the objects of `own` if as

@@ -74,8 +74,8 @@ class ShardWriter:
             self._thread.join()
 
     def close(self) -> None:
-        """Wait for the last save, and release the process group: it must not outlive the world. A later save
-        creates a new one."""
+        """Wait for the last save, and drop the reference to the process group, which the world's
+        dist.destroy_process_group() destroys with all others. A later save creates a new one."""
         self.wait()
         self._group = None
 

@@ -34,9 +34,9 @@ from ropeteam_trainer.contract.seals import Keys
 from ropeteam_trainer.contract.world import CheckpointRef, WorldId
 
 T = TypeVar("T")
+Refs = tuple[CheckpointRef, ...]
 MAX_PRUNED = 10_000
-"""Number of entries of pruned checkpoints that are retained, 0.3 KB each: far more than are written between
-two backups of etcd."""
+"""Number of "pruned" entries that stay, 0.3 KB each: more than are written between two backups of etcd."""
 
 
 class CheckpointKey(NamedTuple):
@@ -261,9 +261,7 @@ def claim(me: Claim) -> Steps[Held]:
     return Held(me, frozenset(counted))
 
 
-def lineage(
-    held: Held, named: tuple[CheckpointRef, ...], keys: Keys = ()
-) -> Steps[tuple[CheckpointRef, ...]]:
+def lineage(held: Held, named: Refs, keys: Keys = ()) -> Steps[Refs]:
     """Lineage to restore from, newest first. `named`: checkpoints that the job's status names; those without
     digest were granted, and are not known to be written.
 
@@ -294,11 +292,14 @@ def lineage(
     return (*found, *(ref for ref in named if ref.digest and ref not in found))
 
 
-def ancestors(
-    refs: tuple[CheckpointRef, ...], keys: Keys = ()
-) -> Steps[tuple[tuple[CheckpointRef, ...], ...]]:
-    """Ancestors of each of `refs` among the others, in the order of `refs`, each newest first. A chain ends
-    at an entry that is missing, not signed, or not older than its child (a forged one)."""
+def ancestors(refs: Refs, keys: Keys = ()) -> Steps[tuple[Refs, ...]]:
+    """Ancestors of each of `refs` among the others, in the order of `refs`, each newest first.
+
+    A chain is followed by step and world, from entry to entry. It ends at an entry that is missing, not
+    signed, or not older than its child (a forged one), and below the oldest step of `refs`. One of `refs` is
+    left out if its child's entry names another digest; the chain goes on past it. Other digests are not
+    compared: nothing but `refs` is returned, and those are what lineage() has found.
+    """
     names = _parse_listing((yield List())).names
     known, oldest = {key_of(ref): ref for ref in refs}, min((ref.step for ref in refs), default=0)
     entries: dict[CheckpointKey, JournalEntry | None] = {}
@@ -341,24 +342,23 @@ def commit(held: Held, grant: Grant, keys: Keys = ()) -> Steps[CheckpointRef]:
     return ref
 
 
-def prune(held: Held, keep: tuple[CheckpointRef, ...]) -> Steps[tuple[CheckpointKey, ...]]:
-    """Delete checkpoints that are not newer than the first of `keep` (not empty) and not in it. Returns them.
-    Raises Superseded, and restores the entries then.
+def prune(held: Held, keep: Refs) -> Steps[tuple[CheckpointKey, ...]]:
+    """Delete checkpoints that are not in `keep` (not empty), of no higher step than its first, and of no
+    newer world. Returns them. Raises Superseded; each entry that it has renamed becomes "commit" again then,
+    even if it was another world's "pruning".
 
     Order: rename the entry of each to "pruning" -> list the claims -> rename it to "pruned" -> delete its
-    folder. A newer world that does not see the first rename is seen in the listing. Also deleted: folders
-    without entry or not adopted, which no world will ever count.
+    folder. A newer world that does not see the first rename is seen in the listing. A folder outside of the
+    run's is deleted before the last rename, too: a "pruned" entry does not lead to it. Also deleted: folders
+    whose entry is missing, "pruned" or not adopted: no world will count them; the oldest over MAX_PRUNED.
     """
     retained, newest = {key_of(ref) for ref in keep}, keep[0].step
-    folders = yield Folders()
+    folders = set((yield Folders()))
     seen = _parse_listing((yield List()))
     seen.require_newest(held.claim)
-    outside = yield from _outside_run_folder(seen, retained | set(folders))
-    old = [
-        key
-        for key in sorted(outside | set(folders))
-        if key not in retained and key.step <= newest and key.world_id <= held.claim.world_id
-    ]
+    outside = yield from _outside_run_folder(seen, retained | folders)
+    found = (outside | folders) - retained
+    old = sorted(key for key in found if key.step <= newest and key.world_id <= held.claim.world_id)
     mine = []  # those whose entry this world has renamed
     for key in old:
         name = f"{key}.commit" if key in seen.committed else seen.pruning.get(key)
@@ -371,7 +371,7 @@ def prune(held: Held, keep: tuple[CheckpointRef, ...]) -> Steps[tuple[Checkpoint
             yield Rename(held.claim.pruning(key), f"{key}.commit")
         raise
     for key in mine:
-        if key in outside:  # found by its entry alone, so its folder goes before the entry
+        if key in outside:
             yield Delete(key, outside_run=True)
         yield Rename(held.claim.pruning(key), f"{key}.pruned")
     gone = [key for key in old if key in mine or _is_leftover(held, seen, key)]

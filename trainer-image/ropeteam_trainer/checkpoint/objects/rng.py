@@ -29,10 +29,11 @@ def capture() -> GeneratorStates:
 
 def put_back(state: GeneratorStates) -> None:
     """Set the generators to saved states. CUDA's are ignored where there is no GPU. Raises ValueError for
-    states of an incompatible Python, NumPy or torch; some generators may be set then."""
+    states of an incompatible Python, NumPy (or none) or torch, and RuntimeError for CUDA's; some generators
+    may be set then."""
     try:
         _put_back_on_cpu(state)
-    except (LookupError, RuntimeError, TypeError, ValueError) as error:
+    except (ImportError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(
             f"random generators cannot be restored ({error}): were they saved under another Python, NumPy or "
             "torch? Resume in that image, or delete the checkpoint's folder to skip it"
@@ -42,6 +43,8 @@ def put_back(state: GeneratorStates) -> None:
 
 
 def _put_back_on_cpu(state: GeneratorStates) -> None:
+    """Set the generators of Python, torch and, if it has a state, NumPy. All that this raises for a state
+    that does not fit is caught in put_back(); ImportError: there is a state, and no NumPy."""
     random.setstate(state["python"])
     torch.set_rng_state(state["torch"])
     if "numpy" in state:
