@@ -159,11 +159,12 @@ class ApiServer:
         return Target(resource, namespace, name, subresource, "/".join(rest[3:]))
 
     async def _answer_read(self, request: web.Request, target: Target) -> web.StreamResponse:
-        """Answer a get, a list or a watch."""
+        """Answer a get, a list or a watch. Raises StatusError, as a real server does, for options that are
+        invalid or contradict each other, and for a missing object."""
         query, resource = request.query, target.resource
         if target.name:
             found = self.store.get(resource, (target.namespace, target.name))
-            if version := query.get("resourceVersion"):
+            if version := query.get("resourceVersion"):  # an invalid or future one is refused; else no effect
                 decode.parse_revision(version, self.store.revision)
             return _json_response(self._in_requested_form(request, resource, found))
         selected = query.get("labelSelector", ""), query.get("fieldSelector", "")
@@ -178,7 +179,7 @@ class ApiServer:
         )
 
     def _in_requested_form(self, request: web.Request, resource: Resource, plain: Object) -> Object:
-        """An object or a List in the representation that the request accepts. Raises 400."""
+        """An object or a List in the representation that the request accepts. Raises StatusError (400)."""
         accept, include = request.headers.get("Accept", ""), request.query.get("includeObject", "")
         return listing.in_requested_form(accept, include, resource, plain)
 

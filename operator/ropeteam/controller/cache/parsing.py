@@ -276,7 +276,8 @@ def _pending_init(statuses: list[Object]) -> ContainerSeen:
 
 
 def _container_seen(container: Object) -> ContainerSeen:
-    """The container in its status, an entry of `containerStatuses`; without a name."""
+    """A container as its status shows it, an entry of `containerStatuses` or `initContainerStatuses`; the
+    name is left empty. `container` may be empty: a container in no state."""
     state = container.get("state") or {}
     waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
     return ContainerSeen(

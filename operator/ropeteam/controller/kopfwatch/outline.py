@@ -62,12 +62,13 @@ class _ReducedBody:
 
 
 def _reduced_object(obj: dict[str, Any]) -> dict[str, Any]:
-    """Of a job its kind and metadata without labels and annotations; of a Status, which ends a watch, its
-    code, reason and message."""
+    """`apiVersion` and `kind`; of metadata the fields in READ, so no labels, annotations, finalizers or
+    owners; of a Status, which ends a watch, code, reason and message. `spec` and `status` are empty objects,
+    in a Status too: our handler reads metadata only, and kopf gets no unbounded value."""
     meta = _scalar_fields(obj.get("metadata") or {}, READ)
     return _scalar_fields(obj, _STATUS_FIELDS) | {"spec": {}, "status": {}, "metadata": meta}
 
 
 def _scalar_fields(obj: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
-    """The fields with these names that are text or numbers, as a new object."""
+    """The fields with these names that are text or integers, as a new object."""
     return {key: obj[key] for key in keys if isinstance(obj.get(key), str | int)}

@@ -164,5 +164,6 @@ def check_delete_preconditions(resource: Resource, old: Object, wanted: Object) 
                 f"record ({have}). The object might have been {event}"
             )
             name = old["metadata"]["name"]
+            # a real server names the kind here, and the plural for updates: so no resource.conflict_error()
             message = f'Operation cannot be fulfilled on {resource.qualified_kind} "{name}": {why}'
             raise StatusError(409, "Conflict", message, name=name, group=resource.group, kind=resource.kind)
