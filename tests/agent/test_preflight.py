@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -165,3 +166,25 @@ def test_an_interpreter_that_is_not_there_is_reported_at_once(
     assert problem is not None
     assert not problem.transient
     assert len(gone.patience) == 1
+
+
+def interpreter_of_torchrun(folder: Path) -> str:
+    settings = WorkerConfig("j", "n", "u", 1, 2, 1, "127.0.0.1:1")
+    environment = {"PATH": str(folder), "ROPETEAM_STORE": "none"}
+    return preflight.plan_launch(("torchrun", "train.py"), settings, environment)[1]
+
+
+@pytest.mark.parametrize("lines", ["#!/bin/sh # don't\n", "#!/bin/sh\n'''exec' \"/without/an/end/python\n"])
+def test_a_launcher_whose_first_lines_cannot_be_parsed_names_no_interpreter(
+    lines: str, tmp_path: Path
+) -> None:
+    (tmp_path / "torchrun").write_text(lines)
+    (tmp_path / "torchrun").chmod(0o755)
+    assert interpreter_of_torchrun(tmp_path) == "python3"
+
+
+def test_a_launcher_that_cannot_be_read_names_no_interpreter(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as unreadable:  # opening it fails for root, too
+        unreadable.bind(str(tmp_path / "torchrun"))
+        (tmp_path / "torchrun").chmod(0o755)
+        assert interpreter_of_torchrun(tmp_path) == "python3"

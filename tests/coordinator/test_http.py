@@ -49,7 +49,9 @@ async def test_a_signature_or_a_bearer_is_needed(served: ServedCoordinator, auth
     raw = request(method, path, b"{}" if method == "PUT" else b"", Authorization=authorization)
     status, body = await http(served.http, raw)
     assert (status, served.coordinator.state.desired) == (401, None)
-    assert body == "not signed for this job's term 1, or the challenge is not the last one\n"
+    assert body.startswith(
+        "the request is not signed with this job's token for term 1, or answers an outdated"
+    )
 
 
 @pytest.mark.parametrize(

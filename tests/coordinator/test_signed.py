@@ -20,7 +20,10 @@ from ropeteam_trainer.coordinator.server import Coordinator
 
 DESIRED = Desired(1, 1, 1, {"0": SlotDesired(1, "pod-0-1")})
 PUT = "PUT /desired"
-UNSIGNED = "not signed for this job's term 1, or the challenge is not the last one\n"
+UNSIGNED = (
+    "the request is not signed with this job's token for term 1, or answers an outdated challenge; "
+    "only the operator can send it. For the job's state: kubectl get tj\n"
+)
 
 
 def body(generation: int) -> bytes:

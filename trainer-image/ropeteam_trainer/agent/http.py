@@ -19,7 +19,13 @@ from ropeteam_trainer.agent.machine.metrics import CONTENT_TYPE
 from ropeteam_trainer.agent.processes.waiting import within
 from ropeteam_trainer.contract.config import AGENT_METRICS_PORT
 from ropeteam_trainer.contract.preauth import BACKLOG, HEAD_SECONDS, UnauthenticatedConnections
-from ropeteam_trainer.system.http import HttpError, Request, Response, discard, read_head
+from ropeteam_trainer.system.http import (
+    HttpError,
+    Request,
+    Response,
+    half_close_and_discard_rest,
+    read_head,
+)
 
 MOST_HEAD, MOST_DISCARDED, MOST_PEERS = 8 << 10, 64 << 10, 16
 """Bytes of a request's head; bytes of a refused request's body that are read; connections at a time."""
@@ -69,7 +75,7 @@ class MetricsServer:
             writer.write(answer.to_bytes())
             await within(HEAD_SECONDS, writer.drain())
             if answer.status >= 400:
-                await within(HEAD_SECONDS, discard(reader, writer, MOST_DISCARDED))
+                await within(HEAD_SECONDS, half_close_and_discard_rest(reader, writer, MOST_DISCARDED))
         except OSError:
             pass  # the peer disconnected, or is too slow
         finally:

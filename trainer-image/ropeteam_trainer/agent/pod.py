@@ -135,7 +135,8 @@ class RealPod:
     def _report_broken_zygote(self) -> None:
         """Report that torch, which preflight.py found, cannot be imported."""
         text = (
-            f"{self._settings.python} cannot import torch.distributed (the traceback is in the log of this "
-            "pod, in lines of [zygote]); use an image whose torch can be imported, or set spec.agentPython"
+            f"{self._settings.python} cannot import torch.distributed (the traceback is in the log of the "
+            f"pod in slot {self._settings.slot}, in lines of [zygote]); use an image whose torch can be "
+            "imported, or set spec.agentPython"
         )
         self._post(ProblemFound(Problem(FailReason.INTERPRETER_WITHOUT_TORCH, text)))

@@ -60,8 +60,9 @@ def plan_launch(
     """The launch of ranks, its interpreter, and the problem that prevents it, if there is one.
 
     Order, the first problem wins: the command is parsed -> its wrapper is run, which may install packages ->
-    the program and the script exist -> the checkpoint folder is writable -> the interpreter finds torch. With
-    a problem of the command the launch is empty.
+    the program and the script exist -> the checkpoint folder is writable -> the interpreter finds torch. If
+    the command cannot be parsed, or its wrapper fails, the launch is empty. The interpreter: the command's;
+    that of its program, a console script; spec.agentPython; python3.
     """
     python = settings.agent_python or "python3"
     if not command:
@@ -146,17 +147,20 @@ def _command_problem(launch: Launch, environ: Mapping[str, str]) -> Problem | No
 
 
 def _script_interpreter(program: str, environ: Mapping[str, str]) -> str | None:
-    """The interpreter in the first line of a console script such as torchrun. None: `program` is not found,
-    or names no Python. Raises OSError."""
+    """The interpreter that a console script such as torchrun names in its first line, or in the second, as
+    pip writes it. None: `program` is not found, cannot be read or parsed, or names no Python."""
     path = shutil.which(program, path=environ.get("PATH"))
     if path is None:
         return None
-    with open(path, "rb") as file:
-        first, second = file.readline(512), file.readline(512)
-    arguments = shlex.split(first[2:].decode(errors="replace")) if first.startswith(b"#!") else []
-    if arguments and arguments[0].endswith("/sh") and second.startswith(b"'''exec'"):
-        # pip writes the interpreter into a second line if the first would be too long for the kernel.
-        arguments = shlex.split(second.decode(errors="replace").removeprefix("'''exec'"))
+    try:
+        with open(path, "rb") as file:
+            first, second = file.readline(512), file.readline(512)
+        arguments = shlex.split(first[2:].decode(errors="replace")) if first.startswith(b"#!") else []
+        if arguments and arguments[0].endswith("/sh") and second.startswith(b"'''exec'"):
+            # pip writes the interpreter into a second line if the first would be too long for the kernel.
+            arguments = shlex.split(second.decode(errors="replace").removeprefix("'''exec'"))
+    except (OSError, ValueError):  # not readable, or a quote without its end
+        return None
     return next((argument for argument in arguments if Path(argument).name.startswith("python")), None)
 
 
@@ -183,7 +187,7 @@ def _checkpoint_problem(settings: WorkerConfig) -> Problem | None:
 
 
 def _try_to_write(where: Location) -> None:
-    """Create the folder, and a file in it that nobody sees. Raises OSError."""
+    """Create the folder, and a file without a name in it, which is gone at once. Raises OSError."""
     with Folder.at(where, make=True), tempfile.TemporaryFile(dir=str(where)):
         pass  # if a link was put there between the two, the file had no name
 

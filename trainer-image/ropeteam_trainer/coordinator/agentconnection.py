@@ -140,11 +140,14 @@ class AgentConnection(asyncio.BufferedProtocol):
         """Take a report. Raises WireError if the pod is not that of the connection's first report."""
         if self.report is None:
             self._first_report_timer.cancel()
-        if self.pod not in (None, pod_of(report)):
+        pod = pod_of(report)
+        if self.pod is not None and self.pod != pod:
             raise wire.WireError(
-                f"the connection is of {self.pod}, but a report on it is of {pod_of(report)}"
+                f"a report of {_pod_text(pod)} came on the connection of {_pod_text(self.pod)}; it is "
+                "closed, and the agent connects again. This is a bug of the agent, or a foreign process has "
+                "the job's token"
             )
-        self.report, self.pod, self._report_number = report, pod_of(report), report.number
+        self.report, self.pod, self._report_number = report, pod, report.number
         self._coordinator.take_report(self, report)
 
     def _take_lease(self) -> None:
@@ -239,6 +242,10 @@ class AgentConnection(asyncio.BufferedProtocol):
         self._first_report_timer.cancel()
         self._coordinator.unauthenticated.free(self._address, self._evict)
         self._coordinator.remove_connection(self)
+
+
+def _pod_text(pod: Pod) -> str:
+    return f"slot {pod.slot}, incarnation {pod.incarnation} (pod UID {pod.uid})"
 
 
 def _without_replaced_reports(bodies: list[bytes]) -> list[bytes]:

@@ -25,7 +25,14 @@ from ropeteam_trainer.contract.desired import Desired, JobReport
 from ropeteam_trainer.contract.preauth import HEAD_SECONDS, UnauthenticatedConnections
 from ropeteam_trainer.coordinator.metrics import render
 from ropeteam_trainer.coordinator.server import Coordinator
-from ropeteam_trainer.system.http import HttpError, Request, Response, discard, read_body, read_head
+from ropeteam_trainer.system.http import (
+    HttpError,
+    Request,
+    Response,
+    half_close_and_discard_rest,
+    read_body,
+    read_head,
+)
 
 MOST_HEAD, MOST_BODY, MAX_UNAUTHENTICATED = 16 << 10, 1 << 20, 64
 SECONDS = 10.0
@@ -65,7 +72,7 @@ class Http:
             if answer.status >= 400:
                 # Unread input would make the kernel send RST, and the peer might lose this response with it:
                 # a refused operator needs the challenge in it.
-                await asyncio.wait_for(discard(reader, writer, MOST_BODY), SECONDS)
+                await asyncio.wait_for(half_close_and_discard_rest(reader, writer, MOST_BODY), SECONDS)
         except (asyncio.TimeoutError, ConnectionError):  # noqa: UP041 (two classes before Python 3.11)
             pass  # the peer disconnected, or does not read
         finally:
@@ -100,7 +107,11 @@ class Http:
                 return _report_answer(self._coordinator.job_report())
             body = await asyncio.wait_for(read_body(reader, request, MOST_BODY), SECONDS)
             if signed and not signing.covers(_signature(request), body):
-                raise HttpError(401, "the body is not the one that was signed")
+                raise HttpError(
+                    401,
+                    "the body does not match its signature, so it was not applied: something between the "
+                    "operator and this coordinator, such as a proxy, has changed it",
+                )
             return _report_answer(
                 self._coordinator.apply_desired(parse_desired(body, self._coordinator.state.config))
             )
@@ -135,7 +146,9 @@ class Http:
         if not self._has_bearer(request):
             term = self._coordinator.state.config.term
             raise HttpError(
-                401, f"not signed for this job's term {term}, or the challenge is not the last one"
+                401,
+                f"the request is not signed with this job's token for term {term}, or answers an outdated "
+                "challenge; only the operator can send it. For the job's state: kubectl get tj",
             )
         if now < self._signed_at + BEARER_SECONDS:
             raise HttpError(
@@ -159,7 +172,7 @@ def _signature(request: Request) -> str:
 
 
 def _check_route(request: Request) -> None:
-    """Raises HttpError 404 or 405 if there is no such path, or not for this method."""
+    """Raise HttpError 404 for an unknown path, 405 for a known one with another method."""
     method = _ROUTES.get(request.path)
     if method is None:
         raise HttpError(404, f"no such path; the paths are {', '.join(_ROUTES)}")

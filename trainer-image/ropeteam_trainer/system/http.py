@@ -1,6 +1,7 @@
 """HTTP/1.1 as our servers speak it: one request per connection, and a sentence for a malformed one.
 
-    read_head -> Request -> read_body -> Response.to_bytes -> discard, if the status is 400 or more
+    read_head -> Request -> read_body -> Response.to_bytes -> half_close_and_discard_rest, if the status is
+    400 or more
 
 Chunks are not accepted. No time limits here: a caller awaits each of these with its own.
 """
@@ -25,6 +26,7 @@ _PHRASES = {
     503: "Service Unavailable",
 }
 _PART = 16 << 10
+"""Most bytes of one read of what is discarded."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Response:
 
 
 class HttpError(RopeteamError):
-    """Refusal of a request. `response`: the one to send, with the sentence as its body."""
+    """Refusal of a request. `response`: the one to send, with the sentence and a line break as its body."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -65,7 +67,7 @@ class HttpError(RopeteamError):
 
 async def read_head(reader: asyncio.StreamReader, reader_limit: int) -> Request:
     """Read request line and headers. `reader_limit`: the `limit` that the reader was created with, for the
-    text of the error. Raises HttpError and ConnectionError."""
+    text of the error. Raises HttpError, and ConnectionError if the peer resets the connection."""
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.LimitOverrunError:
@@ -87,10 +89,12 @@ async def read_body(reader: asyncio.StreamReader, request: Request, max_bytes: i
         ) from None
 
 
-async def discard(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, max_bytes: int) -> None:
-    """Half-close the connection after the response, and discard the rest of the request, about `max_bytes` of
-    it at most. If the connection were closed while data come, TCP would reset it, and the peer could lose the
-    response (RFC 9112, section 9.6)."""
+async def half_close_and_discard_rest(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, max_bytes: int
+) -> None:
+    """Half-close the connection after the response, and discard the rest of the request, until the peer
+    closes it too, or about `max_bytes` have come. If the connection were closed while data come, TCP would
+    reset it, and the peer could lose the response (RFC 9112, section 9.6). Raises ConnectionError."""
     writer.write_eof()
     left = max_bytes
     while left > 0 and (part := await reader.read(_PART)):

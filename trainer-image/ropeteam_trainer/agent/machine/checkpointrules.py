@@ -113,7 +113,7 @@ def _claim_problem(state: AgentState, seconds: float) -> Problem:
     folder = state.config.checkpoint.directory
     text = (
         f"the checkpoint folder {folder} could not be claimed for {seconds:.0f} s: the last error is in the "
-        "log of this pod; if there is none, the disk hangs. Check spec.checkpoint.volume, and its mount on "
-        "this node"
+        f"log of the pod in slot {state.identity.slot}; if there is none, the disk hangs. Check "
+        f"spec.checkpoint.volume, and its mount on node {state.identity.node}"
     )
     return Problem(FailReason.CHECKPOINT_NOT_WRITABLE, text, transient=True)

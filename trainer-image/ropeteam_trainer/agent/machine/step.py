@@ -248,7 +248,7 @@ def _start_world(state: AgentState) -> Stepped:
 
 
 def _store_loss_exit(state: AgentState, plan: Plan) -> ProcessExit | None:
-    """The exit of ranks whose store is lost: as if a signal had killed them. None: no loss is known.
+    """The exit of ranks whose store is lost: as if SIGKILL had ended them. None: no loss is known.
 
     Only the pod that hosted the store knows of the loss. Jobs with parameter servers, and commands that run
     once per pod, use no store of ours.
@@ -258,7 +258,7 @@ def _store_loss_exit(state: AgentState, plan: Plan) -> ProcessExit | None:
         return None
     text = (
         f"the TCPStore of world {plan.world_id} at {offer.host}:{offer.port} has ended, so its ranks cannot "
-        "form a process group; the log of this pod says why it ended"
+        f"form a process group; the log of the pod in slot {state.identity.slot} says why it ended"
     )
     return ProcessExit(None, signal.SIGKILL, message=text)
 

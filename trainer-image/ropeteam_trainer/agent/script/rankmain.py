@@ -1,11 +1,12 @@
 """The shim around a user's script: runs it as `python` would, and reports how it ended.
 
-    rank.py <kind> <script or module> [arguments]      kind: script, module, run-path, code or stdin
-The script finds all (`__main__`, sys.argv, sys.path[0], __file__, pickling, multiprocessing) as without the
-shim; our package is appended to sys.path, last. An uncaught exception is printed without the shim's frames
-and reported to the agent; the script's end is marked in the heartbeat page, because finished processes
-sometimes abort while they exit. Runs in the job's interpreter: imports little, and the rest of our package
-only once the script has ended.
+    rank.py KIND SCRIPT [arguments]      written by agent/processes/spawn.py; calls main() with these
+
+The zygote and planning/shim.py call main() too. The script finds all (`__main__`, sys.argv, sys.path[0],
+__file__, pickling, multiprocessing) as without the shim; our package is appended to sys.path, last. An
+uncaught exception is printed without the shim's frames and reported to the agent; the script's end is marked
+in the heartbeat page, because finished processes sometimes abort while they exit. Runs in the job's
+interpreter: imports little, and the rest of our package only once the script has ended.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ _NAMES = {"code": "-c", "stdin": "-"}
 
 
 def main(root: str, kind: str, argv: list[str]) -> NoReturn:
-    """Run the user's code as `__main__`, and end the interpreter with its exit code. Never returns.
+    """Run the user's code as `__main__`, then raise SystemExit with its exit code.
 
-    `root`: the folder or zip that holds our package. Order: imports are set up before anything is hooked; an
-    uncaught exception is reported to the agent before it is printed; the end is marked before exit handlers
-    run. SystemExit passes through.
+    `root`: the folder or zip that holds our package. `kind`: script, module, run-path (a folder or zip), code
+    or stdin. `argv`: the path, the module's name or the code, then the arguments of the script.
+
+    Order: imports are set up before anything is hooked; an uncaught exception is reported to the agent before
+    it is printed; the end is marked before exit handlers run. SystemExit passes through.
     """
     _prepare_imports(root)
     _set_process_name()

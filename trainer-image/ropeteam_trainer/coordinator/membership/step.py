@@ -162,9 +162,7 @@ def _take_reports(
     state = slotindex.note_reports(state, (Agent(report, at.now) for report in reports), at.now)
     state = replace(
         state,
-        worlds_planned=max(
-            state.worlds_planned, *(_reported_world_number(state, report) for report in reports), 0
-        ),
+        worlds_planned=max(state.worlds_planned, *(_reported_n(state, report) for report in reports), 0),
     )
     for report in reports:
         claimed = report.superseded.term if report.superseded and is_accepted(state, report) else 0
@@ -180,9 +178,9 @@ def _take_reports(
     return replace(state, touched=slotset.of(report.slot for report in reports))
 
 
-def _reported_world_number(state: CoordinatorState, report: AgentReport) -> int:
+def _reported_n(state: CoordinatorState, report: AgentReport) -> int:
     """The n of the reported world, if its number has our term and boot; otherwise 0. After a restore of etcd
-    another pod may have had this term and planned that world: its numbers must not be used again."""
+    another pod may have had this term and planned that world: its values of n must not be used again."""
     world_id = report.plan.world_id if report.plan else None
     return world_id.n if world_id and (world_id.term, world_id.boot) == (state.config.term, state.boot) else 0
 
@@ -328,8 +326,9 @@ def _decide_stopping(state: CoordinatorState, at: Moment) -> Decided:
 
 
 def _decide_completing(state: CoordinatorState, at: Moment) -> Decided:
-    """Enter COMPLETE, which releases all agents, once the last checkpoint is committed and saved in status,
-    and every agent that still can has acknowledged completion. Until then nothing is a fault any more."""
+    """Enter COMPLETE, which releases all agents, once every agent that still can has acknowledged completion,
+    and the last checkpoint is committed and saved in status, or given up: after AWAITED_COMMIT_SECONDS, or
+    as the agent that would write its manifest is lost. Until then nothing is a fault any more."""
     state = commits.grant_next_commit(state)
     awaited = commits.awaited_commit(state, at.now)
     if awaited or not _is_completion_acknowledged(state, at):
