@@ -98,7 +98,7 @@ def demands_taints(patch: pytest.MonkeyPatch) -> None:
 
 
 def lets_in_anybody(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(wire, "server_proof", lambda *_: b"x")
+    patch.setattr(wire, "verify_worker_and_prove", lambda *_: b"x")
 
 
 def trusts_numbers_of_workers(patch: pytest.MonkeyPatch) -> None:

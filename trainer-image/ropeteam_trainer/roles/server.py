@@ -1,7 +1,8 @@
 """Role of a parameter server: instead of training, it handles requests until all workers have left.
 
 The script runs as on a worker, up to its first batch, forward pass or report: there the server serves, and
-then ends the script with SystemExit(0), whatever the rest of it.
+then ends the script with SystemExit(0), whatever the rest of it. Server 0 is the chief: it keeps the ledger,
+saves for all servers, and ends the others (strategies/parameterserver/chief.py).
 """
 
 from __future__ import annotations
@@ -63,8 +64,9 @@ class ServerRole:
         __: Loss | None,
         ___: TensorPlan | None,
     ) -> tuple[Module, Optimizer]:
-        """Check the settings, open the listener, and return model and optimizer unchanged. The model's first
-        forward pass serves, so a script without batches() or report() before it works too."""
+        """Check the settings, open the listener, and return both. The model gets a hook by which its first
+        forward pass serves and never returns, so a script without batches() or report() before it works too.
+        Raises StrategyError for a second call or wrong settings, OSError if the port is in use."""
         role.check_not_wrapped(self._is_wrapped)
         wrap.check_settings(self._strategy, optimizer, None)
         session = self._session
@@ -115,9 +117,9 @@ class ServerRole:
         """Serve this rank's share until all workers have left, then end the script: raises SystemExit(0).
         After a drain it does not return either: the agent kills the process.
 
-        Order: the share (from memory, if an earlier process left it there), the server, its handlers; only
-        then connections are accepted. The chief runs its loop; the others write heartbeats until it ends
-        them.
+        Order: the share (from memory, if an earlier process left it there), the server, its handlers; on
+        server 0 the Chief with its own, which counters read (`_dropped`); only then connections are accepted.
+        The chief runs its loop; the others write heartbeats until it ends them.
         """
         link, heart, discovery = self._session.link, self._session.heart, self._discovery
         spec = self._strategy.sync.parameter_server
@@ -125,6 +127,7 @@ class ServerRole:
         optimizer = restricted_optimizer(self._optimizer, own)
         # Workers apply the rate and the warm-up; servers have the mean gradients, so they apply LARS or LAMB.
         ratio_only = LearningRate(trust_ratio=self._strategy.learning_rate.trust_ratio)
+        # without scaling and warm-up neither the batch nor the steps are read
         largebatch.adapt_optimizer(optimizer, ratio_only, global_batch=None, steps_done=lambda: 0)
         share = Share(own, optimizer, self._path(f"server-{self._index}"), self._assignment.workers)
         # All ranks connect at once; a worker connects to the chief twice.
@@ -150,7 +153,7 @@ class ServerRole:
         raise SystemExit(0)
 
     def _print_counts(self, server: Server) -> None:
-        """Print the server's counters at the end, those of the ledger on the chief too."""
+        """Print the server's counters at the end, as JSON; on the chief those of the ledger too."""
         staleness = server.staleness
         figures: dict[str, Any] = {"server": self._index, "steps": server.share.version}
         if staleness:
@@ -162,7 +165,8 @@ class ServerRole:
         notice(f"this parameter server has ended, as all workers have left: {json.dumps(figures)}")
 
     def _chief_loop(self) -> ChiefLoop:
-        """Loop of this server as the chief. Adds the chief's handlers to the server."""
+        """Loop of this server as the chief. Creates the Chief (`_chief`), which adds its handlers to the
+        server: before server.start()."""
         session, serve_phase = self._session, self._discovery.serve_phase
         spec, workers = self._strategy.sync.parameter_server, self._assignment.workers
         job_rules = ledgers.rules_of(spec, workers, session.checkpoints.every_steps)
@@ -173,7 +177,8 @@ class ServerRole:
         )
 
     def _dropped(self) -> int | None:
-        """Gradients that came too late for their step. None: not the chief, which alone knows."""
+        """Number of gradients that came too late for their step. None: not the chief, which alone knows.
+        Called after _chief_loop()."""
         return self._chief.ledger.dropped if self._index == 0 else None
 
     def _receive_progress(self, progress: SendProgress, _: bytearray) -> tuple[Done, bytes]:

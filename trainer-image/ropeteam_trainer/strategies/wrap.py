@@ -182,7 +182,8 @@ def _pipeline(
 
 
 def check_settings(strategy: Strategy, optimizer: Optimizer, loss: Loss | None) -> None:
-    """Raise StrategyError for settings that cannot work with this optimizer or without a loss."""
+    """Raise StrategyError for an optimizer that has stepped already, and for settings that cannot work with
+    it or without a loss. Changes nothing."""
     rate = strategy.learning_rate
     if optimizer.state:
         raise StrategyError("job.wrap() was called after the optimizer's first step; call it before the loop")

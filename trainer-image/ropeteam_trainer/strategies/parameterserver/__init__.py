@@ -7,7 +7,8 @@ pull weights.
     hyperparameters.py of the workers' optimizers, in messages
     flat.py            layout of tensors in one contiguous buffer; payloads.py: other values as bytes
     requests.py        requests and their answers, typed (pure)
-    wire.py            messages and raw tensors over TCP; admission.py: authentication of connections
+    wire.py            messages and raw tensors over TCP, and the handshake of both sides before the first
+    admission.py       a server's connections until their handshake is complete
     service.py         request handlers of each server
     chief.py           more handlers of the first one; chiefloop.py: its start, checkpoints, drain and end
     serverprogress.py  heartbeats and counters of a server

@@ -144,7 +144,7 @@ class Admission:
             handshake.answer += more
             if more and len(handshake.answer) < wire.ANSWER_BYTES:
                 return  # the rest is still to come; without `more` the peer has closed the connection
-            connection.send(wire.server_proof(self._secret, handshake.nonce, handshake.answer))
+            connection.send(wire.verify_worker_and_prove(self._secret, handshake.nonce, handshake.answer))
             wire.set_socket_options(connection)
         except wire.WrongSecret as error:
             self._close_handshake(handshake)

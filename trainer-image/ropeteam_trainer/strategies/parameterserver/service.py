@@ -102,8 +102,7 @@ class Server:
 
     def close(self) -> None:
         """Close all connections once pending responses are sent, or after five seconds: a worker without its
-        response would retry for ever. Threads of
-        connections end by themselves."""
+        response would retry for ever. Threads of connections end by themselves."""
         with self._responses_changed:
             self._responses_changed.wait_for(lambda: not self._pending_responses, timeout=5)
         self._admission.close()
@@ -220,7 +219,7 @@ class Server:
         else it waits for the other gradients of step n, and the last one makes the step with the mean of all.
         """
         worker, n, of = push.worker, push.n, push.of
-        self._check(push, len(buffer))
+        self._check_push(push, len(buffer))
         if self.share.has_applied(worker, n):
             return  # the worker repeats the request, because the response was lost
         views = list(self.share.layout.tensors(buffer).values())
@@ -241,7 +240,7 @@ class Server:
             self.changed.notify_all()
         self.changed.wait_for(lambda: self.share.has_applied(worker, n))
 
-    def _check(self, push: PushGradient, size: int) -> None:
+    def _check_push(self, push: PushGradient, size: int) -> None:
         """Raise DecodeError if this cannot be a gradient of the share. size: bytes of its payload."""
         check_worker(push.worker, self.share.workers)
         if push.of > self.share.workers:

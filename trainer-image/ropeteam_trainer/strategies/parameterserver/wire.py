@@ -57,9 +57,10 @@ def connect(address: str, secret: str) -> socket.socket:
     return connection
 
 
-def server_proof(secret: str, nonce: bytes, answer: bytes) -> bytes:
-    """A server's proof, in return for a worker's answer to `nonce` (ANSWER_BYTES long). Raises WrongSecret,
-    and ConnectionError for a shorter answer."""
+def verify_worker_and_prove(secret: str, nonce: bytes, answer: bytes) -> bytes:
+    """Verify a worker's answer to the server's `nonce` (ANSWER_BYTES long), and return the server's own
+    proof. Raises WrongSecret if the worker has not proved that it knows the secret, ConnectionError for a
+    shorter answer. Nothing is sent."""
     if len(answer) < ANSWER_BYTES:
         raise ConnectionError("the worker closed the connection during the handshake")
     if not hmac.compare_digest(answer[NONCE_BYTES:], _proof(secret, b"worker", nonce)):
@@ -124,5 +125,6 @@ def set_socket_options(connection: socket.socket) -> None:
 
 
 def _proof(secret: str, who: bytes, nonce: bytes | bytearray) -> bytes:
-    """who: b"worker" or b"server", so that no side can return the proof of the other."""
+    """Proof of one side that it has the secret. `who`: b"worker" or b"server", so that no side can return the
+    proof of the other. `nonce`: the other side's."""
     return hmac.digest(secret.encode(), who + nonce, "sha256")
