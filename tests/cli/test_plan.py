@@ -325,8 +325,12 @@ def test_environment_and_arguments_are_the_jobs() -> None:
 
 
 def test_a_script_started_once_per_pod_is_not_looked_into() -> None:
-    found = rows(planned(SCRIPT + WRAP, command=["sh", "-c", "python train.py | cat"]))
-    assert "is started by" in found["the rest"]
+    command = ["sh", "-c", "python train.py | cat"]
+    result = planned(SCRIPT + WRAP, command=command, strategy={"parallelism": {"pipeline": 2}})
+    found = rows(result)
+    assert found["model"] == "unknown, and so memory and traffic"
+    assert "the script was not run: plan cannot look into `sh`, which starts it; for a " in result.output
+    assert found["mesh"] == "pipeline 2 x replicate 2", "it may call job.wrap(): the strategy is not refused"
 
 
 def test_an_optimizer_that_needs_data_is_shown_as_unknown() -> None:
@@ -334,7 +338,7 @@ def test_an_optimizer_that_needs_data_is_shown_as_unknown() -> None:
         SCRIPT + WRAP.replace("SGD(model.parameters(), lr=0.1, momentum=0.9)", "LBFGS(model.parameters())")
     )
     assert "optimizer unknown" in result.output
-    assert "the state of LBFGS, which does not step without data" in result.output
+    assert "the state of LBFGS: its step() fails in a dry run, which has no data, so its" in result.output
 
 
 def test_what_depends_on_the_scripts_batch_is_marked_so() -> None:

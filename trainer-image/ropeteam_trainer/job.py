@@ -186,14 +186,15 @@ class Job:
         collate: default torch's default_collate. balance: parts in proportion to measured speed, measured
         again every 20 batches; the model must have gone through wrap() or restore(), in
         DistributedDataParallel or fully_shard. Each call, and so a resumed job, begins with equal parts.
-        Continues at the position of the restored checkpoint. Raises ValueError if data or seed are not those
-        of the checkpoint, or not the same on all ranks.
+        Continues at the position of the restored checkpoint. Raises ValueError for an empty dataset, for
+        prefetch together with workers, and if data or seed are not those of the checkpoint, or (with the
+        first batch) not the same on all ranks; StrategyError if wrap() is missing, or does not allow balance.
         """
         self._report_feature_level(FeatureLevel.DATA)
         self._role.enter_loop("job.batches()")
         spec = self._plan.strategy.batch if self._plan.strategy else Batch()
         prefetch, balance = spec.prefetch or prefetch, spec.balance or balance
-        loading.max_batches_ahead(workers, prefetch)
+        loading.check_loading(workers, prefetch)
         plan = DataPlan(len(dataset), spec.global_samples or global_batch, seed)
         model = self._role.measured_model() if balance else None
         requested = BatchRequest(dataset, plan, epochs, workers, prefetch, balance, model, collate)

@@ -65,14 +65,19 @@ def shares_from(
         at = after
 
 
-def max_batches_ahead(workers: int, prefetch: int) -> int:
-    """Limit on the shares that load_batches() may have drawn for batches that are not taken yet. Raises
-    ValueError for a negative prefetch, and for prefetch with workers."""
+def check_loading(workers: int, prefetch: int) -> None:
+    """Raise ValueError for a negative prefetch, and for prefetch together with workers."""
     if prefetch < 0 or (prefetch and workers):
         raise ValueError(
             "prefetch must be 0 or more, and 0 with workers, which load ahead anyway: got "
-            f"prefetch={prefetch} with workers={workers}"
+            f"prefetch={prefetch} with workers={workers}. Change the arguments of batches(), or "
+            "spec.strategy.batch.prefetch, which overrides its prefetch"
         )
+
+
+def max_batches_ahead(workers: int, prefetch: int) -> int:
+    """Limit on the shares that load_batches() may have drawn for batches that are not taken yet. At most one
+    of the two is set (check_loading)."""
     return prefetch + 1 if prefetch else workers * _AHEAD_PER_WORKER
 
 

@@ -59,10 +59,12 @@ class Model:
 
 @dataclass(frozen=True)
 class DryRunResult:
-    """Result of one script. Exactly one of the three is set."""
+    """Result of one script. Exactly one of the four is set."""
 
     model: Model | None = None
     refused: tuple[str, ...] = ()
     """Reasons why the strategy cannot be used with this script."""
     without_wrap: str = ""
     """First action of the script instead of a call of job.wrap(): `calls job.batches()`."""
+    not_run: str = ""
+    """Reason why the script was not run, as a sentence."""

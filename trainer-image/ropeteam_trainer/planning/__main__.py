@@ -19,13 +19,16 @@ from ropeteam_trainer.planning import answers, shim
 
 def main(launcher: str, job: JobSize, command: tuple[str, ...]) -> None:
     """Replace this process by the script under the shim. Returns, with a result written, if the command is
-    refused or its script is unknown."""
+    refused or its script is unknown. Raises OSError if the interpreter cannot be started."""
     launch = analyse(command, Launcher(launcher), job)
     if isinstance(launch, Problem):
         answers.write_result(DryRunResult(refused=(f"command: {launch.message}",)))
     elif launch.run is Run.COMMAND:
         answers.write_result(
-            DryRunResult(without_wrap=f"is started by `{command[0]}`, which is not analysed")
+            DryRunResult(
+                not_run=f"the script was not run: plan cannot look into `{command[0]}`, which starts it; for "
+                "a prediction begin spec.command with python or torchrun"
+            )
         )
     else:
         python = launch.python or sys.executable

@@ -169,7 +169,10 @@ def _not_counted(model: Model, strategy: Strategy, grid: Layout, micro_batches: 
     if micro_batches is None:
         yield "all-gathers of sharded layers, and unsharded gradients, of each micro-batch"
     if any(part.optimizer is None for part in model.parts):
-        yield f"the state of {model.optimizer}, which does not step without data"
+        yield (
+            f"the state of {model.optimizer}: its step() fails in a dry run, which has no data, so its size "
+            "is unknown"
+        )
 
 
 def _gradient_bytes(part: ModelPart) -> int:

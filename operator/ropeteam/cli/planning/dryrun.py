@@ -22,11 +22,12 @@ from ropeteam_trainer.partition.answer import DryRunResult
 
 
 def dry_run(spec: TrainingJobSpec, folder: Path, timeout_seconds: float) -> DryRunResult | str:
-    """Run the command as rank 0 until the script has reported, and return its report, or the reason why there
-    is none. folder: where relative paths start. All processes that it started are killed.
+    """Run the command as rank 0 until the script has written its result, and return that, or a sentence with
+    the reason why there is none. folder: where relative paths start. All processes that it started are
+    killed.
 
-    The first that is there counts: the report; the time limit; exit code 0, a script that never trains; else
-    the last line of its output.
+    First match wins: the result (a command that is not analysed writes the reason); the time limit; exit code
+    0, a script that never trains; else the last line of its output.
     """
     context = podspec.ExecutionContext(mounts={}, environment=os.environ, folder=folder)
     try:
@@ -51,7 +52,8 @@ def dry_run(spec: TrainingJobSpec, folder: Path, timeout_seconds: float) -> DryR
             )
             code = _wait_or_kill(process, timeout_seconds)
         if result_file.exists():
-            return codec.decode(DryRunResult, result_file.read_bytes())
+            result = codec.decode(DryRunResult, result_file.read_bytes())
+            return result.not_run or result
         if code is None:
             return (
                 f"the script did not reach job.wrap() within {timeout_seconds:g} s (--timeout-seconds); the "
