@@ -170,6 +170,19 @@ def test_plain_lines_show_what_is_being_waited_for() -> None:
     ]
 
 
+def test_a_plain_line_is_not_repeated_while_no_steps_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ropeteam.cli.show.screen._PLAIN_SECONDS", 0.0)
+    console = Console(record=True, width=120, file=io.StringIO())
+    with PlainScreen(console) as shown:
+        for state, step in (("Running", 1), ("Running", 2), ("Recovering", 2), ("Recovering", 2)):
+            shown.show(a_picture(state=state, step=step, why="waits"))
+    assert console.export_text().splitlines() == [
+        "gpt: Running - ready 3/3, step 1",
+        "gpt: Running - ready 3/3, step 2",
+        "gpt: Recovering - ready 3/3, step 2 - waits",
+    ]
+
+
 def a_job(**status: Any) -> dict[str, Any]:
     status |= {"start_time": NOW, "completion_time": NOW + timedelta(seconds=125)}
     claim = {"volume": {"persistentVolumeClaim": {"claimName": "c"}}}

@@ -89,7 +89,7 @@ def test_an_installation_that_is_well_is_ok() -> None:
         "ok   storage class: nfs is the default; several workers need ReadWriteMany from it",
         "ok   monitoring: kinds of the Prometheus Operator are not served: the chart's values"
         " metrics.serviceMonitor, .podMonitor and .prometheusRule must stay off",
-        "ok   queues: Kueue is not served: a label that names a queue has no effect",
+        "ok   queues: Kueue is not served: the label kueue.x-k8s.io/queue-name has no effect",
     ]
 
 
@@ -115,7 +115,7 @@ def test_a_definition_that_has_drifted_is_reported_by_its_fields() -> None:
     more = changed("colour", {"type": "object", "properties": {"red": {"type": "string"}}})
     one("warn definition: newer than this client: it has spec.colour; ", definition=more)
     one(
-        "warn definition: same fields, but other rules",
+        "warn definition: the same fields as in this client (1.2.3), but other validation rules (CEL); if",
         definition=changed("workers", {"x-kubernetes-validations": [{"rule": "self > 1"}]}),
     )
     empty = {"spec": {"versions": [{"name": "v1alpha1"}]}}

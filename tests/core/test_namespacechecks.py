@@ -101,9 +101,9 @@ def policy_finding(read: Read, guards: bool | None = True) -> str:
 def test_egress_that_is_denied_isolates_workers() -> None:
     line = policy_finding(policies({"policyTypes": ["Egress"]}))
     assert line == (
-        "warn network policies: pods of jobs cannot reach their coordinator (egress, port 29401), each other"
-        " (egress, all ports), DNS (egress, port 53) because of p0; allow it in an additional policy"
-        " (docs/install.md, Ports)"
+        "warn network policies: workers cannot reach their coordinator (egress, port 29401), workers cannot"
+        " reach each other (egress, all ports), workers cannot reach DNS (egress, port 53), because of p0;"
+        " allow it in an additional policy (docs/install.md, Ports)"
     )
 
 
@@ -127,7 +127,7 @@ DNS: Object = {"ports": [{"port": 53, "protocol": "UDP"}]}
         ),
         (
             [DNS, {"to": [{"podSelector": {"matchLabels": {"app": "db"}}}]}],
-            "their coordinator (egress, port 29401), each other",
+            "their coordinator (egress, port 29401), workers cannot reach each other",
         ),
     ],
 )
@@ -140,8 +140,8 @@ def test_ingress_is_opened_by_the_policies_that_the_operator_makes() -> None:
     deny = policies({}, {"policyTypes": ["Ingress"]})
     assert policy_finding(deny).startswith("ok ")
     assert policy_finding(deny, guards=False).startswith(
-        "warn network policies: pods of jobs cannot reach each other (ingress, all ports), the operator"
-        " (ingress, port 29402) because of p0, p1; "
+        "warn network policies: workers cannot reach each other (ingress, all ports), the operator cannot"
+        " reach coordinators (ingress, port 29402), because of p0, p1; "
     )
     assert "because of p0, p1, unless the operator creates policies for jobs; " in policy_finding(
         deny, guards=None
@@ -150,6 +150,17 @@ def test_ingress_is_opened_by_the_policies_that_the_operator_makes() -> None:
     assert policy_finding(policies({"policyTypes": ["Egress"], "egress": [{}]}), guards=False).startswith(
         "ok "
     )
+
+
+@pytest.mark.parametrize(
+    ("role", "blocked", "allowed"),
+    [("worker", "workers cannot", "operator cannot"), ("coordinator", "operator cannot", "workers cannot")],
+)
+def test_ingress_is_blocked_for_the_pods_that_a_policy_selects(role: str, blocked: str, allowed: str) -> None:
+    selector = {"matchLabels": {"ropeteam.dev/role": role}}
+    line = policy_finding(policies({"podSelector": selector, "policyTypes": ["Ingress"]}), guards=False)
+    assert blocked in line
+    assert allowed not in line
 
 
 def test_policies_of_jobs_and_those_of_other_pods_block_nothing() -> None:

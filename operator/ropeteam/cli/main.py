@@ -332,10 +332,10 @@ def plan(arguments: tuple[str, ...], workers: int | None, timeout_seconds: int) 
     Ranks, memory, messages and batch, but not time. Runs the script on this machine up to job.wrap(), as one
     rank without communication and with a model that takes no memory. Exit status 2: the job is invalid.
     """
-    from ropeteam.cli.manifest.read import read_manifests
+    from ropeteam.cli.manifest.read import manifests_of_arguments
     from ropeteam.cli.planning import planned
 
-    planned.print_plans(read_manifests(arguments, workers), timeout_seconds)
+    planned.print_plans(manifests_of_arguments(arguments, workers), timeout_seconds)
 
 
 @cli.command()

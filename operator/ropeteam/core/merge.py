@@ -71,8 +71,9 @@ def _merged_coordinator(view: View) -> CoordinatorStatus:
 
 
 def _unreachable_since(view: View) -> datetime | None:
-    """Time since which no report has come, although the coordinator was requested one, or its container does
-    not run while there was a world. None: it answers, or was never expected to."""
+    """Time of the first reconcile in which a requested report did not come, or the coordinator's container
+    did not run although there was a world; kept until a report comes. None: there is a report, or neither has
+    happened."""
     since = view.status.coordinator_unreachable_start_time
     if view.report is not None:
         return None

@@ -195,7 +195,7 @@ class Agreement:
             seconds = min(2 * seconds, SYNCHRONIZE_SECONDS)
 
     def _forget_problem(self) -> None:
-        """Begin RETRY_SECONDS and the pauses anew for the next problem."""
+        """Count RETRY_SECONDS and the pauses from the start again, for the next problem."""
         self._waited_from, self._pause = None, FIRST_PAUSE
 
     def _pause_or_give_up(self, error: str) -> None:

@@ -63,9 +63,9 @@ def read_arguments(arguments: tuple[str, ...], workers: int | None) -> Manifest:
     return _manifest_of_command(arguments, workers or 1)
 
 
-def read_manifests(arguments: tuple[str, ...], workers: int | None) -> list[Manifest]:
-    """Manifests of a command line: one for each file if all arguments are files, else one, as read_arguments.
-    Raises InvalidInput."""
+def manifests_of_arguments(arguments: tuple[str, ...], workers: int | None) -> list[Manifest]:
+    """Manifests of a command line: one for each argument if all are named like manifests (usage.MANIFESTS),
+    else the one of read_arguments(). Raises InvalidInput, also for a file that does not exist."""
     if all(argument.endswith(usage.MANIFESTS) for argument in arguments):
         return [read_arguments((argument,), workers) for argument in arguments]
     return [read_arguments(arguments, workers)]
@@ -163,7 +163,7 @@ def _read_documents(file: Path) -> list[Any]:
 
 
 def _checked_document(document: Any, file: Path) -> Object:
-    """Argument itself, with labels, annotations and the namespace filled into its metadata, in place. Raises
+    """`document` itself, with labels, annotations and namespace filled into its metadata, in place. Raises
     InvalidInput if it is no Kubernetes object, or of a kind that cannot be applied here."""
     if not isinstance(document, dict) or not isinstance(document.get("kind"), str):
         raise InvalidInput(f"{file}: a document without `kind` is not a Kubernetes object; write its kind")

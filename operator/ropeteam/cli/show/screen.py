@@ -14,6 +14,7 @@ from rich.text import Text
 from ropeteam.cli.show.jobview import Eta, JobView, incident_line, recovery_seconds
 
 _PLAIN_SECONDS = 5.0
+"""Least age of a plain line before another one is printed for new steps alone."""
 _COLOURS = {
     "Running": "green",
     "Complete": "green",
@@ -44,6 +45,7 @@ class Screen(Protocol):
 
 
 def screen_for(console: Console) -> Screen:
+    """Live view on a terminal, plain lines elsewhere."""
     return LiveScreen(console) if console.is_terminal else PlainScreen(console)
 
 
@@ -74,11 +76,13 @@ class LiveScreen:
 
 
 class PlainScreen:
-    """View as lines: one for each change, and one every few seconds while training continues."""
+    """View as lines: one for each change of state or reason, and one every few seconds while steps are
+    made."""
 
     def __init__(self, console: Console) -> None:
         self._console, self._eta, self._new_incidents = console, Eta(), NewIncidents()
-        self._printed_at, self._printed = 0.0, ("", "")
+        self._printed_at, self._printed, self._printed_step = 0.0, ("", ""), 0
+        """Time, state with reason, and step of the last line."""
 
     def __enter__(self) -> Self:
         return self
@@ -87,16 +91,17 @@ class PlainScreen:
         return None
 
     def show(self, view: JobView) -> None:
-        """Print new incidents; then a line if state or reason have changed, or if steps are made and the last
-        line is _PLAIN_SECONDS old. The reason of a running job changes with each step, and is no change
-        here."""
+        """Print new incidents; then a line if state or reason have changed, or if the last line is
+        _PLAIN_SECONDS old and of another step. The reason of a running job changes with each step, and is no
+        change here."""
         for line in self._new_incidents.take_lines(view):
             self.print_line(line)
         now = time.monotonic()
         eta = self._eta.update(view, now)
         summary = view.state, "" if view.state == "Running" else view.why
-        if summary != self._printed or (view.step and now - self._printed_at >= _PLAIN_SECONDS):
-            self._printed_at, self._printed = now, summary
+        is_old = view.step != self._printed_step and now - self._printed_at >= _PLAIN_SECONDS
+        if summary != self._printed or is_old:
+            self._printed_at, self._printed, self._printed_step = now, summary, view.step
             self.print_line(plain_line(view, eta))
 
     def print_line(self, text: str) -> None:

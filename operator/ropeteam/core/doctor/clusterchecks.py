@@ -27,7 +27,7 @@ from ropeteam.core.doctor.findings import (
     unknown_finding,
     warn_finding,
 )
-from ropeteam.core.seen.unservedrequests import KUEUE
+from ropeteam.core.seen.unservedrequests import KUEUE, QUEUE
 
 OLDEST = (1, 30)
 """Oldest Kubernetes that the chart supports."""
@@ -126,7 +126,9 @@ def _definition_finding(seen: Cluster) -> Finding:
         return warn_finding(what, f"newer than this client: it has {_some_paths(unknown)}", todo)
     if _cel_rules(theirs) != _cel_rules(ours):
         return warn_finding(
-            what, "same fields, but other rules than this client's", "upgrade the older of the two"
+            what,
+            f"the same fields as in this client ({seen.release}), but other validation rules (CEL)",
+            "if the chart is older: `ropeteam crd | kubectl apply -f -`; else upgrade this client",
         )
     return ok_finding(what, f"TrainingJob {VERSION}, the same as in this client")
 
@@ -314,6 +316,11 @@ def _third_party_findings(read: Read) -> Iterator[Finding]:
         off = "the chart's values metrics.serviceMonitor, .podMonitor and .prometheusRule must stay off"
         yield ok_finding("monitoring", f"kinds of the Prometheus Operator are not served: {off}")
     if KUEUE in served:
-        yield ok_finding("queues", "Kueue is served; its label works in spec.template.metadata.labels only")
+        yield ok_finding(
+            "queues",
+            f"Kueue is served; it does not queue a TrainingJob as a whole. With {QUEUE} in "
+            "spec.template.metadata.labels, and its integration `pod` enabled for the namespace, it admits "
+            "the pods one by one",
+        )
     else:
-        yield ok_finding("queues", "Kueue is not served: a label that names a queue has no effect")
+        yield ok_finding("queues", f"Kueue is not served: the label {QUEUE} has no effect")

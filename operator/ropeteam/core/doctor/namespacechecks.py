@@ -131,7 +131,9 @@ def _limit_range_findings(read: Read) -> Iterator[Finding]:
 
 
 def _network_policy_findings(seen: Namespace) -> Iterator[Finding]:
-    """One finding about policies that are not the operator's and select pods of jobs: which ports they block.
+    """One finding about policies that are not the operator's: which ports of workers and coordinators they
+    block. Limit: policies that select parameter servers alone, egress of coordinators and ingress from agents
+    are not looked at.
 
     Policies add up, so the operator's own allow ingress. Egress they do not restrict, so another policy
     may."""
@@ -139,18 +141,20 @@ def _network_policy_findings(seen: Namespace) -> Iterator[Finding]:
     if read.unknown:
         yield unknown_finding(what, read)
         return
-    foreign = [each for each in read.items if _is_foreign(each) and _selects_workers(each)]
-    blocked = list(_blocked_egress(foreign))
+    foreign = [each for each in read.items if _is_foreign(each)]
+    of_workers = [each for each in foreign if _selects(at(each, "spec.podSelector"), Role.WORKER)]
+    of_coordinators = [each for each in foreign if _selects(at(each, "spec.podSelector"), Role.COORDINATOR)]
+    blocked = list(_blocked_egress(of_workers))
     if seen.guards_jobs is not True:
-        blocked += _blocked_ingress(foreign)
+        blocked += [*_blocked_worker_ingress(of_workers), *_blocked_coordinator_ingress(of_coordinators)]
     if not blocked:
         yield ok_finding(what, "no foreign policy blocks the ports of jobs")
         return
-    policies = ", ".join(sorted(map(name_of, foreign)))
+    policies = ", ".join(sorted({name_of(each) for each in (*of_workers, *of_coordinators)}))
     if seen.guards_jobs is None:
         policies += ", unless the operator creates policies for jobs"
     todo = "allow it in an additional policy (docs/install.md, Ports)"
-    yield warn_finding(what, f"pods of jobs cannot reach {', '.join(blocked)} because of {policies}", todo)
+    yield warn_finding(what, f"{', '.join(blocked)}, because of {policies}", todo)
 
 
 def _is_foreign(policy: Object) -> bool:
@@ -158,27 +162,33 @@ def _is_foreign(policy: Object) -> bool:
 
 
 def _blocked_egress(policies: Iterable[Object]) -> Iterator[str]:
-    """Texts of what worker pods cannot connect to. Empty: egress is allowed, or no policy restricts it."""
+    """Texts of what workers cannot connect to. `policies`: those that select workers. Empty: egress is
+    allowed, or no policy restricts it."""
     rules = _joint_rules(policies, "Egress", "egress")
     if rules is None:
         return
     if not _is_allowed(rules, contract.COORDINATOR_AGENT_PORT, "to"):
-        yield f"their coordinator (egress, port {contract.COORDINATOR_AGENT_PORT})"
+        yield f"workers cannot reach their coordinator (egress, port {contract.COORDINATOR_AGENT_PORT})"
     if not _is_allowed(rules, _ANY_HIGH_PORT, "to"):
-        yield "each other (egress, all ports)"
+        yield "workers cannot reach each other (egress, all ports)"
     if not _is_allowed(rules, 53, "", "UDP"):
-        yield "DNS (egress, port 53)"
+        yield "workers cannot reach DNS (egress, port 53)"
 
 
-def _blocked_ingress(policies: Iterable[Object]) -> Iterator[str]:
-    """Texts of what cannot connect to pods of jobs. Empty: ingress is allowed, or no policy restricts it."""
+def _blocked_worker_ingress(policies: Iterable[Object]) -> Iterator[str]:
+    """Text if workers cannot connect to workers. `policies`: those that select workers. Empty: ingress is
+    allowed, or no policy restricts it."""
     rules = _joint_rules(policies, "Ingress", "ingress")
-    if rules is None:
-        return
-    if not _is_allowed(rules, _ANY_HIGH_PORT, "from"):
-        yield "each other (ingress, all ports)"
-    if not _is_allowed(rules, contract.COORDINATOR_HTTP_PORT, ""):
-        yield f"the operator (ingress, port {contract.COORDINATOR_HTTP_PORT})"
+    if rules is not None and not _is_allowed(rules, _ANY_HIGH_PORT, "from"):
+        yield "workers cannot reach each other (ingress, all ports)"
+
+
+def _blocked_coordinator_ingress(policies: Iterable[Object]) -> Iterator[str]:
+    """Text if the operator cannot connect to coordinators. `policies`: those that select coordinators. Empty:
+    ingress is allowed, or no policy restricts it."""
+    rules = _joint_rules(policies, "Ingress", "ingress")
+    if rules is not None and not _is_allowed(rules, contract.COORDINATOR_HTTP_PORT, ""):
+        yield f"the operator cannot reach coordinators (ingress, port {contract.COORDINATOR_HTTP_PORT})"
 
 
 def _joint_rules(policies: Iterable[Object], kind: str, part: str) -> list[Object] | None:
@@ -189,8 +199,8 @@ def _joint_rules(policies: Iterable[Object], kind: str, part: str) -> list[Objec
 
 
 def _is_allowed(rules: Iterable[Object], port: int, peers: str, protocol: str = "TCP") -> bool:
-    """Whether a rule allows the port. `peers`: the part of a rule that has to select our pods; empty: any
-    peer."""
+    """Whether a rule allows the port. `peers`: the part of a rule that has to select workers, `from` or `to`;
+    empty: any peer."""
     return any(
         (not peers or _may_select_workers(rule.get(peers)))
         and _includes_port(rule.get("ports"), port, protocol)
@@ -199,10 +209,10 @@ def _is_allowed(rules: Iterable[Object], port: int, peers: str, protocol: str = 
 
 
 def _may_select_workers(peers: Any) -> bool:
-    """Whether a rule's peers may include pods of jobs. No peers are all peers; addresses and namespaces are
-    taken to include them, since neither is known here."""
+    """Whether a rule's peers may include workers. No peers are all peers; addresses and namespaces are taken
+    to include them, since neither is known here."""
     return not peers or any(
-        "ipBlock" in peer or "namespaceSelector" in peer or _selects_worker_labels(peer.get("podSelector"))
+        "ipBlock" in peer or "namespaceSelector" in peer or _selects(peer.get("podSelector"), Role.WORKER)
         for peer in peers
     )
 
@@ -216,14 +226,10 @@ def _includes_port(ports: Any, wanted: int, protocol: str) -> bool:
     return any(first is None or (type(first) is int and first <= wanted <= last) for first, last in numbers)
 
 
-def _selects_workers(policy: Object) -> bool:
-    return _selects_worker_labels(at(policy, "spec.podSelector"))
-
-
-def _selects_worker_labels(selector: Any) -> bool:
-    """Whether a label selector matches the labels that all worker pods have. Its
-    matchExpressions are not read: they count as matching."""
-    ours = {names.MANAGED_BY: "ropeteam", names.ROLE: Role.WORKER.value}
+def _selects(selector: Any, role: Role) -> bool:
+    """Whether a label selector matches the labels that all our pods of this role have. Its matchExpressions
+    are not read: they count as matching."""
+    ours = {names.MANAGED_BY: "ropeteam", names.ROLE: role.value}
     return (at(selector, "matchLabels") or {}).items() <= ours.items()
 
 

@@ -3,9 +3,10 @@
 torch authenticates nobody at its store and between ranks, so the network has to keep others out. The policy
 is named by the digest of its content and never changed, because the operator may create such objects and no
 more: another content (the installation's peers, hostNetwork) is another policy beside the first, and policies
-add up. A gang is not started before its policy exists. Two kinds of jobs run without, with a Warning: a
-gang that runs already, as one of an earlier release does, and each job of an operator without the right to
-create one, because its roles are not the chart's, or older: an upgrade must not stop what ran before.
+add up. No worker pod is created before its policy exists. Two kinds of jobs run without, with a Warning:
+one that has had worker pods before, as one of an earlier release has, and each job of an operator without
+the right to create one, because its roles are not the chart's, or older: an upgrade must not stop what ran
+before.
 Limits: a policy that somebody deletes is created again only after a restart of the operator. No policy holds
 for pods on the network of their nodes, or where the cluster's network enforces none.
 """
@@ -29,22 +30,23 @@ _NO_RIGHT = 'cannot create resource "networkpolicies"'
 
 def missing_policy_actions(view: View) -> tuple[CreatePolicy, ...]:
     """The action that creates the job's NetworkPolicy, or none: it exists, this installation has none, or its
-    refusal does not stop the job (the operator has no right to create one, or the gang runs already)."""
+    refusal does not stop the job (the operator has no right to create one, or the job has had worker
+    pods)."""
     wanted, known = manifest(view.seen, view.spec), view.seen.policy
     if wanted is None or wanted["metadata"]["name"] == known.name:
         return ()
-    if known.refusal and (_NO_RIGHT in known.refusal or _has_gang_started(view)):
+    if known.refusal and (_NO_RIGHT in known.refusal or _had_worker_pods(view)):
         return ()
     return (CreatePolicy(wanted),)
 
 
 def blocks_gang_start(view: View) -> bool:
-    """Whether no worker may be created yet, because the policy is missing and the gang has not started."""
-    return bool(missing_policy_actions(view)) and not _has_gang_started(view)
+    """Whether no worker may be created yet, because the policy is missing and the job has never had one."""
+    return bool(missing_policy_actions(view)) and not _had_worker_pods(view)
 
 
-def _has_gang_started(view: View) -> bool:
-    """Whether status shows that worker pods existed, of the current incarnations or of those before them."""
+def _had_worker_pods(view: View) -> bool:
+    """Whether status shows that worker pods existed, in this attempt or an earlier one."""
     return any(
         slot.pod_uid or slot.previous_pod_uid or not slot.previous_pod_fenced for slot in view.status.slots
     )

@@ -41,7 +41,8 @@ def merged(spec: TrainingJobSpec) -> dict[str, Any]:
 
 def _merged_env(spec: TrainingJobSpec, container: dict[str, Any]) -> list[Any]:
     """Variables of the template, then of the short form, which wins where both have a name. Later ones may
-    refer to earlier ones, so the order within each stays."""
+    refer to earlier ones (`$(NAME)`), so the order within each stays. Limit: a variable of the template
+    cannot refer to one that the short form overrides: that comes later."""
     short_form = list(copy.deepcopy(spec.env or ()))
     named = {each.get("name") for each in short_form}
     return [each for each in dicts_at(container, "env") if each.get("name") not in named] + short_form

@@ -161,12 +161,11 @@ def stop_answer(view: View, status: JobStatus) -> Answer | None:
     state = "Suspending" if view.spec.suspend else "Restarting"
     if status.drain_start_time is None:
         why = "spec.suspend is true" if view.spec.suspend else "spec.restartedAt has changed"
-        message = f"All ranks save a checkpoint, if the job has one, and stop, because {why}."
-        facts = (
-            NOT_SUSPENDED,
-            ConditionFact(ConditionType.RUNNING, False, state, message),
-            ConditionFact(ConditionType.RECOVERING, False, state),
+        message = (
+            "All ranks save a checkpoint (if spec.checkpoint is set and the script saves with it), and stop, "
+            f"because {why}."
         )
+        facts = (NOT_SUSPENDED, ConditionFact(ConditionType.RUNNING, False, state, message))
         return Answer(f"{why}: drain first", with_changes(status, drain_start_time=view.now), state, facts)
     return _draining_answer(view, status, state, status.drain_start_time)
 

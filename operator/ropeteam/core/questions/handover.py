@@ -20,7 +20,14 @@ from ropeteam_trainer.contract.desired import WorldPhase
 DELETE_MARGIN_SECONDS = 5
 """Seconds beyond a pod's grace period: until then it is expected to save, afterwards it counts as lost."""
 _SAVING_PHASES = frozenset({WorldPhase.RUNNING, WorldPhase.DRAINING})
-_PERHAPS_SAVING_PHASES = _SAVING_PHASES | {WorldPhase.DRAINED, WorldPhase.COMPLETING, WorldPhase.WAITING}
+"""Ranks may save, and the world that follows needs another pod in the slot."""
+_PERHAPS_SAVING_PHASES = _SAVING_PHASES | {
+    WorldPhase.WAITING,  # the coordinator has just booted, and does not know yet whether a world runs
+    WorldPhase.COMPLETING,  # an agent may still write the manifest of the last checkpoint
+    WorldPhase.DRAINED,  # the same: a drain also ends without it, after drainSeconds
+}
+"""Phases in which a terminating pod keeps its slot. In the last two no world follows that would need another
+pod."""
 
 
 def holder(slot: SlotStatus) -> SlotStatus:
@@ -45,10 +52,11 @@ def needs_handover(view: View, slot: SlotStatus, pod: PodSeen | None) -> bool:
 
 
 def may_save(view: View, slot: SlotStatus, pod: PodSeen) -> bool:
-    """Whether a terminating pod holds its slot further, because its world may still save with it: its
-    container runs within its grace period and a margin, and its agent reports as far as is known."""
-    overdue = pod.delete_at is None or view.has_passed(pod.delete_at, DELETE_MARGIN_SECONDS)
-    if overdue or not pod.container.running or is_agent_missing(view, slot):
+    """Whether a terminating pod keeps its slot, because its world may still save with it: its container runs
+    within its grace period and a margin, and its agent reports as far as is known. False for a pod that is
+    not terminating: it has no `delete_at`."""
+    has_time = pod.delete_at is not None and not view.has_passed(pod.delete_at, DELETE_MARGIN_SECONDS)
+    if not has_time or not pod.container.running or is_agent_missing(view, slot):
         return False
     return view.report is None or view.report.phase in _PERHAPS_SAVING_PHASES
 

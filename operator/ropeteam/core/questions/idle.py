@@ -15,10 +15,10 @@ from ropeteam_trainer.contract.desired import WorldPhase
 
 
 def idle_pod_deletions(seen: Observation) -> tuple[Action, ...]:
-    """Deletions of worker pods that have not ended, although the job has ended or never started. Empty: some
-    pod may train, or a job that has ended retains its pods (spec.cleanPodPolicy None)."""
+    """Deletions of worker pods that have not ended, although the job has ended, or no agent runs in any of
+    them. Empty: some pod may train, or a job that has ended retains its pods (spec.cleanPodPolicy None)."""
     view = build_view(seen)
-    if not (_has_ended(view) or _never_started(view)):
+    if not (_has_ended(view) or _runs_no_agent(view)):
         return ()
     return deletions(tuple(pod for pod in view.all_workers if not pod.ended))
 
@@ -30,9 +30,9 @@ def _has_ended(view: View) -> bool:
     return (view.status.finished or failed) and view.spec.clean_pod_policy is not CleanPodPolicy.NONE
 
 
-def _never_started(view: View) -> bool:
-    """Whether no agent is registered with the coordinator, which forms a world, and all pods are Pending or
-    have ended. False without a report: agents may be registered."""
+def _runs_no_agent(view: View) -> bool:
+    """Whether no agent is registered with the coordinator, which forms a world, and all worker pods are
+    Pending or have ended. False without a report: agents may be registered."""
     report = view.report
     has_agents = report is None or any(slot.registered for slot in report.slots.values())
     forming = report is not None and report.phase is WorldPhase.FORMING

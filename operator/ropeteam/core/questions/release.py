@@ -71,7 +71,10 @@ def _backoff_answer(view: View, status: JobStatus, until: datetime) -> Answer:
         slot.previous_pod_fenced for slot in status.slots
     )
     opened = with_new_attempt(view, with_changes(status, drained=ended))
-    why = f"creating all pods again: attempt {opened.attempt} with {view.spec.workers} workers"
+    why = (
+        f"creating all pods again: attempt {opened.attempt} with {view.spec.workers} workers, because not "
+        f"all pods of attempt {status.attempt} could be scheduled"
+    )
     return Answer(why, opened, "Pending")
 
 

@@ -297,7 +297,7 @@ def ancestors(refs: Refs, keys: Keys = ()) -> Steps[tuple[Refs, ...]]:
 
     A chain is followed by step and world, from entry to entry. It ends at an entry that is missing, not
     signed, or not older than its child (a forged one), and below the oldest step of `refs`. One of `refs` is
-    left out if its child's entry names another digest; the chain goes on past it. Other digests are not
+    left out if its child's entry names another digest; the chain continues past it. Other digests are not
     compared: nothing but `refs` is returned, and those are what lineage() has found.
     """
     names = _parse_listing((yield List())).names
