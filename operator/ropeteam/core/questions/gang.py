@@ -165,7 +165,11 @@ def stop_answer(view: View, status: JobStatus) -> Answer | None:
             "All ranks save a checkpoint (if spec.checkpoint is set and the script saves with it), and stop, "
             f"because {why}."
         )
-        facts = (NOT_SUSPENDED, ConditionFact(ConditionType.RUNNING, False, state, message))
+        facts = (
+            NOT_SUSPENDED,
+            ConditionFact(ConditionType.RUNNING, False, state, message),
+            ConditionFact(ConditionType.RECOVERING, False, state),
+        )
         return Answer(f"{why}: drain first", with_changes(status, drain_start_time=view.now), state, facts)
     return _draining_answer(view, status, state, status.drain_start_time)
 

@@ -94,13 +94,13 @@ from ropeteam_trainer.coordinator.membership.state.state import (
 )
 
 __all__ = [
+    "CoordinatorState",
     "DesiredReceived",
     "Event",
     "LeasesRenewed",
     "Replies",
     "ReportReceived",
     "ReportsReceived",
-    "CoordinatorState",
     "Tick",
     "affected_slots",
     "initial_state",
