@@ -8,8 +8,8 @@ and 7 elsewhere (self and cls not counted), a docstring on every module. A packa
 modules and packages at most, and the docstring of its `__init__` names each. In the trainer only
 background.py makes tasks: a loop holds them weakly, and an exception that nobody awaits is lost. Outside of
 what is shipped only lab/waiting.py polls: its wait says what did not come, and what was last seen. The pure
-packages and the exceptions, each with its reason, are in pyproject.toml under [tool.house]. Ruff holds the
-line length.
+packages, which alone of what is shipped call themselves Pure, and the exceptions, each with its reason, are
+in pyproject.toml under [tool.house]. Ruff holds the line length.
 Limits of this tool: it counts lines as they are written, docstrings and comments too.
 """
 
@@ -92,6 +92,9 @@ def measure(path: Path, pure: bool) -> Sizes:
     except SyntaxError as error:
         return Sizes([Breach(name, f"line {error.lineno}: not Python: {error.msg}")], [])
     breaches = [] if ast.get_docstring(tree) else [Breach(name, "no module docstring")]
+    shipped = name.startswith(("operator/", "trainer-image/"))
+    if shipped and not pure and re.search(r"\bPure\b", ast.get_docstring(tree) or ""):
+        breaches.append(Breach(name, "claims to be Pure, but [tool.house] pure does not list it"))
     lines = len(text.splitlines())
     if lines > MAX_FILE:
         breaches.append(Breach(name, f"{lines} lines, the limit is {MAX_FILE}"))

@@ -54,7 +54,7 @@ async def started(pod, coordinator, script):
     return await coordinator.wait_for(lambda r: r.progress.loss and rank(r, 0).steps_here > 0)
 
 
-async def test_progress_is_reported(pod, coordinator):
+async def test_progress_of_the_script_is_in_the_agents_report(pod, coordinator):
     report = await started(pod, coordinator, STEPS)
     assert report.feature_level == 2
     report = await coordinator.wait_for(lambda r: r.progress.samples_per_second > 0)

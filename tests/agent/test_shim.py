@@ -32,7 +32,7 @@ def test_a_folder_with_a_main_runs_as_under_python(shim, tmp_path):
     assert ours == plain
 
 
-def test_isolated_stays_isolated(shim, tmp_path):
+def test_an_isolated_interpreter_stays_isolated(shim, tmp_path):
     (tmp_path / "x.py").write_text("import sys; print(sys.path[0], 'ropeteam_trainer' in sys.modules)")
     done = shim("script", "x.py", flags=("-I",))
     assert (done.returncode, done.stdout != "") == (0, True), done.stderr

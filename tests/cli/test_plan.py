@@ -361,7 +361,7 @@ def test_one_rank_alone_sends_nothing() -> None:
     assert "traffic         none: gradients are not sent" in lines
 
 
-def test_units_of_figures() -> None:
+def test_figures_are_shown_in_fitting_units() -> None:
     assert [plan.byte_text(size) for size in (0, 999, 999_600, 1.5e12, 2e15)] == [
         "0 B", "999 B", "1 MB", "1.5 TB", "2e+03 TB"
     ]  # fmt: skip

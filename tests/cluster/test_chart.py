@@ -52,7 +52,7 @@ def arguments(values: Object | None = None) -> dict[str, str]:
     return dict(flag.removeprefix("--").split("=", 1) for flag in argv)
 
 
-def test_lint_is_content() -> None:
+def test_helm_lint_finds_nothing() -> None:
     done = helm("lint", "--strict", str(CHART))
     assert done.returncode == 0, done.stdout
 
@@ -338,7 +338,7 @@ def test_one_replica_needs_no_disruption_budget() -> None:
     assert of_kind("PodDisruptionBudget", {"replicas": 1}) == []
 
 
-def test_the_service_account() -> None:
+def test_the_service_account_is_made_or_named() -> None:
     named = {"serviceAccount": {"name": "me", "annotations": {"a": "b"}}}
     (account,) = of_kind("ServiceAccount", named)
     assert (account["metadata"]["name"], account["metadata"]["annotations"]) == ("me", {"a": "b"})

@@ -89,7 +89,7 @@ def test_a_jobs_pods_are_reached_by_those_that_need_them_alone(node: Enforced) -
     settles(node, server, {worker: set(PORTS)})  # egress is open
 
 
-def test_policies_add_up(node: Enforced) -> None:
+def test_what_any_policy_allows_is_allowed(node: Enforced) -> None:
     """Of everybody who may read metrics, of agents with addresses of nodes, and of the user's own."""
     _, worker = pods_of(node, "three")
     outsider = node.pod("stranger-3", {}, namespace="elsewhere")

@@ -9,7 +9,7 @@ from lab.kube import programs
 from lab.kube.site import ROOT
 
 
-def test_actionlint_finds_nothing() -> None:
+def test_actionlint_finds_nothing_in_the_workflows() -> None:
     try:
         program = programs.ensure(("actionlint",)) / "actionlint"
     except programs.CannotBuild as problem:

@@ -45,7 +45,7 @@ def test_who_only_reads_uses_nothing_up() -> None:
     assert not gate.admit(GET, reads, 0.0)
 
 
-def test_a_challenge_ends() -> None:
+def test_a_challenge_is_refused_once_it_has_expired() -> None:
     caller, gate = acquainted()
     signature = caller.sign(PUT, b"", NONCE)
     assert not gate.admit(PUT, signature, CHALLENGE_SECONDS)

@@ -42,7 +42,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-async def test_a_token(tmp_path: Path) -> None:
+async def test_a_token_in_the_kubeconfig_is_sent_as_bearer(tmp_path: Path) -> None:
     access = await load(kubeconfig(tmp_path, {"server": "http://127.0.0.1:1/"}, {"token": "secret"}))
     assert (access.server, access.tls) == ("http://127.0.0.1:1", None)
     assert await access.headers() == {"Authorization": "Bearer secret"}
@@ -55,7 +55,7 @@ async def test_a_token_file_is_read_again_each_time(tmp_path: Path) -> None:
         assert await access.headers() == {"Authorization": f"Bearer {token}"}
 
 
-async def test_nobody_in_particular(tmp_path: Path) -> None:
+async def test_a_kubeconfig_without_a_user_is_anonymous(tmp_path: Path) -> None:
     assert await (await load(kubeconfig(tmp_path, {"server": "http://x"}, {}))).headers() == {}
 
 

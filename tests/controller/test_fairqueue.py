@@ -31,7 +31,7 @@ async def nothing_to_take(turns: FairQueue[str]) -> bool:
     return task.cancelled()
 
 
-async def test_groups_take_turns() -> None:
+async def test_keys_of_different_groups_take_turns() -> None:
     turns = FairQueue[str](100, group)
     for key in ("a1", "a2", "a3", "b1", "c1", "b2"):
         turns.add(key)

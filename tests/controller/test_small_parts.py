@@ -213,7 +213,7 @@ async def test_an_answer_that_is_no_report_is_no_report(status: int, body: bytes
         await send_desired(answer)
 
 
-async def test_nobody_answers() -> None:
+async def test_a_coordinator_that_nobody_serves_is_unreachable_at_its_address() -> None:
     async with Coordinators(port=1) as coordinators:
         with pytest.raises(CoordinatorUnreachable, match=r"127\.0\.0\.1"):
             await coordinators.send_desired("127.0.0.1", BearerAuth("bearer"), DESIRED)

@@ -54,7 +54,7 @@ def test_what_a_coordinator_of_ours_reports_is_taken_as_it_is() -> None:
     assert bounded(FULL, slots=1) == FULL
 
 
-def test_texts_are_truncated() -> None:
+def test_texts_are_truncated_to_what_the_definition_allows() -> None:
     long = replace(FULL, why="w" * 10_000, launcher="l" * 10_000)
     taken = bounded(long, slots=1)
     assert (len(taken.why), len(taken.launcher)) == (LONGEST_TEXT, LONGEST_TEXT)

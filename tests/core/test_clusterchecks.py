@@ -170,7 +170,7 @@ def test_an_operator_that_begins_again_and_again_is_reported_with_its_reason() -
     ]
 
 
-def test_nodes_offer_gpus() -> None:
+def test_nodes_that_offer_gpus_are_counted() -> None:
     one("warn nodes: 1 of 1 ready, none offers nvidia.com/gpu; for jobs", nodes=Read((a_node(0),)))
     lost = Read((a_node(), a_node(ready="Unknown")))
     one("warn nodes: 1 of 2 ready, nvidia.com/gpu: 8 on 1 of them; kubectl get nodes", nodes=lost)

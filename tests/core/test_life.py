@@ -268,7 +268,7 @@ def test_workers_of_a_failed_job_that_do_not_exit_go_and_the_coordinator_after_t
     ("policy", "goes"),
     [("All", {"mnist-0-1", "mnist-1-1"}), ("Running", {"mnist-1-1"}), ("None", {"mnist-1-1"})],
 )
-def test_clean_pod_policy(policy: str, goes: set[str]) -> None:
+def test_clean_pod_policy_decides_which_pods_stay(policy: str, goes: set[str]) -> None:
     actions = decide(failed(cleanPodPolicy=policy).after(ended(0), seconds(20))).actions
     assert {action.name for action in actions if isinstance(action, DeletePod)} == goes
 
@@ -290,7 +290,7 @@ def test_a_finished_job_is_deleted_when_its_time_is_over() -> None:
     assert decide(seen.after(seconds(3600))).actions == (DeleteJob("mnist", seen.metadata.uid),)
 
 
-def test_terminal_is_final() -> None:
+def test_a_finished_job_never_changes_its_state() -> None:
     seen = failed().after(edited(suspend=True), ended(0, 0))
     decision = decide(seen)
     assert decision.status == seen.status.model_copy(update={"observed_generation": 2})

@@ -111,7 +111,7 @@ def test_what_proves_its_end(proof: dict[str, Any]) -> None:
         {"pod": {"phase": "Failed", "reason": "DeletionByPodGC", "container": ContainerSeen(exit_code=1)}},
     ],
 )
-def test_what_does_not(proof: dict[str, Any]) -> None:
+def test_what_does_not_prove_its_end(proof: dict[str, Any]) -> None:
     assert previous_terms(with_proof(an_island(), **proof)) == (1,)
 
 

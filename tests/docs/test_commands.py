@@ -126,7 +126,7 @@ def test_readme_has_no_command_that_nobody_runs():
         "SECURITY.md",
     ],
 )
-def test_links_lead_somewhere(page: str):
+def test_links_between_documents_lead_somewhere(page: str):
     text = (ROOT / page).read_text()
     targets = re.findall(r"\]\(([^)#]+)\)", text)
     assert [t for t in targets if "://" not in t and not (ROOT / page).parent.joinpath(t).exists()] == []

@@ -44,7 +44,7 @@ def in_a_terminal(script: str, env: dict[str, str]) -> tuple[int, str]:
     return status, _CONTROL.sub("", shown.decode(errors="replace"))
 
 
-def test_twelve_first_tasks(tmp_path: Path) -> None:
+def test_each_of_the_twelve_first_tasks_works_as_written(tmp_path: Path) -> None:
     text = (ROOT / PAGE).read_text()
     tasks = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
     assert [task.partition(".")[0] for task in tasks] == [str(number) for number in range(1, 13)]

@@ -99,7 +99,7 @@ def test_a_page_has_every_heading_in_few_lines(page: Path):
 
 
 @pytest.mark.parametrize("page", [*PAGES, FOLDER / "README.md"], ids=lambda path: path.stem)
-def test_links_lead_somewhere(page: Path):
+def test_links_of_techniques_lead_somewhere(page: Path):
     targets = re.findall(r"\]\(([^)#]+)\)", page.read_text())
     links = [each for each in targets if "://" not in each]
     assert [each for each in links if not (FOLDER / each).exists()] == []

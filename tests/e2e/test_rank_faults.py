@@ -60,7 +60,7 @@ def test_the_same_error_three_times_without_progress_fails_the_job(
     assert len(cluster.status(name)["incidents"]) == 3
 
 
-def test_exit_code_rules(cluster: Cluster, name: str, tmp_path: Path):
+def test_exit_codes_are_treated_as_the_rules_require(cluster: Cluster, name: str, tmp_path: Path):
     rules = [{"codes": [42], "action": "Fail"}, {"codes": [75], "action": "RetryFree"}]
     cluster.create(ticking(name, tmp_path, recovery={"exitCodes": rules}))
     wait_steps(tmp_path)

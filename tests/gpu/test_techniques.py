@@ -33,7 +33,7 @@ def test_losses_gradients_and_weights_are_those_of_one_process(name: str, tmp_pa
 
 @pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.parametrize("precision", ["BFloat16", "Float16"])
-def test_half_precision_trains(precision: str, world: int, tmp_path: Path) -> None:
+def test_half_precision_lowers_the_loss(precision: str, world: int, tmp_path: Path) -> None:
     """A step is not taken where the scale of Float16's loss is still too large, so it is behind."""
     found = trained(tmp_path, world, {precision: {"precision": precision}}, device="cuda:0")
     losses = found[precision]["losses"]

@@ -120,7 +120,7 @@ async def test_status_and_spec_do_not_touch_each_other(api: Client):
     assert later["metadata"]["generation"] == 2
 
 
-async def test_the_four_patches(api: Client):
+async def test_all_four_kinds_of_patch_change_the_object(api: Client):
     path = f"{CORE}/configmaps/c"
     await api.create(f"{CORE}/configmaps", config("c", labels={"k": "v"}))
     applied: Object = {"apiVersion": "v1", "kind": "ConfigMap"}

@@ -65,7 +65,7 @@ async def test_a_job_from_apply_to_delete(api: Client, kubectl: Kubectl):
     assert "NotFound" in await kubectl("get", "tj", "mnist", fails=True)
 
 
-async def test_mistakes_are_explained(kubectl: Kubectl):
+async def test_mistakes_in_a_manifest_are_explained(kubectl: Kubectl):
     unknown = JOB.replace("workers:", "wrokers:")
     output = await kubectl("apply", "-f", "-", text=unknown, fails=True)
     assert 'strict decoding error: unknown field "spec.wrokers"' in output
@@ -73,7 +73,7 @@ async def test_mistakes_are_explained(kubectl: Kubectl):
     assert 'The TrainingJob "mnist" is invalid: spec.workers: Invalid value: 0' in output
 
 
-async def test_lists_are_sorted(kubectl: Kubectl):
+async def test_lists_are_sorted_by_their_time_of_creation(kubectl: Kubectl):
     for name in ("first", "second"):
         await kubectl("apply", "-f", "-", text=SERVICE.replace("front", name))
     output = await kubectl("get", "services", "--sort-by=.metadata.creationTimestamp")

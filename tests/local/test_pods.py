@@ -96,7 +96,7 @@ async def test_a_file_that_cannot_be_executed_is_reported(api: Client, tmp_path:
     assert (ended(pod)["exitCode"], ended(pod)["reason"]) == (127, "StartError")
 
 
-async def test_python_is_ours(api: Client):
+async def test_python3_in_a_pod_is_the_one_of_this_environment(api: Client):
     await api.run("p", "python3", "-c", "import sys; print(sys.prefix)")
     await api.phase("p", "Succeeded")
     assert (await log_of(api, "p")).strip() == sys.prefix
@@ -132,7 +132,7 @@ async def test_on_failure_restarts_until_success(api: Client, tmp_path: Path):
     assert main_of(pod)["restartCount"] == 1
 
 
-async def test_never_means_never(api: Client):
+async def test_with_restart_policy_never_a_container_starts_once(api: Client):
     await api.run("p", "sleep", "60")
     await kill(await api.phase("p", "Running"))
     pod = await api.phase("p", "Failed")

@@ -47,7 +47,7 @@ def test_a_strategic_patch_merges_lists_by_name():
         ({"op": "replace", "path": "", "value": {"new": 1}}, {"new": 1}),
     ],
 )
-def test_json_patch(operation: Object, after: Object):
+def test_json_patch_applies_its_operations_in_order(operation: Object, after: Object):
     assert json_patch({"l": [1, 2], "a": {"b": 3}}, [operation]) == after
 
 
@@ -71,7 +71,7 @@ def test_a_json_patch_that_does_not_fit_is_refused(path: str):
         ("", "metadata.name=other", False),
     ],
 )
-def test_selectors(labels: str, fields: str, holds: bool):
+def test_selectors_match_as_in_kubectl(labels: str, fields: str, holds: bool):
     value = {"metadata": {"name": "n", "labels": {"a": "1", "b": "2"}}, "spec": {"nodeName": "local"}}
     assert selectors.parse(labels, fields)(value) is holds
 

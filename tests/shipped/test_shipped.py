@@ -38,7 +38,7 @@ def test_an_undisturbed_job_completes_in_one_world(feature_level: int) -> None:
     "fault",
     ["kill_rank(1,0)", "kill_agent(1,0)", "kill_coordinator(0,0)", "kill_operator(0,1)", "hang_rank(0,0)"],
 )
-def test_a_job_survives(fault: str) -> None:
+def test_a_job_survives_each_fault_alone(fault: str) -> None:
     played = play_history(
         history(f"long_wait(2,5) {fault} long_wait(0,9)", seed=3, workers=3, total_steps=40)
     )
@@ -80,7 +80,7 @@ FAILED_ONCE = {
 
 
 @pytest.mark.parametrize(("moves", "setup"), FAILED_ONCE.values(), ids=FAILED_ONCE)
-def test_what_failed_once(moves: str, setup: dict[str, int]) -> None:
+def test_histories_that_failed_once_keep_every_promise(moves: str, setup: dict[str, int]) -> None:
     assert play_history(history(moves, seed=1, **setup)).state == "Complete"
 
 

@@ -14,14 +14,14 @@ ROOT = Path(__file__).resolve().parents[2]
 PATCHES = sorted((ROOT / "tests" / "seeded").rglob("*.patch"))
 
 
-def test_none_is_missing() -> None:
+def test_no_seeded_patch_is_missing() -> None:
     drawn = [path for path in PATCHES if path.parent.name == "drawn"]
     assert [int(path.name[:2]) for path in drawn] == list(range(24))
     assert [int(path.name[:2]) for path in PATCHES if path not in drawn] == list(range(1, 35))
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda path: path.stem)
-def test_it_still_applies(patch: Path) -> None:
+def test_each_seeded_patch_still_applies(patch: Path) -> None:
     command = ["git", "apply", "-C0", "--check", str(patch)]  # lines beside the wrong one may be others now
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, f"make this patch again: {done.stderr}"

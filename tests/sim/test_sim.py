@@ -39,7 +39,7 @@ def test_every_history_keeps_every_promise(part: int) -> None:
 
 
 @pytest.mark.parametrize("history", FAILED_ONCE.values(), ids=FAILED_ONCE)
-def test_what_failed_once(history: str) -> None:
+def test_histories_that_failed_once_keep_every_promise(history: str) -> None:
     play_history(History.parse(history))
 
 

@@ -50,6 +50,19 @@ def test_pure_packages_have_fewer_parameters(tmp_path: Path, monkeypatch: pytest
     assert measured(tmp_path, text, monkeypatch, pure=True) == ["room.py:f: 6 parameters, the limit is 5"]
 
 
+def test_only_a_pure_package_may_call_itself_pure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(house, "ROOT", tmp_path)
+    for name, pure, expected in [
+        ("operator/x.py", False, 1),
+        ("operator/x.py", True, 0),
+        ("tests/x.py", False, 0),
+    ]:
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text('"""Decisions. Pure."""\n')
+        assert [breach.name for breach in house.measure(file, pure).breaches] == [name] * expected
+
+
 def test_a_package_is_small_and_its_index_names_what_is_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,7 +95,7 @@ def test_parts_follow_a_rank_that_slows_and_recovers() -> None:
 
 
 @given(noise=st.lists(st.tuples(st.floats(0.98, 1.02), st.floats(0.98, 1.02)), max_size=30))
-def test_noise_moves_nothing(noise: list[tuple[float, float]]) -> None:
+def test_noise_in_speeds_changes_no_parts(noise: list[tuple[float, float]]) -> None:
     state = start = Balance().after([20.0, 10.0], 96)
     for fast, slow in noise:
         state = state.after([20.0 * fast, 10.0 * slow], 96)

@@ -1,4 +1,4 @@
-"""Errors of fields as values: the causes of a 422, with the types and texts of `field.Error`. Pure."""
+"""Errors of fields as values: the causes of a 422, with the types and texts of `field.Error`. No I/O."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Orders as bytes. Most fields are the same for every agent, and are encoded once.
 
-Pure, except for its caches. Promise: `codec.decode` of the bytes gives the orders (test_encoding.py).
+No I/O, and no state except its caches. Promise: `codec.decode` of the bytes gives the orders
+(test_encoding.py).
 """
 
 from __future__ import annotations

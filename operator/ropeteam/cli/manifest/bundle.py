@@ -1,4 +1,4 @@
-"""A folder as one immutable ConfigMap, and a job that mounts it. Pure but for reading the folder.
+"""A folder as one immutable ConfigMap, and a job that mounts it. The only I/O is reading the folder.
 
 Left out: names that begin with a dot (.git, .env), links, virtual environments, caches, keys, and files that
 are too large to be code. All of them are listed, so nothing is dropped in silence.

@@ -1,5 +1,5 @@
-"""Errors of a command line, each with the correct line. Pure; stdlib only, since it runs before each command
-that takes a user's command."""
+"""Errors of a command line, each with the correct line. No I/O; stdlib only, since it runs before each
+command that takes a user's command."""
 
 from __future__ import annotations
 

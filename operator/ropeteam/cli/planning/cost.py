@@ -1,4 +1,4 @@
-"""Predicted cost of a job, for people. Pure: a spec and the result of its dry run in, lines out."""
+"""Predicted cost of a job, for people. No I/O: a spec and the result of its dry run in, lines out."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Fields of a job that are shown to a person, from its status and, where it is newer, the coordinator's
-report. Pure.
+report. No I/O.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Raw Kubernetes objects parsed into the values of an Observation. Pure, and tolerant: missing fields get
+"""Raw Kubernetes objects parsed into the values of an Observation. No I/O. Tolerant: missing fields get
 their defaults. Labels of pods and Services are trusted only if a TrainingJob owns the object.
 
 Limits: only fields that `core` may read are kept; an Observation is small enough to be pasted into an issue.

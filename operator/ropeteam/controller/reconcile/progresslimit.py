@@ -1,6 +1,6 @@
 """Rate limit of status writes that change only progress: etcd keeps every revision of every object, and
 progress changes all the time. `core` requests such a write at most every 30 s per job; here they are limited
-to 20 a second in all. Any other change is written at once. Pure: the time is an argument.
+to 20 a second in all. Any other change is written at once. No I/O; the time is an argument.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Parses and checks requests: bodies by content type, options, resourceVersions. Pure.
+"""Parses and checks requests: bodies by content type, options, resourceVersions. No I/O.
 
 A request that a real server refuses is refused here, with the same status and reason; the messages of parsers
 are those of the parsers used here.

@@ -1,4 +1,4 @@
-"""Discovery: groups, resources, and as much OpenAPI as kubectl requests. Pure."""
+"""Discovery: groups, resources, and as much OpenAPI as kubectl requests. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lists for clients: pages, tables, metadata only. Pure.
+"""Lists for clients: pages, tables, metadata only. No I/O.
 
 Limits: only the newest state is kept, so a later page includes changes since the first one.
 """

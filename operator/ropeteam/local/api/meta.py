@@ -1,4 +1,4 @@
-"""Validation of metadata: names, labels, annotations, owners. Pure, with the messages of a real server."""
+"""Validation of metadata: names, labels, annotations, owners. No I/O; with the messages of a real server."""
 
 from __future__ import annotations
 

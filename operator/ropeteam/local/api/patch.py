@@ -1,4 +1,4 @@
-"""Patches: merge, strategic merge (lists of named objects merge by name) and JSON patch. Pure."""
+"""Patches: merge, strategic merge (lists of named objects merge by name) and JSON patch. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of the built-in kinds beyond schemas, with the messages of a real server. Pure.
+"""Rules of the built-in kinds beyond schemas, with the messages of a real server. No I/O.
 
 Of a real server's rules these are the ones that hand-written pods, Services and Secrets break; the missing
 ones are listed in tests/differential.

@@ -1,4 +1,4 @@
-"""Structural schemas, as a CustomResourceDefinition has them: defaults, pruning and validation. Pure.
+"""Structural schemas, as a CustomResourceDefinition has them: defaults, pruning and validation. No I/O.
 
 The messages are those of a real API server, so that a manifest fails with the same text on both.
 CEL rules are not run; their Python equivalents are (see kinds.py).

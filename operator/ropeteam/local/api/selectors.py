@@ -1,4 +1,4 @@
-"""Label and field selectors, as in `kubectl -l` and `--field-selector`. Pure."""
+"""Label and field selectors, as in `kubectl -l` and `--field-selector`. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether an object may be written: schema, metadata, rules, resourceVersion. Pure.
+"""Whether an object may be written: schema, metadata, rules, resourceVersion. No I/O.
 
 An object is passed as the client sent it; it is pruned and defaulted in place before it is validated.
 """
