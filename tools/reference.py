@@ -37,7 +37,12 @@ def trainingjob() -> str:
         "Group `ropeteam.dev`, version `v1alpha1`. How the fields work together: [the API](../api.md).",
         "",
     ]
-    lines += ["A field that is **required** must be given; where no default stands, the field is absent.", ""]
+    lines += [
+        "A field that is **required** must be set. The API server sets the value in the column *default*. "
+        "Without one a field stays absent, and its description says what holds then. Limits are in "
+        "parentheses.",
+        "",
+    ]
     schema = job_schema()
     for part in ("spec", "status"):
         lines += _object(part, schema["properties"][part])

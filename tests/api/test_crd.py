@@ -100,6 +100,30 @@ def test_only_keywords_of_a_structural_schema_are_used() -> None:
         assert "x-kubernetes-int-or-string" in node or isinstance(node["type"], str), path
 
 
+def described_spec() -> dict[str, Any]:
+    """Schema of spec as `kubectl explain` reads it."""
+    [version] = crd.crd()["spec"]["versions"]
+    spec: dict[str, Any] = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    return spec
+
+
+@pytest.mark.parametrize(
+    ("path", "end"),
+    [
+        (".workers", "Must be between 1 and 4096."),
+        (".launcher", "Defaults to Auto."),
+        (".suspend", "Defaults to false."),
+        (".command", "At most 256 items are allowed."),
+        (".resume.step", "Must be 0 or more."),
+        (".recovery.startSeconds", "Defaults to 600. Must be between 5 and 86400."),
+        (".env[].name", "At most 128 characters are allowed."),
+    ],
+)
+def test_descriptions_of_spec_end_with_default_and_limits(path: str, end: str) -> None:
+    """`kubectl explain` prints no others."""
+    assert dict(nodes(described_spec()))[path]["description"].endswith(f". {end}")
+
+
 def test_status_is_never_defaulted_by_the_server() -> None:
     status = crd.job_schema()["properties"]["status"]
     assert [path for path, node in nodes(status) if "default" in node] == []

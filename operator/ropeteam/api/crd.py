@@ -15,9 +15,10 @@ from typing import Any
 import yaml
 
 from ropeteam.api import editor
-from ropeteam.api.job import GROUP, KIND, PLURAL, VERSION, TrainingJob
+from ropeteam.api.job import API_VERSION, GROUP, KIND, PLURAL, VERSION, TrainingJob
 from ropeteam.api.rules.rulebook import CHANGES, RULES
 from ropeteam.api.rules.validate import spec_schema
+from ropeteam.api.schema.explained import with_limits_explained
 from ropeteam.api.schema.structural import Schema, preserving_unknown_fields, structural_schema
 from ropeteam.api.status import JobStatus
 
@@ -29,7 +30,7 @@ COLUMNS = (
     ("STATE", "string", ".status.state", 0, "State of the job in one word."),
     ("READY", "string", ".status.workers.summary", 0, "Ready and desired pods."),
     ("STEP", "integer", ".status.progress.step", 0, "Last step that rank 0 has reported."),
-    ("PROGRESS", "string", ".status.progress.summary", 0, "Percentage of all steps that is done."),
+    ("PROGRESS", "string", ".status.progress.summary", 0, "Percentage of all steps that are done."),
     ("ETA", "string", ".status.progress.eta", 0, "Estimated time until the last step."),
     (
         "FAILURES",
@@ -39,9 +40,9 @@ COLUMNS = (
         "Charged and allowed incidents.",
     ),
     ("AGE", "date", ".metadata.creationTimestamp", 0, "Time since the job was created."),
-    ("REASON", "string", ".status.reason", 1, "Reason for the state."),
-    ("CHECKPOINT", "integer", ".status.checkpoint.step", 1, "Step of the newest durable checkpoint."),
-    ("LAST-INCIDENT", "string", ".status.lastIncident", 1, "The newest incident."),
+    ("REASON", "string", ".status.reason", 1, "Reason of the condition that explains the state."),
+    ("CHECKPOINT", "integer", ".status.checkpoint.step", 1, "Step of the newest committed checkpoint."),
+    ("LAST-INCIDENT", "string", ".status.lastIncident", 1, "Cause and slot of the newest incident."),
 )
 """Name, type, path, priority (1: only with `-o wide`), description. Each path is plain: a dot and a field."""
 
@@ -62,7 +63,7 @@ def crd() -> dict[str, Any]:
         "storage": True,
         "subresources": {"status": {}},
         "additionalPrinterColumns": [_printer_column(*column) for column in COLUMNS],
-        "schema": {"openAPIV3Schema": job_schema()},
+        "schema": {"openAPIV3Schema": _explained_schema()},
     }
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
@@ -74,19 +75,28 @@ def crd() -> dict[str, Any]:
 
 def job_schema() -> Schema:
     """The structural schema of a whole TrainingJob, with each CEL rule at the path that it validates."""
+    text = {"type": "string"}
     schema = {
         "description": TrainingJob.__doc__,
         "type": "object",
         "required": ["spec"],
         "properties": {
-            "apiVersion": {"description": "ropeteam.dev/v1alpha1.", "type": "string"},
-            "kind": {"description": "TrainingJob.", "type": "string"},
+            "apiVersion": {"description": f"API group and version of the object: {API_VERSION}.", **text},
+            "kind": {"description": f"Kind of the object: {KIND}.", **text},
             "metadata": {"type": "object"},  # a real API server refuses a description here
             "spec": _with_rules(spec_schema(), "spec"),
             "status": preserving_unknown_fields(structural_schema(JobStatus, defaults=False)),
         },
     }
     return _with_rules(schema, "")
+
+
+def _explained_schema() -> Schema:
+    """`job_schema` with defaults and limits of spec in its descriptions. Not in status, which nobody writes
+    by hand."""
+    schema = job_schema()
+    properties = schema["properties"]
+    return {**schema, "properties": {**properties, "spec": with_limits_explained(properties["spec"])}}
 
 
 def _printer_column(name: str, kind: str, path: str, priority: int, description: str) -> dict[str, Any]:
