@@ -124,6 +124,14 @@ def test_descriptions_of_spec_end_with_default_and_limits(path: str, end: str) -
     assert dict(nodes(described_spec()))[path]["description"].endswith(f". {end}")
 
 
+def test_descriptions_say_which_fields_can_be_changed_while_pods_run() -> None:
+    spec = described_spec()["properties"]
+    recovery = spec["recovery"]["properties"]
+    fields = spec | {f"recovery.{name}": each for name, each in recovery.items()}
+    marked = {name for name, each in fields.items() if "Can be changed at any time." in each["description"]}
+    assert marked == {*fields} - {"recovery"} - {change.field for change in CHANGES.fields}
+
+
 def test_status_is_never_defaulted_by_the_server() -> None:
     status = crd.job_schema()["properties"]["status"]
     assert [path for path, node in nodes(status) if "default" in node] == []

@@ -45,7 +45,7 @@ def _quantity_map_schema(description: str) -> Schema:
 
 
 ENV_VAR = _open_object_schema(
-    "One environment variable, as in a pod.",
+    "An environment variable, as in a pod.",
     {
         "name": _text_schema("Name of the variable.", 128, minLength=1),
         "value": _text_schema("Value of the variable."),
@@ -53,7 +53,7 @@ ENV_VAR = _open_object_schema(
     required=["name"],
 )
 ENV = {
-    "description": "Environment variables, as in a pod.",
+    "description": "Environment variables of the container, as in a pod.",
     "type": "array",
     "maxItems": 128,
     "items": ENV_VAR,
@@ -61,39 +61,39 @@ ENV = {
     "x-kubernetes-list-map-keys": ["name"],
 }
 RESOURCES = _open_object_schema(
-    "Resources of a container, as in a pod.",
+    "Compute resources of the container, as in a pod.",
     {
-        "limits": _quantity_map_schema("Maximum amounts of resources."),
-        "requests": _quantity_map_schema("Minimum amounts of resources."),
+        "limits": _quantity_map_schema("Maximum amounts of compute resources, as in a pod."),
+        "requests": _quantity_map_schema("Minimum amounts of compute resources, as in a pod."),
     },
 )
 _MAX_VOLUMES = 128
 VOLUME_MOUNTS = {
-    "description": "Volumes of the pod to mount into the container, as in a pod.",
+    "description": "Volume mounts of the container, as in a pod. Each must name a volume of the pod.",
     "type": "array",
     "maxItems": _MAX_VOLUMES,
     "items": _open_object_schema(
-        "One volume mount, as in a pod.",
+        "A volume mount, as in a pod.",
         {
             "name": _text_schema("Name of the volume.", 63),
-            "mountPath": _text_schema("Path in the container.", 4096),
+            "mountPath": _text_schema("Path in the container at which the volume is mounted.", 4096),
         },
         required=["name", "mountPath"],
     ),
 }
 VOLUMES = {
-    "description": "Volumes of the pod.",
+    "description": "Volumes that containers of the pod may mount.",
     "type": "array",
     "maxItems": _MAX_VOLUMES,
     "items": _open_object_schema(
-        "One volume, as in a pod.", {"name": _text_schema("Name of the volume.", 63)}, required=["name"]
+        "A volume, as in a pod.", {"name": _text_schema("Name of the volume.", 63)}, required=["name"]
     ),
 }
 CONTAINER = _open_object_schema(
     "A container, as in a pod.",
     {
         "name": _text_schema(
-            "Name of the container; the one that trains is named `trainer`.", 63, minLength=1
+            "Name of the container. The one that trains is named `trainer`.", 63, minLength=1
         ),
         "image": _text_schema("Image of the container.", 1024),
         "command": _text_list_schema("Command of the container."),
@@ -106,7 +106,7 @@ CONTAINER = _open_object_schema(
     required=["name"],
 )
 CONTAINERS = {
-    "description": "Containers of the pod. One must be named `trainer`, if any are given.",
+    "description": "Containers of the pod. If there are any, one must be named `trainer`.",
     "type": "array",
     "maxItems": 8,
     "items": CONTAINER,
@@ -116,12 +116,15 @@ CONTAINERS = {
 POD_TEMPLATE = _open_object_schema(
     "A pod template.",
     {
-        "metadata": _open_object_schema("Labels and annotations of the pods."),
+        "metadata": _open_object_schema("Labels and annotations of the pods. Other fields have no effect."),
         "spec": _open_object_schema(
-            "Specification of the pods, as in Kubernetes.",
+            "Specification of the pods, as in a pod template of Kubernetes.",
             {
                 "containers": CONTAINERS,
-                "restartPolicy": _text_schema("Must be Never, or omitted.", 16),
+                "restartPolicy": _text_schema(
+                    "Restart policy of the pod. Must be Never or omitted: agents restart ranks in the pod.",
+                    16,
+                ),
                 "volumes": VOLUMES,
             },
         ),
@@ -130,8 +133,10 @@ POD_TEMPLATE = _open_object_schema(
 VOLUME = _open_object_schema(
     "A volume source, as in a pod.",
     {
-        "name": _text_schema("Must be omitted: the operator names the volume.", _MAX_NAME),
-        "emptyDir": _open_object_schema("Empty folder that exists as long as its pod."),
+        "name": _text_schema("Name of the volume. Must be omitted, because the operator sets it.", _MAX_NAME),
+        "emptyDir": _open_object_schema(
+            "An emptyDir volume source, as in a pod. Refused with several workers: each pod has its own."
+        ),
     },
     minProperties=1,
 )

@@ -15,39 +15,42 @@ class PreviousCoordinatorStatus(StatusModel):
     """A coordinator pod of an earlier term that may still run."""
 
     term: int = Field(ge=0)
-    """Number of the coordinator pod."""
+    """Term of the pod."""
     pod_uid: str = Field(default="", max_length=64)
-    """UID of the pod."""
+    """UID of the pod. Empty if it is not known."""
     node: str = Field(default="", max_length=253)
-    """Node of the pod."""
+    """Node of the pod. Empty if it is not known."""
     lease_seconds: int = Field(default=0, ge=0)
-    """leaseSeconds of that pod, as below."""
+    """Value of status.coordinator.leaseSeconds in that term."""
 
 
 class CoordinatorStatus(StatusModel):
-    """The job's coordinator pod."""
+    """The pod that decides which processes form the world."""
 
     term: int = Field(default=0, ge=0)
-    """Number of the coordinator pod; saved before that pod is created. 0: none was needed yet."""
+    """Number of the coordinator pod, which grows with each new one. It is saved before that pod is created.
+    0: no pod was needed yet."""
     boot: int = Field(default=0, ge=0)
-    """Restarts of its container, as the coordinator reports them."""
+    """Number of restarts of its container, as the coordinator reports it."""
     pod_uid: str = Field(default="", max_length=64)
-    """UID of the pod of this term, once observed. If that pod is gone, a new term begins."""
+    """UID of the pod of this term. Empty until the operator has observed the pod. If that pod is gone, a new
+    term begins."""
     address: str = Field(default="", max_length=64)
-    """Numeric address of the job's Service, as handed to the workers."""
+    """Cluster IP of the job's Service, which workers connect to. Empty until the Service exists."""
     node: str = Field(default="", max_length=253)
-    """Node of the pod of this term."""
+    """Node of the pod of this term. Empty until the pod has one."""
     previous: tuple[PreviousCoordinatorStatus, ...] = Field(default=(), max_length=16)
-    """Coordinator pods of earlier terms that nothing proves to have ended. While there is one, no replaced
-    pod of a script that writes its own checkpoints counts as ended because time has passed."""
+    """Coordinator pods of earlier terms that may still run, for scripts that write their own checkpoints.
+    While there is one, the passing of time does not prove that a replaced pod has ended. Empty if all are
+    known to have ended."""
     lease_seconds: int = Field(default=0, ge=0)
-    """With recovery.selfFence: seconds without contact to an operator after which this coordinator answers no
-    agent any more. 0: no such limit."""
+    """Number of seconds without contact to an operator after which this coordinator answers no agent. It is
+    set from spec.recovery.selfFence at the start of the term. 0: no such limit."""
     start_time: AwareDatetime | None = None
-    """Time at which this term was decided on."""
+    """Time at which the operator decided on this term."""
     consecutive_failures: int = Field(default=0, ge=0)
-    """For the operator: coordinator pods lost in a row without a report between; sets the backoff of the next
-    one."""
+    """For the operator: number of coordinator pods in a row that were lost before they reported. It sets the
+    backoff of the next one."""
 
 
 class SlotStatus(StatusModel):
@@ -56,61 +59,64 @@ class SlotStatus(StatusModel):
     slot: int = Field(ge=0)
     """Number of the slot: workers from 0, then parameter servers."""
     incarnation: int = Field(default=1, ge=1)
-    """Number of the pod in this slot, from 1; never reset."""
+    """Number of the pod in this slot, from 1. It grows with each replacement, and is never reset."""
     pod_uid: str = Field(default="", max_length=64)
-    """UID of the pod of this incarnation, once observed. If that pod is gone, the slot gets another
-    incarnation."""
+    """UID of the pod of this incarnation. Empty until the operator has observed the pod. If that pod is gone,
+    the slot gets another incarnation."""
     replacement_time: AwareDatetime | None = None
-    """For the operator: time at which the current incarnation was decided on. Not set for the first."""
+    """For the operator: time at which it decided on this incarnation. Absent for the first one."""
     previous_pod_uid: str = Field(default="", max_length=64)
-    """For the operator: UID of the pod that this incarnation replaces."""
+    """For the operator: UID of the pod that this incarnation replaces. Empty if there is none, or if several
+    may still run."""
     previous_pod_fenced: bool = True
-    """For the operator: whether the replaced pod can no longer write, because its container has ended or
-    fenceSeconds and a margin have passed. True also where no pod was replaced."""
+    """For the operator: whether no replaced pod can write any more. True if the container of each has ended,
+    or spec.recovery.fenceSeconds and a margin have passed. Also true if no pod was replaced."""
     handover_pending: bool = False
-    """For the operator: the replaced pod is terminating and still holds the slot. This incarnation takes over
-    when it has saved."""
+    """For the operator: whether the replaced pod is terminating and still holds the slot. This incarnation
+    takes over when that pod has saved."""
     avoid_node: str = Field(default="", max_length=253)
-    """Node that the current incarnation prefers to avoid."""
+    """Node that new pods avoid if they can, because a pod of this slot was lost or failed there. Empty if
+    there is none."""
     consecutive_failures: int = Field(default=0, ge=0)
-    """For the operator: pods of this slot lost in a row without a running world between; sets the backoff of
-    the next one."""
+    """For the operator: number of pods of this slot in a row that were lost before their world trained. It
+    sets the backoff of the next one."""
 
 
 class WorkersStatus(StatusModel):
     """Numbers of pods of workers and parameter servers."""
 
     desired: int = Field(default=0, ge=0)
-    """Number of pods that the spec defines: workers and parameter servers."""
+    """Number of pods of the current attempt. Before the first attempt, the number that spec defines."""
     ready: int = Field(default=0, ge=0)
-    """Pods whose trainer container runs and whose agent is registered."""
+    """Number of pods whose container `trainer` runs and whose agent is registered with the coordinator. 0
+    when the job has ended."""
     replacing: int = Field(default=0, ge=0)
-    """Pods that are being replaced."""
+    """Number of pods that replace a lost one, and whose world does not train yet."""
     summary: str = Field(default="", max_length=32)
-    """Ready and desired pods, for the printer column."""
+    """Ready and desired pods as text, for the column READY."""
 
 
 class ProgressStatus(StatusModel):
-    """Progress of training. At most 30 s old; `ropeteam watch` is live."""
+    """Progress of training."""
 
     step: int = Field(default=0, ge=0)
     """Last step that rank 0 has reported."""
     total_steps: int | None = Field(default=None, ge=0)
-    """Steps of the whole training, as the script reports them; absent if it does not."""
+    """Number of steps of the whole training. Absent if the script does not report it."""
     percent: int | None = Field(default=None, ge=0, le=100)
-    """Percentage of totalSteps that is done."""
+    """Percentage of status.progress.totalSteps that is done. Absent if that is absent."""
     eta_seconds: int | None = Field(default=None, ge=0)
-    """Estimated seconds until the last step."""
+    """Estimated number of seconds until the last step. Absent if it is not known."""
     samples_per_second: str = Field(default="", max_length=32)
-    """Samples per second of the whole job, as decimal text."""
+    """Number of samples per second of the whole job, as decimal text. Empty if it is not known."""
     loss: str = Field(default="", max_length=32)
-    """Last reported loss, as decimal text."""
+    """Last loss that rank 0 has reported, as decimal text. Empty if it reports none."""
     time: AwareDatetime | None = None
-    """Time at which this was measured."""
+    """Time at which the operator received these values."""
     summary: str = Field(default="", max_length=32)
-    """Percentage done, for the printer column."""
+    """Value of status.progress.percent as text, for the column PROGRESS."""
     eta: str = Field(default="", max_length=32)
-    """Estimated time until the last step, for the printer column."""
+    """Value of status.progress.etaSeconds as text, for the column ETA."""
 
 
 class CheckpointRefStatus(StatusModel):
@@ -119,46 +125,48 @@ class CheckpointRefStatus(StatusModel):
     step: int = Field(ge=0)
     """Step after which the state was saved."""
     world: str = Field(default="", max_length=64)
-    """World that saved it, term.boot.n."""
+    """World that saved it, as <term>.<boot>.<number>."""
     digest: str = Field(default="", max_length=64)
-    """sha256 of its manifest."""
+    """SHA-256 of its manifest, in hexadecimal digits."""
 
 
 class CheckpointStatus(StatusModel):
-    """The newest durable checkpoint."""
+    """The newest committed checkpoint."""
 
     step: int = Field(ge=0)
-    """Step after which it was saved."""
+    """Step after which the state was saved."""
     time: AwareDatetime | None = None
     """Time at which it was committed."""
     location: str = Field(default="", max_length=1024)
-    """Folder of the checkpoint inside the container."""
+    """Folder of the checkpoint in the container `trainer`."""
     lineage: tuple[CheckpointRefStatus, ...] = Field(default=(), max_length=10)
-    """Committed checkpoints that exist, newest first. Ranks restore in this order, not in that of folders."""
+    """Committed checkpoints of the job that exist, newest first. Ranks restore the first valid one."""
 
 
 class ChargeStatus(StatusModel):
-    """An incident charged to the failure budget."""
+    """An incident that is charged to the failure budget."""
 
     id: str = Field(max_length=64)
-    """ID of the incident."""
+    """Value of status.incidents[].id."""
     time: AwareDatetime
-    """Time at which it was charged, by the job's clock. It counts for spec.recovery.windowSeconds."""
+    """Time of the fault by the clock of the job (status.clock). spec.recovery.windowSeconds counts from
+    it."""
 
 
 class FailuresStatus(StatusModel):
     """The failure budget."""
 
     charged: int = Field(default=0, ge=0)
-    """Number of charged incidents within the window."""
+    """Number of charged incidents within spec.recovery.windowSeconds."""
     allowed: int = Field(default=0, ge=0)
     """Value of spec.recovery.maxFailures."""
     not_charged: int = Field(default=0, ge=0)
-    """Number of incidents that are not charged: evictions, lost nodes, deleted pods."""
+    """Number of incidents of the whole life of the job that are not charged, for example evictions and lost
+    nodes."""
     summary: str = Field(default="", max_length=32)
-    """Charged and allowed incidents, for the printer column."""
+    """Charged and allowed incidents as text, for the column FAILURES."""
     charges: tuple[ChargeStatus, ...] = Field(default=(), max_length=1001)
-    """For the operator: the incidents behind `charged`."""
+    """For the operator: incidents that status.failures.charged counts."""
     last_world: str = Field(default="", max_length=64)
     """For the operator: newest world whose end is recorded here. Incidents of older worlds have been
     counted."""
@@ -168,125 +176,134 @@ class RecoveryTimesStatus(StatusModel):
     """Milliseconds from the fault to each stage of the recovery."""
 
     stopped: int | None = Field(default=None, ge=0)
-    """Until all ranks of the previous world have ended."""
+    """Milliseconds until all ranks of the previous world have ended. Absent before."""
     planned: int | None = Field(default=None, ge=0)
-    """Until the next world is planned."""
+    """Milliseconds until the next world is planned. Absent before."""
     started: int | None = Field(default=None, ge=0)
-    """Until all ranks of that world are started."""
+    """Milliseconds until all ranks of that world are started. Absent before."""
     first_step: int | None = Field(default=None, ge=0)
-    """Until all ranks have made a step: the job has recovered."""
+    """Milliseconds until all ranks have made a step: the job has recovered. Absent before."""
 
 
 class IncidentStatus(StatusModel):
     """An incident: one fault with all its consequences."""
 
     id: str = Field(max_length=64)
-    """World that it ended (term.boot.n), or pod-<slot>-<incarnation> for a fault outside any world."""
+    """World that it ended, as <term>.<boot>.<number>. For a fault outside any world
+    pod-<slot>-<incarnation>."""
     attempt: int = Field(default=0, ge=0)
     """Value of status.attempt at that time. 0: recorded by a release that did not store it."""
     time: AwareDatetime
     """Time at which the fault was detected."""
     cause: str = Field(max_length=64)
-    """Error, Signal, OutOfMemory, Hang, StartTimeout, PodFailed, PodDeleted, Evicted, NodeLost, AgentLost,
-    StorageUnavailable, RetriedFree, Unknown."""
+    """Cause of the fault. Charged: Error, Signal, OutOfMemory, Hang, StartTimeout, PodFailed, Unknown. Not
+    charged: PodDeleted, Evicted, NodeLost, AgentLost, StorageUnavailable, RetriedFree."""
     charged: bool = False
     """Whether the incident is charged to the failure budget."""
     slot: int = Field(ge=0)
-    """Slot in which it began."""
+    """Slot in which the fault began."""
     rank: int | None = Field(default=None, ge=0)
-    """Rank in which it began, if it was one rank."""
+    """Rank in which the fault began. Absent if it is not the fault of one rank."""
     node: str = Field(default="", max_length=253)
-    """Node of that slot."""
+    """Node of that slot. Empty if it is not known."""
     recovery_milliseconds: RecoveryTimesStatus = RecoveryTimesStatus()
     """Milliseconds from the fault to each stage of the recovery."""
     steps_lost: int | None = Field(default=None, ge=0)
-    """Steps that had to be repeated."""
+    """Number of steps that are repeated after it. Absent until the next world has resumed."""
     message: str = Field(default="", max_length=4096)
-    """Description; for an exception, the script's last lines."""
+    """Description of the fault for people, followed by the last lines that the rank wrote."""
     final: bool = False
-    """Whether cause and charge are final."""
+    """Whether cause and charge are final. Only final incidents count in status.failures."""
 
 
 class ClockStatus(StatusModel):
-    """The job's clock, by which the failure window and activeDeadlineSeconds are measured. It advances with
-    monotonic clocks of the operators."""
+    """The clock of the job, which measures spec.recovery.windowSeconds and spec.activeDeadlineSeconds. It
+    advances with monotonic clocks of the operators."""
 
     job: AwareDatetime
-    """The job's clock when this status was written."""
+    """Time by the clock of the job when this status was written."""
     wall: AwareDatetime
-    """Wall clock of the operator that wrote this status, at that moment."""
+    """Time by the wall clock of the operator when it wrote this status."""
 
 
 class JobStatus(StatusModel):
-    """The state of the job: for people, and the operator's memory."""
+    """Most recently observed state of the job. Only the operator writes it. A field that is absent or empty
+    is not known yet, unless it says otherwise. Fields for the operator are its memory, and may change with
+    any release."""
 
     observed_generation: int = Field(default=0, ge=0)
-    """Generation of the spec that this status is about."""
+    """Value of metadata.generation of the spec that this status is about."""
     state: str = Field(default="", max_length=32)
-    """State of the job in one word: Pending, Starting, Running, Recovering, Restarting, Suspending,
-    Suspended, Complete, Failed, Invalid."""
+    """State of the job in one word, for the column STATE. Pending: not all pods run. Starting: all pods run,
+    but no step was made. Running: all ranks have made a step. Recovering: no step was made since a fault.
+    Restarting, Suspending: ranks save and stop. Suspended: no pod runs. Complete, Failed: the job has ended.
+    Invalid: the job cannot start as it is written. Programs read status.conditions."""
     reason: str = Field(default="", max_length=1024)
-    """Reason of the condition that explains the state, for the printer column."""
+    """Reason of the condition that explains the state, for the column REASON."""
     last_incident: str = Field(default="", max_length=128)
-    """Cause and slot of the newest incident, for the printer column."""
+    """Cause and slot of the newest incident, for the column LAST-INCIDENT. Empty if there was none."""
     conditions: tuple[Condition, ...] = Field(
         default=(),
         max_length=16,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
-    """Conditions of the job: Accepted, Suspended, Running, Recovering, Finished, Complete, Failed, Stalled,
-    Degraded."""
+    """Conditions of the job. One that was never determined is absent."""
     attempt: int = Field(default=0, ge=0)
-    """Number of starts of the whole gang. 0: not started yet."""
+    """Number of starts of the whole gang. 0: the job was not started yet."""
     coordinator: CoordinatorStatus = CoordinatorStatus()
-    """The job's coordinator."""
+    """The pod that decides which processes form the world."""
     start_time: AwareDatetime | None = None
-    """Time at which the job was first started, or last resumed, by its own clock."""
+    """Time at which the job was started or last resumed, by the clock of the job (status.clock).
+    spec.activeDeadlineSeconds counts from it. Absent before the first start."""
     completion_time: AwareDatetime | None = None
-    """Time at which the job ended as Complete or Failed."""
+    """Time at which the job ended as Complete or Failed. Absent before."""
     workers: WorkersStatus = WorkersStatus()
     """Numbers of pods of workers and parameter servers."""
     run_as_user: int | None = Field(default=None, ge=1)
-    """UID as which this attempt's container `trainer` runs, because Pod Security refuses it as written.
-    Absent: as image and template define."""
+    """UID as which the container `trainer` of this attempt runs, because Pod Security refuses it as written.
+    Absent if the image and spec.template define the user."""
     capabilities_dropped: bool = False
-    """For the operator: whether all capabilities of this attempt's container `trainer` are dropped, unless
-    the template sets them. False: the attempt began under an earlier release; replaced pods equal the
-    others."""
+    """For the operator: whether the container `trainer` of this attempt drops all capabilities that
+    spec.template does not set. False if the attempt began under an earlier release."""
     slots: tuple[SlotStatus, ...] = Field(default=(), max_length=4096)
-    """Slots of workers and parameter servers, and the pod that holds each."""
+    """Slots of workers and parameter servers, and the pod that holds each. Empty before the first start."""
     launcher: str = Field(default="", max_length=256)
-    """How the agents start the command."""
+    """Description of how agents start the command, for example PerRank (python). Empty until an agent has
+    reported it."""
     feature_level: int = Field(default=0, ge=0, le=5)
-    """How much of the library the script uses: 0 none, 1 init(), 2 restore(), 3 batches(). 2 and 3 need
-    spec.checkpoint. Higher values are for later releases."""
+    """Feature level of the script: how much of Ropeteam's library it uses. 0: nothing. 1: init(). 2:
+    restore(). 3: batches(). 2 and 3 need spec.checkpoint. Each attempt begins with 0. Higher numbers are for
+    later releases."""
     progress: ProgressStatus | None = None
-    """Progress of training."""
+    """Progress of training, as rank 0 reports it. If nothing else changes, it is written every 30 seconds at
+    most. Absent before the first reported step."""
     checkpoint: CheckpointStatus | None = None
-    """The newest durable checkpoint."""
+    """The newest committed checkpoint. Absent before the first one."""
     failures: FailuresStatus = FailuresStatus()
-    """The failure budget."""
+    """Failure budget: incidents that count, and how many are allowed."""
     avoided_nodes: tuple[Annotated[str, Field(max_length=253)], ...] = Field(default=(), max_length=16)
-    """Nodes that replacements prefer to avoid."""
+    """Nodes that new pods of this attempt avoid if they can."""
     incidents: tuple[IncidentStatus, ...] = Field(default=(), max_length=10)
     """The last ten incidents, oldest first."""
     drained: bool = False
-    """For the operator, while suspending: whether all ranks have stopped, as the coordinator reports."""
-    drain_start_time: AwareDatetime | None = None
-    """For the operator: time at which all ranks were requested to save and stop, because the job is suspended
+    """For the operator: whether all ranks have stopped, as the coordinator reports, when the job is suspended
     or restarted."""
+    drain_start_time: AwareDatetime | None = None
+    """For the operator: time at which ranks were requested to save and stop, because the job is suspended or
+    restarted. Absent otherwise."""
     backoff_end_time: AwareDatetime | None = None
-    """Time at which all pods of the gang are created again. Only a part of them could be scheduled, and they
-    were deleted, so that other jobs can use the resources."""
+    """Time at which all pods of the gang are created again. They were deleted because only some of them could
+    be scheduled. Absent otherwise."""
     pod_spec_hash: str = Field(default="", max_length=64)
-    """For the operator: digest of the spec fields that define pods, as of this attempt. A change of one while
-    pods run is refused."""
+    """For the operator: digest of the fields of spec that define pods, as of this attempt. It shows whether
+    they were changed while pods run."""
     observed_restarted_at: str = Field(default="", max_length=64)
-    """For the operator: the value of spec.restartedAt for which the gang was restarted."""
+    """For the operator: value of spec.restartedAt when this attempt began."""
     clock: ClockStatus | None = None
-    """For the operator: the job's clock, as of this status."""
+    """For the operator: the clock of the job, which measures spec.recovery.windowSeconds and
+    spec.activeDeadlineSeconds. It advances with monotonic clocks of the operators."""
     coordinator_unreachable_start_time: AwareDatetime | None = None
-    """Time at which the coordinator became unreachable. Explains the reason CoordinatorUnreachable."""
+    """Time at which the coordinator became unreachable for the operator. Absent while it is reachable."""
 
     @field_validator("conditions", mode="before")
     @classmethod
