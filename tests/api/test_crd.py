@@ -124,7 +124,7 @@ def test_descriptions_of_spec_end_with_default_and_limits(path: str, end: str) -
     assert dict(nodes(described_spec()))[path]["description"].endswith(f". {end}")
 
 
-def test_descriptions_say_which_fields_can_be_changed_while_pods_run() -> None:
+def test_fields_that_can_be_changed_while_pods_run_are_described_so() -> None:
     spec = described_spec()["properties"]
     recovery = spec["recovery"]["properties"]
     fields = spec | {f"recovery.{name}": each for name, each in recovery.items()}
