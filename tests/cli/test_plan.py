@@ -329,7 +329,7 @@ def test_a_script_started_once_per_pod_is_not_looked_into() -> None:
     result = planned(SCRIPT + WRAP, command=command, strategy={"parallelism": {"pipeline": 2}})
     found = rows(result)
     assert found["model"] == "unknown, and so memory and traffic"
-    assert "the script was not run: plan cannot look into `sh`, which starts it; for a " in result.output
+    assert "sh`, which starts it; for a prediction begin spec.command with python" in result.output
     assert found["mesh"] == "pipeline 2 x replicate 2", "it may call job.wrap(): the strategy is not refused"
 
 
