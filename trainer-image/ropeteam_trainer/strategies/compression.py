@@ -86,7 +86,8 @@ class PowerSGD:
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Load a state on the CPU; tensors are moved when their bucket comes. With another rank (of the
-        matrices) only the error feedback is used."""
+        matrices) only the error feedback is used. Sets attributes of torch's state that it does not document:
+        without them a resumed run would not repeat its steps."""
         state = self._state
         state.iter, state.error_dict = saved["steps"], saved["left out"]
         if saved["rank"] == state.matrix_approximation_rank:  # else torch draws new ones of this rank
