@@ -272,7 +272,7 @@ async def test_the_largest_job_is_received() -> None:
     by_slot = {
         str(slot): SlotReport(10**9, "u" * 36, "n" * 253, True, False, 1e5, 10**9) for slot in range(SLOTS)
     }
-    message = "slot 4095 ended 2 worlds in a row without a new step; last: " + "x" * 300
+    message = "ranks in slot 4095 failed in 2 worlds in a row without a new step; last: " + "x" * 300
     requests = tuple(
         ReplacementRequest(slot, 10**9, Cause.STORAGE_UNAVAILABLE, message) for slot in range(SLOTS)
     )

@@ -166,7 +166,7 @@ def test_two_worlds_without_progress_that_ended_in_one_pod_request_another_pod()
         True,
     )
     assert request.message.startswith(
-        "slot 2 ended 2 worlds in a row without a new step; last: rank 2 was killed"
+        "ranks in slot 2 failed in 2 worlds in a row without a new step; last: rank 2 was killed"
     )
     film.replaces(2)
     assert film.report.replacement_requests == ()

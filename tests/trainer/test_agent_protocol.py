@@ -137,7 +137,7 @@ def test_a_flipped_byte_makes_the_world_go_on_from_the_parent(tmp_path: Path, ag
     ended = RankGroup(tmp_path / "again", 2).run("train.py", agent=after, restore=agent.lineage[:1])
     assert ended.codes == [0, 0], ended.output
     assert ended.result["first"] == 3
-    assert "step-9/1.0.1 is not used: state.pt was altered (wrong hash)" in ended.output[0]
+    assert "step-9/1.0.1 is not used: state.pt is damaged or altered (its SHA-256 differs)" in ended.output[0]
     assert "step-6/1.0.1 is not used: rank-1.pt has 100 bytes instead of" in ended.output[0]
     assert "not used" not in ended.output[1]
     assert [

@@ -82,7 +82,10 @@ def test_a_file_that_only_rank_1_verifies_makes_all_ranks_go_on_from_the_parent(
     torn.write_bytes(content)
     ended = again(saved)
     assert goes_on_from(3, ended)
-    assert "step-6/1.0.1 is not used: rank-1.pt was altered (wrong hash) (rank 1)" in ended.output[0]
+    assert (
+        "step-6/1.0.1 is not used: rank-1.pt is damaged or altered (its SHA-256 differs) (rank 1)"
+        in ended.output[0]
+    )
 
 
 def garbled(agent: FakeAgent, name: str) -> CheckpointRef:

@@ -144,7 +144,7 @@ def test_exactly_once_however_early_each_rank_plans(plan: DataPlan, ranks: list[
         shares: list[tuple[int, ...]] = []
         for number in range(steps):
             with patch.object(balancing, "EXCHANGE_EVERY", 3):
-                balancer.before_batch()
+                balancer.begin_batch()
             while len(shares) < steps and len(shares) < number + 1 + data.draw(st.integers(0, ahead)):
                 shares.append(next(planned)[1].ids)
         taken.append(shares)
@@ -239,7 +239,7 @@ def test_a_model_whose_waits_are_not_known_is_refused(model: Any, name: str) -> 
 def test_who_loads_furthest_ahead_decides_when_a_change_begins() -> None:
     balancer = a_balancer([0, 4], [(1.0, 3.0)], 0, 8)
     for _ in range(EXCHANGE_EVERY + 1):
-        balancer.before_batch()
+        balancer.begin_batch()
     assert [balancer.speeds(number) for number in (0, EXCHANGE_EVERY + 3, EXCHANGE_EVERY + 4)] == [
         None,
         None,

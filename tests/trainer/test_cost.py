@@ -218,5 +218,5 @@ def test_servers_take_the_optimizer_and_send_what_they_are_sent() -> None:
     assert chosen.servers == 2
     assert cost.memory(whole, chosen, grid, 1) == cost.Memory(840, 840, 0)
     assert cost.traffic(whole, chosen, grid, 1) == cost.Traffic(840, 0, 4)
-    assert cost.fullest_server(whole, 2) == cost.Memory(440, 440, 880)
-    assert cost.fullest_server(part((3,), optimizer=None), 1).optimizer is None
+    assert cost.largest_server_memory(whole, 2) == cost.Memory(440, 440, 880)
+    assert cost.largest_server_memory(part((3,), optimizer=None), 1).optimizer is None

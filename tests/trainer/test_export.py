@@ -64,7 +64,7 @@ def test_a_damaged_one_is_not_exported(tmp_path: Path) -> None:
     data = bytearray((place / "__0_0.distcp").read_bytes())
     data[-1] ^= 1
     (place / "__0_0.distcp").write_bytes(data)
-    with pytest.raises(ExportError, match=r"is damaged: __0_0\.distcp was altered"):
+    with pytest.raises(ExportError, match=r"is damaged: __0_0\.distcp is damaged or altered"):
         export(tmp_path)
 
 

@@ -76,7 +76,7 @@ def test_what_was_swapped_since_it_verified_is_not_loaded(tmp_path: Path) -> Non
     for name in ("state.pt", "rank-0.pt"):
         (file,) = (file for file in found.files if file.name == name)
         flip(tmp_path / folder(ref) / name)
-        with pytest.raises(ValueError, match=rf"{name} was altered \(wrong hash\)"):
+        with pytest.raises(ValueError, match=rf"{name} is damaged or altered \(its SHA-256 differs\)"):
             reader.load_file(tmp_path, ref, file)
 
 
@@ -98,13 +98,13 @@ def half(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "damage", "fault"),
     [
-        ("state.pt", flip, r"state.pt was altered"),
+        ("state.pt", flip, r"state.pt is damaged or altered"),
         ("state.pt", half, r"state.pt has \d+ bytes instead of \d+"),
         ("rank-0.pt", Path.unlink, r"rank-0.pt is missing"),
-        (".metadata", flip, r"\.metadata was altered"),
+        (".metadata", flip, r"\.metadata is damaged or altered"),
         (".metadata", half, r"\.metadata has \d+ bytes instead of \d+"),
         (".metadata", Path.unlink, r"\.metadata is missing"),
-        ("__0_0.distcp", flip, r"__0_0\.distcp was altered"),
+        ("__0_0.distcp", flip, r"__0_0\.distcp is damaged or altered"),
         (MANIFEST, Path.unlink, r"its manifest is missing: it was committed, and deleted since"),
         (MANIFEST, flip, r"manifest was altered"),
         (MANIFEST, half, r"manifest was altered"),

@@ -26,7 +26,7 @@ def decided(
 ) -> tuple[Ledger, list[tuple[PushRequest, ledgers.Decision]]]:
     answers: list[tuple[PushRequest, ledgers.Decision]] = []
     for worker, n in requests:
-        ledger, given_now = ledgers.with_decisions(ledgers.with_request(ledger, PushRequest(worker, n)))
+        ledger, given_now = ledgers.decide_requests(ledgers.with_request(ledger, PushRequest(worker, n)))
         answers += given_now
     return ledger, answers
 
@@ -61,7 +61,7 @@ def test_an_answer_is_remembered() -> None:
 
 def test_who_has_left_is_not_waited_for() -> None:
     ledger, _ = decided(ledgers.new_ledger(SYNCHRONOUS), (0, 0), (1, 0))
-    ledger, released = ledgers.with_decisions(ledgers.without_worker(ledger, 2))
+    ledger, released = ledgers.decide_requests(ledgers.without_worker(ledger, 2))
     assert [answer for _, answer in released] == [PushGrant(0, 2), PushGrant(0, 2)]
     assert not ledger.all_finished
     assert ledgers.without_worker(ledgers.without_worker(ledger, 0), 1).all_finished
@@ -77,7 +77,7 @@ def test_a_bound_makes_fast_workers_wait() -> None:
     ledger, answers = decided(ledger, (0, 2))
     assert answers == []
     ledger, answers = decided(ledger, (1, 0))
-    ledger, released = ledgers.with_decisions(ledgers.with_clock(ledger, 1, 1))
+    ledger, released = ledgers.decide_requests(ledgers.with_clock(ledger, 1, 1))
     assert released == ((PushRequest(0, 2), PushGrant(2, 1)),)
     assert ledger.max_ahead == 1
 
@@ -95,7 +95,7 @@ def test_servers_quiesce_by_themselves_and_wait_for_pushes_in_flight() -> None:
     assert ledger.progress == 2
     ledger, answers = decided(ledger, (0, 2), (1, 2))
     assert answers == []
-    _, released = ledgers.with_decisions(ledgers.resumed(ledger))
+    _, released = ledgers.decide_requests(ledgers.resumed(ledger))
     assert len(released) == 2
 
 
@@ -143,7 +143,7 @@ def test_whatever_happens_each_gradient_counts_once_and_bounds_hold(
             ledger = ledgers.with_request(ledger, PushRequest(worker, clocks[worker]))
         if ledger.is_quiescent:
             ledger = ledgers.resumed(ledger)
-        ledger, given_now = ledgers.with_decisions(ledger)
+        ledger, given_now = ledgers.decide_requests(ledger)
         for request, answer in given_now:
             answered[request.worker] = answer
             if isinstance(answer, PushGrant):

@@ -220,9 +220,9 @@ class Job:
             self._link.send(FromRank(feature_level=level))
 
     def _take_part_in_drain(self) -> None:
-        """Take part in a drain, after each step. Without a step to stop at: report this one and wait for it,
-        or for the end of the pause. Once it is reached: save, report that, and wait to be killed; does not
-        return then."""
+        """Take part in a drain, after each step. Without a step to stop at: report the current step, and wait
+        until such a step is fixed or the pause ends. Once the step to stop at is reached: save, report that,
+        and wait to be killed; does not return then."""
         link = self._link
         stop_at = link.stop_at
         if stop_at is None:

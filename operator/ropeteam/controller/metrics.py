@@ -110,7 +110,8 @@ INCIDENTS = Counter(
 )
 RECOVERY = Histogram(
     "ropeteam_recovery_seconds",
-    "From the fault to each stage of the recovery. Counted with the incident.",
+    "Seconds from the fault until all ranks have stopped, and the next world is planned, started, and has "
+    "made a step (label stage). Observed once, when the incident is final.",
     ["stage"],
     buckets=_RECOVERY_BUCKETS,
     registry=REGISTRY,

@@ -186,8 +186,9 @@ class ApiServer:
     async def _answer_watch(
         self, request: web.Request, target: Target, test: selectors.Test
     ) -> web.StreamResponse:
-        """Answer a watch: initial objects if requested, then events until the client's timeout. If the
-        resourceVersion is too old, the only event is an ERROR, as on a real server."""
+        """Answer a watch: initial objects if requested, or if there is no resourceVersion or it is 0; then
+        events until the client's timeout. If the resourceVersion is too old, the only event is an ERROR, as
+        on a real server. Raises StatusError for a request that is not valid, with a real server's texts."""
         query, resource = request.query, target.resource
         decode.check_list_options(query, watches=True)
         if query.get("continue"):

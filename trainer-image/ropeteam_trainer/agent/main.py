@@ -255,7 +255,8 @@ class Agent:
             self.post(RunClaimed(plan.world_id, claimed.held, claimed.restore, claimed.ancestors))
 
     async def _write_manifest(self, held: Held, grant: Grant) -> None:
-        """Write a manifest on the disk, and post how that ended."""
+        """Commit the checkpoint of `grant` by writing its manifest, and post how that ended: after
+        ManifestFailed the state machine requests it again. `held`: our claim on the folder."""
         keys = self._state.identity.keys
         try:
             ref = await self._run_on_disk(checkpoints.write_manifest, self._settings, held, grant, keys)

@@ -183,7 +183,8 @@ class Agreement:
         return reader.validate_content(self._directory, ref, manifest.files, file, on_read)
 
     def _gather_states(self, verifier: _ShareVerifier) -> list[Verification]:
-        """Gather the states of all ranks until all have verified their share, or one has found a fault."""
+        """Gather the states of all ranks, until all have verified their share or one has proved a file bad;
+        returns the last states. A collective. Sends a heartbeat when a rank has read more bytes."""
         seconds, total = 0.01, 0
         while True:
             states = self._world.gather(verifier.wait(seconds), VERIFICATION)

@@ -183,7 +183,7 @@ def check_file(
                     fault = f"{file.name} has {size} bytes instead of {file.size} (torn or truncated)"
                     return Inspection(None, fault)
                 if _sha256_of_file(place, file.name, on_read) != file.sha256:
-                    return Inspection(None, f"{file.name} was altered (wrong hash)")
+                    return Inspection(None, f"{file.name} is damaged or altered (its SHA-256 differs)")
             except FileNotFoundError:
                 # missing beside its manifest is proof; without the manifest, the mount may be stale
                 return Inspection(None, f"{file.name} is missing", unsure=not place.has(MANIFEST))
@@ -287,7 +287,7 @@ def _read_verified(directory: Location, ref: CheckpointRef, file: ShardFile) -> 
     """Content of a file. Raises OSError, and ValueError if it is not the one of the manifest (any more)."""
     content = _read_file(directory, ref, file.name, file.size)
     if _sha256_of(content) != file.sha256:
-        raise ValueError(f"{file.name} was altered (wrong hash)")
+        raise ValueError(f"{file.name} is damaged or altered (its SHA-256 differs)")
     return content
 
 

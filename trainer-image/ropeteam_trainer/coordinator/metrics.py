@@ -41,7 +41,7 @@ class _JobCollector(Collector):
             yield self._gauge("loss", "Last loss that rank 0 reported.", loss)
         yield self._gauge(
             "worlds",
-            "Worlds formed by this boot of the coordinator.",
+            "Worlds (starts of all ranks together) since the start of the coordinator's container.",
             report.world_id.n if report.world_id else 0,
         )
         yield self._gauge("world_size", "Ranks of the running world; 0: none.", report.world_size)

@@ -87,8 +87,8 @@ class Coordinator:
         return self.job_report()
 
     def take_report(self, connection: AgentConnection, report: AgentReport) -> None:
-        """Queue a new report of this connection's pod for the next step, and end other connections of the
-        pod: the newest one that reports wins."""
+        """Queue the connection, which keeps the report, for the next step, and end other connections of its
+        pod: the last one that reports wins."""
         others = self._by_slot.setdefault(report.slot, {})
         for other in [each for each in others if each is not connection and each.pod == connection.pod]:
             other.end("the same pod has a newer connection")

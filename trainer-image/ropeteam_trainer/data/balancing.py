@@ -35,7 +35,7 @@ class Balancer:
         """Speeds for the parts of batch `number`. None: equal parts. Any thread may call it."""
         return next(speeds for begin, speeds in reversed(self._changes) if begin <= number)
 
-    def before_batch(self) -> None:
+    def begin_batch(self) -> None:
         """Count the next batch of the script, start its step, and exchange speeds after EXCHANGE_EVERY
         batches. Call it once for each batch, on all ranks, in the training thread: the exchange is a
         collective."""

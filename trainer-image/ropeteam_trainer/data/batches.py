@@ -89,9 +89,9 @@ def load_batches(
     prefetch: int = 0,
 ) -> Loaded:
     """Batches of `planned`, in order, each with its position and share. `dataset`: a tensor, a sequence, or a
-    map-style Dataset. A tensor is indexed with all ids at once; samples of others go through `collate` (None:
-    torch's default_collate). With `workers` processes, or `prefetch` batches loaded ahead in a thread; not
-    both. Close the generator to stop loading.
+    map-style Dataset. With `workers` processes, or `prefetch` batches loaded ahead in a thread; not both.
+    Without workers a tensor is indexed with all ids at once. Otherwise samples are read one by one, and go
+    through `collate` (None: torch's default_collate). Close the generator to stop loading.
     """
     collate = collate or default_collate
     if workers:

@@ -109,7 +109,7 @@ class Feed:
         with closing(self._loaded):
             while True:
                 if balancer is not None:
-                    balancer.before_batch()
+                    balancer.begin_batch()
                 with loading_now():
                     item = next(self._loaded, None)
                 if item is None:
@@ -133,7 +133,7 @@ class Feed:
         self.taken, self.total = [], 0
 
     def close(self) -> None:
-        """Stop loading ahead, and release the model."""
+        """Stop loading ahead. Hooks of the timer stay on the model."""
         if self._loaded is not None:
             self._loaded.close()
         self._clock = None

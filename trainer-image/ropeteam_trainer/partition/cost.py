@@ -114,11 +114,10 @@ def traffic(part: ModelPart, strategy: Strategy, grid: Layout, micro_batches: in
     return averaged + (_broadcasts(gradients, grid.shard) if grid.shard > 1 else NO_TRAFFIC)
 
 
-def fullest_server(part: ModelPart, servers: int) -> Memory:
+def largest_server_memory(part: ModelPart, servers: int) -> Memory:
     """Memory of the largest parameter server. Its parameters and optimizer state exist twice
-    (doublebuffer.py), counted once here; gradients are those of one worker. part: the full model. The
-    optimizer's state is taken to be spread as the parameters are.
-    """
+    (doublebuffer.py); they are counted once here, as what the strategy needs. Gradients are those of one
+    worker. part: the full model. The optimizer's state is taken to be spread as the parameters are."""
     owners = balanced_owners([t.bytes for t in part.tensors], servers)
     largest = max(
         sum(t.bytes for t, owner in zip(part.tensors, owners, strict=True) if owner == server)

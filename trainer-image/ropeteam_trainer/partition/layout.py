@@ -224,7 +224,8 @@ def _parallelism_rules(strategy: Strategy, grid: Layout) -> list[tuple[bool, str
 
 
 def _splitting(strategy: Strategy, grid: Layout) -> str:
-    """Settings that split the model among ranks, by their fields in the manifest, for a message."""
+    """Settings that split the model among ranks, by their fields in the manifest, for a message. If
+    none does: the replicate that leaves ranks for shard; it is set then."""
     requested, sharding = strategy.parallelism, strategy.sharding
     settings = [f"sharding {sharding.value}"] if sharding and grid.shard > 1 else []
     named = {"shard": requested.shard or 1, "tensor": requested.tensor, "pipeline": requested.pipeline}

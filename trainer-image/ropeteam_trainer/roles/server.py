@@ -153,7 +153,8 @@ class ServerRole:
         raise SystemExit(0)
 
     def _print_counts(self, server: Server) -> None:
-        """Print the server's counters at the end, as JSON; on the chief those of the ledger too."""
+        """Print the server's counters at the end, as JSON; on the chief those of the ledger too. Benchmarks
+        read its keys (benchmarks/parameterserver.py)."""
         staleness = server.staleness
         figures: dict[str, Any] = {"server": self._index, "steps": server.share.version}
         if staleness:

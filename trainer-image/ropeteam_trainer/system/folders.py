@@ -205,7 +205,8 @@ class Folder:
         os.fsync(self._descriptor)
 
     def _remove_tree(self, name: str, depth: int) -> None:
-        """`depth`: levels of folders below this one that are deleted too."""
+        """Delete the folder `name`, which may be any name, and folders to `depth` levels below it; deeper
+        ones stay, and so do those above them. Errors are suppressed. Each level has an open descriptor."""
         with suppress(OSError):
             with self._open_or_make(name, make=False) as inner:
                 for each in inner._entries():

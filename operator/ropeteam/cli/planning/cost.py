@@ -96,14 +96,14 @@ def _model_rows(model: Model, strategy: Strategy, grid: Layout, micro_batches: i
     parameters, gradients = byte_text(most.parameters), byte_text(most.gradients)
     yield "", f"parameters {parameters}, gradients {gradients}, optimizer {state}"
     if strategy.servers:
-        fullest = cost.fullest_server(model.parts[0], strategy.servers)
+        fullest = cost.largest_server_memory(model.parts[0], strategy.servers)
         yield "servers", _servers_text(fullest, strategy.servers)
     traffic = [cost.traffic(part, strategy, grid, micro_batches) for part in model.parts]
     yield "traffic", _traffic_text(traffic)
 
 
 def _servers_text(fullest: cost.Memory, count: int) -> str:
-    """Number of parameter servers, and memory and traffic of the fullest one (cost.fullest_server)."""
+    """Number of parameter servers, and memory and traffic of the fullest one (cost.largest_server_memory)."""
     stored = byte_text(fullest.parameters + (fullest.optimizer or 0))
     return (
         f"{_count_text(count, 'pod')} more; the one that holds most has {stored} of parameters and "

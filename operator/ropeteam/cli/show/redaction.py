@@ -67,7 +67,8 @@ def _secret_start(text: str) -> int | None:
 
 class _Masks:
     """Masks of one observation: `***1`, `***2`, ... by the text that they replace. No method changes its
-    argument; values of types that the schema does not have stay as they are."""
+    argument. Values of types that the schema does not have stay as they are, except in maps
+    (masked_values)."""
 
     def __init__(self) -> None:
         self._masks: dict[str, str] = {}
@@ -77,7 +78,7 @@ class _Masks:
         return _padded_if_too_long(text, self._masks.setdefault(text, f"***{len(self._masks) + 1}"))
 
     def masked_values(self, texts: dict[str, Any]) -> dict[str, Any]:
-        """Map with all values masked, except those of our own names."""
+        """Map with all values masked, as texts, except those of our own names."""
         return {
             name: text if name.startswith(f"{GROUP}/") else self.mask(str(text))
             for name, text in texts.items()

@@ -133,4 +133,6 @@ async def read_lines(stream: aiohttp.StreamReader, max_bytes: int) -> AsyncItera
                 yield line
         partial += rest
         if len(partial) > max_bytes:
-            raise ResponseTooLarge(f"a line of the watch has more than {max_bytes} bytes, which is the limit")
+            raise ResponseTooLarge(
+                f"an object in a watch has more than {max_bytes} bytes, the limit for one object"
+            )

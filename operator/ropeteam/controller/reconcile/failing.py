@@ -87,7 +87,11 @@ async def report_failure(caches: Caches, key: Key, error: Exception, now: dateti
             if (job := await caches.job_with_text(key)) is not None:
                 await step(caches, job.parsed(), message, now)
         except Exception as broken:
-            log.warning("%s: cannot report in the status that reconciles fail: %s", key, broken)
+            log.warning(
+                "%s: reconciles of this job fail (see above), and this could not be reported on the job: %s",
+                key,
+                broken,
+            )
 
 
 def _failure_message(key: Key, error: Exception) -> str:

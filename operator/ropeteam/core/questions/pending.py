@@ -104,7 +104,8 @@ def unreachable_message(view: View) -> str:
         )
     return (
         f"{intro} The workers' logs show whether ranks still run (kubectl logs -n {namespace} "
-        f"-l {names.JOB}={job},{names.ROLE}={Role.WORKER.value} --prefix --tail=5). If they run, only the "
+        f"-l {names.JOB}={job},{names.ROLE}={Role.WORKER.value} --prefix --timestamps --tail=5): they "
+        "do if lines are newer than that. If they run, only the "
         f"operator is cut off: check the network policies of namespace {namespace}. If they have ended, the "
         "coordinator answers nobody: delete its pod, and a new one resumes the job. A new coordinator adopts "
         f"ranks that run, so this stops none: kubectl delete pod -n {namespace} {pod}"
@@ -263,7 +264,11 @@ def _missing_secret_obstacle(view: View, pods: list[PodSeen]) -> Obstacle | None
     """Obstacle that the kubelet reports in a container's status that the signing Secret does not exist."""
     name, waiting = _secret_and_waiting_containers(view, pods)
     message = next((each.waiting_message for each in waiting if f'"{name}"' in each.waiting_message), "")
-    fix = "Create it, or correct spec.checkpoint.signing.secretName."
+    fix = (
+        f"Create it (kubectl create secret generic {name} -n {view.job.namespace} "
+        "--from-literal=checkpoint-keys=$(openssl rand -hex 32); with a new key older checkpoints need "
+        "spec.resume.trust Any), or correct spec.checkpoint.signing.secretName."
+    )
     return Obstacle("SecretNotFound", f"{message}. {fix}", stalled=True) if message else None
 
 

@@ -43,8 +43,9 @@ def mounted_folders(container: Object, folders: dict[str, Path]) -> dict[str, Pa
 
 
 def _create_folder(pod: Object, volume: Object, home: Path, lookup: Lookup) -> Path:
-    """Create the folder of one volume. A claim's folder is shared by all pods that name it; one of hostPath
-    is created only with type DirectoryOrCreate. Raises ContainerNotReady."""
+    """Create the folder of one volume, with the files of its Secret or ConfigMap, and return it. A claim's
+    folder is shared by all pods that name it; one of hostPath is created only with type DirectoryOrCreate.
+    Raises ContainerNotReady."""
     meta = pod["metadata"]
     folder: Path = home / "pods" / meta["uid"] / "volumes" / volume["name"]
     if "persistentVolumeClaim" in volume:

@@ -154,7 +154,11 @@ def _server_families(state: AgentState) -> Iterator[Family]:
         ],
     )
     yield (
-        *("ropeteam_rank_gradients_dropped_total", "counter", "Gradients that were dropped from steps."),
+        *(
+            "ropeteam_rank_gradients_dropped_total",
+            "counter",
+            "Gradients that came too late for their step, and were not applied (backupWorkers).",
+        ),
         [
             ("", {"rank": rank}, float(served.dropped))
             for rank, served in reported.items()

@@ -32,7 +32,7 @@ else:
 
 STACKS_SIGNAL = 58
 """SIGRTMAX - 6. Users of real-time signals count from the first on (gRPC: the third) or take the last."""
-_MARK = reporting._MARK  # reporting._where knows frames of ours by this global of their module
+_MARK = reporting._MARK  # reporting._error_location knows frames of ours by this global of their module
 
 
 def install() -> None:

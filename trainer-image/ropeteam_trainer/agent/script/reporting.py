@@ -22,13 +22,13 @@ _MARK = "_ropeteam_children"
 """Attribute of `sys`: a dict with the state of the hooks, whichever copy of childhooks.py has installed them.
 Keys: "is child" (not the rank itself), "rank" (of a process of mp.spawn), "failed" (an exception was sent),
 "end is reported", "is on our store" (the group that is being formed), "formed" (number of such groups by
-size). As a global, `_MARK` marks frames of ours (`_where`)."""
+size). As a global, `_MARK` marks frames of ours (`_error_location`)."""
 
 
 def error_of(error: BaseException, ours: tuple[str, ...] = ()) -> dict[str, Any]:
     """Fields of FromRank that describe an uncaught exception. That of a launcher describes the exit of one of
     its processes instead. `ours`: prefixes of file names that are not the script's."""
-    name, where, text = type(error).__name__, _where(error, ours), _first_line(error)
+    name, where, text = type(error).__name__, _error_location(error, ours), _first_line(error)
     own = {
         "error_type": name,
         "error_class": f"{type(error).__module__}.{type(error).__qualname__}",
@@ -51,7 +51,7 @@ def _first_line(error: BaseException) -> str:
         return f"its __str__ raised {type(broken).__name__}"
 
 
-def _where(error: BaseException, ours: tuple[str, ...]) -> str:
+def _error_location(error: BaseException, ours: tuple[str, ...]) -> str:
     """`train.py:31`: the innermost frame of the user's own code, else the innermost that is not our hook's.
 
     Not the user's are the standard library, installed packages, `ours` and frozen modules; text that

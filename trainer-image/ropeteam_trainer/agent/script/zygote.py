@@ -166,8 +166,8 @@ def _run_store(child: Child) -> NoReturn:
 
 
 def _become_rank(child: Child) -> None:
-    """Set all that exec would: session, output, environment, folder, threads, random numbers. stdin is the
-    zygote's: empty."""
+    """Set what a rank that is started by exec has from its start: session, output, environment, folder,
+    threads, random numbers. stdin is the zygote's: empty."""
     request = child.request
     os.setsid()
     (output,) = child.fds

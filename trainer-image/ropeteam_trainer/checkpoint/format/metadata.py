@@ -76,7 +76,7 @@ def _block_key(index: Any) -> tuple[str, tuple[int, ...]]:
     """Key of a block. Checked before it is hashed: many blocks can share an object that takes long to
     hash."""
     if not isinstance(index.fqn, str):
-        raise TypeError("a block belongs to no tensor")
+        raise TypeError("an entry of storage_data names no tensor")
     return index.fqn, _checked_numbers(index.offset)
 
 
@@ -95,7 +95,7 @@ def _parse_tensor(name: str, about: Any, stored: Mapping[tuple[str, Any], Any]) 
         info = stored[name, offsets]
         begin, length = _checked_numbers((info.offset, info.length), 2)
         if not isinstance(info.relative_path, str):
-            raise TypeError("a block is in no file")
+            raise TypeError(f"the index names no file for a block of {name}")
         if any(at + size > end for at, size, end in zip(offsets, sizes, shape, strict=True)):
             raise ValueError(f"a block of {name} is outside of it")
         chunks.append(Chunk(offsets, sizes, dtype, info.relative_path, begin, length))

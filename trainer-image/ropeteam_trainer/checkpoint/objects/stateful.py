@@ -201,7 +201,8 @@ class SavedObjects:
 
 
 def merge(parts: Iterable[Shared]) -> Shared:
-    """Shared values of all ranks, merged into one. Of a value that several ranks have, the first is used."""
+    """Shared values of all ranks, merged into one. Of a value of a model that several ranks have, the first
+    is used; for optimizers see optimizers.merge."""
     whole: Shared = {"models": {}, "optimizers": {}}
     by_optimizer: dict[str, list[optimizers.OptimizerPart]] = {}
     for part in parts:

@@ -112,8 +112,10 @@ def _with_previous_world(state: CoordinatorState, plan: Plan, at: Moment) -> Coo
 
 
 def _whole_plan(state: CoordinatorState, plan: Plan) -> Plan:
-    """The whole plan of which this is a part; a whole plan unchanged. Each agent reports its own member. Of
-    the others only the incarnation is known: the slot's present pod, if it has that one."""
+    """The whole plan of which this is a part; a whole plan unchanged. Members are those that agents report.
+
+    Of slots without a report only the incarnations are known, run-length encoded in `plan.whole`: count,
+    incarnation, count, ... The result keeps that summary with slot -1: it is no agent's part."""
     if plan.whole is None:
         return plan
     reported = {

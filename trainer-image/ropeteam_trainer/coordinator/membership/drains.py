@@ -128,7 +128,8 @@ def unexpected_evidence(state: CoordinatorState, all_evidence: tuple[Evidence, .
 
 def terminating_evidence(state: CoordinatorState) -> Evidence | None:
     """Evidence of the terminating pods of this world; None: there are none. It outweighs all other evidence:
-    pods that terminate end their own ranks, and these their peers. `slot`: the first that terminated."""
+    pods that terminate end their own ranks, whose peers then fail too. Its slot is the first that began to
+    terminate."""
     world = state.world
     if world is None or world.terminating_since is None:
         return None

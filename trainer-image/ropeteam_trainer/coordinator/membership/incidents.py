@@ -223,7 +223,7 @@ def _with_replacement_requests(
     is_node = incident.exit is not None and incident.exit.storage == "here"
     if suspect and (times >= 2 or is_node) and not identical_failures:
         worlds = f"{times} worlds in a row" if times > 1 else "a world"
-        where = f"slot {incident.slot} ended {worlds} without a new step"
+        where = f"ranks in slot {incident.slot} failed in {worlds} without a new step"
         message = f"{where}; last: {incident.message}"
         request = ReplacementRequest(*suspect, incident.cause, message, avoid_node=True)
         history = replace(

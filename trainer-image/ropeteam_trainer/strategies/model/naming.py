@@ -23,7 +23,7 @@ def rebind_optimizer(
     names.
 
     Techniques replace parameters (by shards of them) or remove them (other stages have them). Parameters that
-    are not in `before` stay.
+    are not in `before` stay. Call it before the optimizer's first step: `optimizer.state` is not moved.
     """
     names = {id(p): name for name, p in before.items()}
     now = named_parameters(parts)

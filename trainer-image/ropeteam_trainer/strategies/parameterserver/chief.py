@@ -148,7 +148,7 @@ class Chief:
     def update_ledger(self, change: Callable[[Ledger], Ledger]) -> None:
         """Change the ledger, decide the requests that can be decided now, store the ledger, and wake the
         handlers that wait for a decision. The caller holds the condition."""
-        self.ledger, decided = ledgers.with_decisions(change(self.ledger))
+        self.ledger, decided = ledgers.decide_requests(change(self.ledger))
         self._decisions |= dict(decided)
         self._store_ledger()
         self.changed.notify_all()

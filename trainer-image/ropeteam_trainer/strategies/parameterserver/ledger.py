@@ -15,7 +15,7 @@ continue with the open step, and their gradients are dropped (backup workers). A
 counts at once; with a bound a worker may be that many gradients ahead of the slowest one, then it waits.
 Quiescing delays decisions until all granted pushes are done: then all servers have applied the same
 gradients, and a checkpoint is consistent. It begins every `save_every` steps, or by quiescing().
-Every function returns a changed ledger; none changes its argument.
+Functions that change a ledger return a new one; none changes its argument.
 Sources: Chen et al., "Revisiting Distributed Synchronous SGD", 2016 (backup workers); Ho et al., "More
 Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NeurIPS 2013 (the bound).
 """
@@ -141,7 +141,7 @@ def new_ledger(rules: Rules, clocks: tuple[int, ...] = (), step: int = 0) -> Led
 
 def with_request(ledger: Ledger, request: PushRequest) -> Ledger:
     """Add a request; it replaces an earlier one of its worker, which may repeat it after a lost connection.
-    Decide it with with_decisions()."""
+    Decide it with decide_requests()."""
     waiting = tuple(each for each in ledger.waiting if each.worker != request.worker)
     return replace(ledger, waiting=(*waiting, request))
 
@@ -178,7 +178,7 @@ def resumed(ledger: Ledger) -> Ledger:
     return replace(ledger, quiescing=False, saved_progress=ledger.progress)
 
 
-def with_decisions(ledger: Ledger) -> tuple[Ledger, tuple[tuple[PushRequest, Decision], ...]]:
+def decide_requests(ledger: Ledger) -> tuple[Ledger, tuple[tuple[PushRequest, Decision], ...]]:
     """Decide all requests that can be decided now. Returns the ledger without them, and each with its
     decision. Others keep waiting."""
     decided: list[tuple[PushRequest, Decision]] = []

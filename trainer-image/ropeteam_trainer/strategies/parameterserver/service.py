@@ -125,7 +125,8 @@ class Server:
         except RuntimeError as error:  # the worker will connect again
             log(
                 f"cannot serve another connection: {error}. {len(self._connections) - 1} are served; the "
-                "worker will connect again. If this repeats, raise the pod's limit of processes or memory"
+                "worker will connect again. If this repeats, raise the pod's memory limit, or podPidsLimit "
+                "of the node's kubelet"
             )
             self._connections.discard(connection)
             connection.close()
@@ -294,7 +295,10 @@ class Server:
 def check_worker(worker: int, workers: int) -> None:
     """Raise DecodeError if `worker` is not one of 0..workers-1."""
     if not 0 <= worker < workers:
-        raise DecodeError(f"no worker has the number {worker}: there are {workers}, counted from 0")
+        raise DecodeError(
+            f"no worker has the number {worker}: there are {workers}, counted from 0; "
+            "workers and servers must be of the same job and image"
+        )
 
 
 def mean_gradients(step: Mapping[int, _Pushed]) -> list[torch.Tensor | None]:
