@@ -45,6 +45,10 @@ def _set_parent_death_signal() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
+class NotReadyInTime(CommandFailed):
+    """The local cluster runs, but has not become ready."""
+
+
 class LocalStack:
     """A local cluster and its operator: `async with LocalStack(home) as local`, then
     `await local.start(print_line)`. All is stopped at the end of the `async with`."""
@@ -79,7 +83,7 @@ class LocalStack:
         """Let both processes begin. Returns when the API server answers; then the operator may still start.
 
         Each later exit of the operator is printed, and it is started again. Raises CommandFailed: the cluster
-        exits, or is not ready in time.
+        exits, or is not ready in time (NotReadyInTime).
         """
         assert self._cluster is not None
         assert self._operator is not None
@@ -89,7 +93,7 @@ class LocalStack:
             async with asyncio.timeout(_TIMEOUT_SECONDS):
                 ready_line = await self._cluster.stdout.readline()
         except TimeoutError:
-            raise CommandFailed(
+            raise NotReadyInTime(
                 f"the local cluster was not ready within {_TIMEOUT_SECONDS:g} s; {self._log_hint('cluster')}"
             ) from None
         if not ready_line:  # end of file: it has exited

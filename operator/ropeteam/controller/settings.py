@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import logging
 import os
 import secrets
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,6 @@ from ropeteam_trainer.contract import seals, wire
 
 M = TypeVar("M", bound=ApiModel)
 IMAGE = "ghcr.io/ropeteam/ropeteam:0.1.0"
-_LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
 class SettingsError(CannotRun):
@@ -181,9 +181,9 @@ def read(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
         value = getattr(given, name.replace("-", "_"))
         if not value.isdecimal() or int(value) < 1:
             parser.error(f"--{name} {value}: must be a whole number, 1 or more")
-    if given.log_level.upper() not in _LOG_LEVELS:
+    if not isinstance(logging.getLevelName(given.log_level.upper()), int):
         parser.error(f"--log-level {given.log_level}: must be DEBUG, INFO, WARNING or ERROR")
-    port = given.probe_address.rpartition(":")[2] if ":" in given.probe_address else ""
+    port = given.probe_address.rpartition(":")[2]
     if not port.isdecimal() or int(port) > 65535:
         parser.error(f"--probe-address {given.probe_address}: must be host:port, such as :8080")
     if given.lease and given.lease.count("/") != 1:
