@@ -41,6 +41,7 @@ from typing import Any
 from lab.coordinator import link as wires
 from lab.coordinator.link import TOKEN, Operator
 from lab.coordinator.reports import agent
+from lab.waiting import within
 
 from benchmarks import crowd
 from benchmarks.results import Row, print_rows, row, write
@@ -71,7 +72,7 @@ class Stage:
 
     async def report(self) -> JobReport:
         answer = self.operator.request("PUT /desired", codec.encode(self.desired))
-        status, body = await asyncio.wait_for(answer, PATIENCE)
+        status, body = await within("the desired state is taken", answer)
         assert status == 200, body
         return codec.decode(JobReport, body)
 

@@ -1,4 +1,4 @@
-"""Poll a condition until it holds."""
+"""Wait for what a test or a benchmark needs, with a sentence for the case that it does not come."""
 
 from __future__ import annotations
 
@@ -54,6 +54,18 @@ async def wait_until_async(
         if not deadline.expired():  # a timeout of `holds` itself
             raise
         raise _not_yet(what, seconds, answer) from None
+
+
+async def within(what: str | Callable[[], str], result: Awaitable[T], seconds: float = PATIENCE) -> T:
+    """`await result`. Raises NotYet with `what` after `seconds`, when `result` is cancelled."""
+    try:
+        async with asyncio.timeout(seconds) as deadline:
+            return await result
+    except TimeoutError:
+        if not deadline.expired():  # a timeout of `result` itself
+            raise
+        text = what if isinstance(what, str) else what()
+        raise NotYet(f"{text}: not within {seconds:.0f} s") from None
 
 
 def _not_yet(what: str | Callable[[], str], seconds: float, last: object) -> NotYet:

@@ -92,7 +92,7 @@ def measure(path: Path, pure: bool) -> Sizes:
     except SyntaxError as error:
         return Sizes([Breach(name, f"line {error.lineno}: not Python: {error.msg}")], [])
     breaches = [] if ast.get_docstring(tree) else [Breach(name, "no module docstring")]
-    shipped = name.startswith(("operator/", "trainer-image/"))
+    shipped = name.split("/")[0] in SHIPPED
     if shipped and not pure and re.search(r"\bPure\b", ast.get_docstring(tree) or ""):
         breaches.append(Breach(name, "claims to be Pure, but [tool.house] pure does not list it"))
     lines = len(text.splitlines())
@@ -132,6 +132,9 @@ def other_waits(tree: ast.Module) -> Iterator[str]:
     for node in tree.body:
         if isinstance(node, Function) and A_WAIT.fullmatch(node.name):
             yield f"line {node.lineno}: {node.name}: use wait_until of {WAITS}"
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Attribute) and ast.unparse(call) == "asyncio.wait_for":
+            yield f"line {call.lineno}: asyncio.wait_for: use within() of {WAITS}"
 
 
 def too_big(function: Function, pure: bool) -> Iterator[str]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from lab.coordinator.reports import JOB_UID, after_orders
-from lab.waiting import NotYet, wait_until_async
+from lab.waiting import wait_until_async, within
 from ropeteam_trainer.contract import codec, grantchunks, signing, wire
 from ropeteam_trainer.contract.desired import Desired, JobReport
 from ropeteam_trainer.contract.messages import AgentReport, Orders, parse_lease_answer
@@ -80,10 +80,7 @@ class Link:
                 assert await self.take(), "the coordinator closed the connection"
             return self.orders
 
-        try:
-            return await asyncio.wait_for(wait(), PATIENCE)
-        except TimeoutError:
-            raise NotYet(f"not within {PATIENCE} s; frames: {self.count}, last: {self.orders}") from None
+        return await within(lambda: f"orders; frames: {self.count}, last: {self.orders}", wait())
 
     async def is_closed(self) -> bool:
         """The coordinator ends this connection, without a frame before."""
@@ -94,7 +91,7 @@ class Link:
                 pass
             return self.count == before
 
-        ended = await asyncio.wait_for(wait(), PATIENCE)
+        ended = await within("the coordinator closes the connection", wait())
         await self.close()
         return ended
 
@@ -216,7 +213,7 @@ async def answered(port: int, request: bytes) -> tuple[int, str, str]:
     """Status, signature and body of the answer to raw bytes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request)
-    answer = (await asyncio.wait_for(reader.read(), PATIENCE)).decode()
+    answer = (await within("the whole answer", reader.read())).decode()
     await shut(writer)
     head, _, body = answer.partition("\r\n\r\n")
     headers = dict(line.partition(": ")[::2] for line in head.split("\r\n"))

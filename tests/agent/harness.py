@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lab.waiting import NotYet, wait_until_async
+from lab.waiting import wait_until_async, within
 
 from ropeteam_trainer.contract import codec, config, wire
 from ropeteam_trainer.contract.config import Timeouts, WorkerConfig
@@ -105,13 +105,11 @@ class Coordinator:
     async def wait_for(self, holds: Callable[[AgentReport], object]) -> AgentReport:
         """The newest report, as soon as `holds` is true of it."""
         async with self._changed:
-            try:
-                await asyncio.wait_for(
-                    self._changed.wait_for(lambda: self.report is not None and holds(self.report)),
-                    DEADLINE_SECONDS,
-                )
-            except TimeoutError:
-                raise NotYet(f"last report: {self.report}\n{self.explain()}") from None
+            await within(
+                lambda: f"a report; the last: {self.report}\n{self.explain()}",
+                self._changed.wait_for(lambda: self.report is not None and holds(self.report)),
+                DEADLINE_SECONDS,
+            )
         assert self.report is not None
         return self.report
 
@@ -242,7 +240,7 @@ class Pod:
 
     async def exit_code(self) -> int:
         assert self.process is not None
-        return await asyncio.wait_for(asyncio.to_thread(self.process.wait), DEADLINE_SECONDS)
+        return await within("the agent exits", asyncio.to_thread(self.process.wait), DEADLINE_SECONDS)
 
     def text(self) -> str:
         """Output so far. It has a thread of its own: reports may be ahead of it while the pod

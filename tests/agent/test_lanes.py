@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import pytest
-from lab.waiting import wait_until_async
+from lab.waiting import wait_until_async, within
 from tests.agent import audit
 from tests.agent.harness import DEADLINE_SECONDS, JOB_UID
 from tests.agent.harness import a_plan as harness_plan
@@ -76,7 +76,7 @@ async def run(tmp_path: Any) -> AsyncIterator[Run]:
     await asyncio.sleep(0)
     found.agent.post(LinkUp())
     found.ordered(plan=a_plan())
-    await asyncio.wait_for(found.pod.starting.wait(), DEADLINE_SECONDS)  # the run is claimed
+    await within("the run is claimed", found.pod.starting.wait(), DEADLINE_SECONDS)
     found.agent.post(RanksStarted(world_id()))
     yield found
     found.task.cancel()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab.waiting import wait_until_async
+from lab.waiting import wait_until_async, within
 from tests.agent.harness import a_plan, exit_of
 from tests.agent.pipes import Pipe
 
@@ -157,7 +157,7 @@ async def test_a_rank_waits_for_a_slow_reader_and_not_for_one_who_is_gone(pipe: 
     await pipe.writes("line 2500 ")
     assert "were dropped" not in pipe.text
     monkeypatch.setattr(lines, "PATIENCE_SECONDS", 0.0)
-    await asyncio.wait_for(printing, 300)
+    await within("all is printed", printing, 300)
     slow_output.close()
     output.close()
     assert output.last_lines()[-1].startswith("line 5999 y")

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from hypothesis import given
 from hypothesis import strategies as st
-from lab.waiting import wait_until_async
+from lab.waiting import wait_until_async, within
 
 from ropeteam.controller.queue.fairqueue import FairQueue
 from ropeteam.controller.queue.workqueue import WorkQueue, run_workers
@@ -18,7 +18,7 @@ def group(key: str) -> str:
 
 
 async def taken(turns: FairQueue[str]) -> str:
-    return await asyncio.wait_for(turns.take(), 30)
+    return await within("a turn", turns.take(), 30)
 
 
 async def nothing_to_take(turns: FairQueue[str]) -> bool:

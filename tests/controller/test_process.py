@@ -15,7 +15,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 import pytest_asyncio
-from lab.waiting import PATIENCE, wait_until_async
+from lab.waiting import wait_until_async, within
 from tests.controller.house import JOB, job, names
 
 from ropeteam.controller.cache.informer import Key
@@ -70,7 +70,7 @@ async def test_without_the_definition_it_names_how_to_install_it(
     place = ObjectRef("CustomResourceDefinition", "", "trainingjobs.ropeteam.dev")
     await client.delete(place, uid=(await client.get(place))["metadata"]["uid"])
     async with operator(cluster) as process:
-        _, output = await asyncio.wait_for(process.communicate(), PATIENCE)
+        _, output = await within("the operator exits", process.communicate())
     assert process.returncode == 1
     assert b"ropeteam crd | kubectl apply -f -" in output
     assert b"Traceback" not in output
@@ -81,7 +81,7 @@ async def test_sigterm_ends_it_in_order(cluster: LocalCluster, client: ApiClient
         await client.create(job())
         await wait_until_async("a pod is there", lambda: names(client, "Pod"))
         process.terminate()
-        _, output = await asyncio.wait_for(process.communicate(), PATIENCE)
+        _, output = await within("the operator exits", process.communicate())
     assert process.returncode == 0
     assert b"Traceback" not in output
 
@@ -99,7 +99,7 @@ async def test_it_works_and_ends_though_nobody_reads_its_log(
     await client.create(job())
     await wait_until_async("a pod is there", lambda: names(client, "Pod"))
     process.terminate()
-    assert await asyncio.wait_for(process.wait(), PATIENCE) == 0
+    assert await within("the operator exits", process.wait()) == 0
     os.close(reader)
     os.close(writer)
 
@@ -160,7 +160,7 @@ async def test_the_other_operator_acts_when_the_leader_does_not(
                 return
             if end is signal.SIGSTOP:
                 first.send_signal(signal.SIGCONT)
-            _, output = await asyncio.wait_for(first.communicate(), PATIENCE)
+            _, output = await within("the first operator exits", first.communicate())
             assert first.returncode == (1 if end is signal.SIGSTOP else 0), output
             # The latter if it was stopped in a renewal, which has run out of time when it continues.
             reasons = (b"leads now", b"could not be renewed within")
@@ -174,10 +174,10 @@ async def test_a_standby_operator_ends_on_a_signal(cluster: LocalCluster, client
         await wait_until_async("an operator leads", lambda: leader(client))
         async with operator(cluster, "--lease", "default/ropeteam") as second:
             assert second.stderr is not None
-            while b"standby: " not in await asyncio.wait_for(second.stderr.readline(), PATIENCE):
+            while b"standby: " not in await within("the second is a standby", second.stderr.readline()):
                 pass
             second.terminate()
-            assert await asyncio.wait_for(second.wait(), PATIENCE) == 0
+            assert await within("the second operator exits", second.wait()) == 0
 
 
 async def test_it_serves_its_numbers(cluster: LocalCluster, client: ApiClient) -> None:
@@ -203,7 +203,7 @@ async def test_without_a_way_to_a_cluster_it_exits_with_the_reason(tmp_path: Pat
     process = await asyncio.create_subprocess_exec(
         *OPERATOR, "--home", str(tmp_path), "--kubeconfig", "nowhere", stderr=asyncio.subprocess.PIPE
     )
-    _, output = await asyncio.wait_for(process.communicate(), PATIENCE)
+    _, output = await within("the operator exits", process.communicate())
     assert process.returncode == 1
     assert b"ropeteam operator: cannot read the kubeconfig nowhere" in output
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import uvloop
-from lab.waiting import wait_until_async
+from lab.waiting import wait_until_async, within
 
 from ropeteam.controller.queue.workqueue import WorkQueue, run_workers
 
@@ -141,10 +141,10 @@ async def two_wake_ups() -> None:
     queue = WorkQueue[str](4)
     queue.add_after("now", 0)
     queue.add_after("now", 0)
-    assert await asyncio.wait_for(queue.get(), 20) == "now"
+    assert await within("a key is due", queue.get(), 20) == "now"
     queue.add_after("a", 0.01)
     queue.add_after("a", 3600)
-    assert await asyncio.wait_for(queue.get(), 20) == "a"
+    assert await within("a key is due", queue.get(), 20) == "a"
     queue.add_after("b", 3600)
     queue.add_after("b", 0.01)
-    assert await asyncio.wait_for(queue.get(), 20) == "b"
+    assert await within("a key is due", queue.get(), 20) == "b"

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from lab.coordinator.link import PATIENCE, TOKEN, FakeAgent, get_status, put_desired
 from lab.coordinator.reports import agent, config
-from lab.waiting import wait_until_async
+from lab.waiting import wait_until_async, within
 from tests.agent.pipes import Pipe
 
 from ropeteam_trainer.contract import codec
@@ -36,7 +36,7 @@ class Process:
 
     async def listening(self) -> tuple[int, int]:
         assert self.child.stdout is not None
-        line = (await asyncio.wait_for(self.child.stdout.readline(), PATIENCE)).decode()
+        line = (await within("its first line", self.child.stdout.readline())).decode()
         self.lines.append(line)
         found = re.search(r"listening .* agents=(\d+) http=(\d+)", line)
         assert found, line
@@ -44,7 +44,7 @@ class Process:
 
     async def ends(self, number: signal.Signals) -> int:
         self.child.send_signal(number)
-        out, _ = await asyncio.wait_for(self.child.communicate(), PATIENCE)
+        out, _ = await within("the coordinator exits", self.child.communicate())
         self.lines += (out or b"").decode().splitlines()
         assert self.child.returncode is not None
         return self.child.returncode
@@ -165,7 +165,9 @@ async def test_a_decision_is_logged_once(start):
     for _ in range(3):
         await put_desired(http, DESIRED)
     await process.ends(signal.SIGTERM)
-    decisions = [line for line in process.lines if " decision " in line and " is overloaded: " not in line]
+    decisions = [
+        line for line in process.lines if " decision " in line and " this coordinator is late: " not in line
+    ]
     assert len(decisions) == 1
     assert decisions[0].endswith('why="waiting for the agent of slot 0 to register"')
 
@@ -180,7 +182,7 @@ async def test_a_decision_is_logged_once(start):
 )
 async def test_what_it_cannot_start_without_is_named(start, changes: dict[str, str], reason: str):
     process = await start(**changes)
-    out, _ = await asyncio.wait_for(process.child.communicate(), PATIENCE)
+    out, _ = await within("the coordinator exits", process.child.communicate())
     assert process.child.returncode == 1
     assert "cannot-start" in out.decode()
     assert reason in out.decode()

@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 from lab.local.client import Client
+from lab.waiting import within
 
 from ropeteam.local.cluster import LocalCluster
 
@@ -51,7 +52,7 @@ def kubectl(cluster: LocalCluster) -> Kubectl:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )
-        output, _ = await asyncio.wait_for(child.communicate((text or "").encode()), 180)
+        output, _ = await within("kubectl exits", child.communicate((text or "").encode()))
         assert (child.returncode != 0) == fails, output.decode()
         return output.decode()
 

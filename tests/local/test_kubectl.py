@@ -8,7 +8,7 @@ import shutil
 
 import yaml
 from lab.local.client import CORE, JOBS, Client
-from lab.waiting import wait_until_async
+from lab.waiting import wait_until_async, within
 from tests.local.conftest import Kubectl
 
 MERGE = "application/merge-patch+json"
@@ -140,7 +140,7 @@ async def test_get_w_prints_each_change(cluster, api: Client, kubectl: Kubectl):
     head, first = await child.stdout.readline(), await child.stdout.readline()
     change = {"status": {"state": "Running"}}
     await api.call("PATCH", f"{JOBS}/mnist/status", change, content=MERGE)
-    second = await asyncio.wait_for(child.stdout.readline(), 90)
+    second = await within("kubectl shows the change", child.stdout.readline())
     child.kill()
     await child.communicate()
     assert [line.split()[:2] for line in (head, first, second)][0::2] == [

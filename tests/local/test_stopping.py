@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from lab.local.client import CORE, Client, alive
-from lab.waiting import wait_until_async
+from lab.waiting import wait_until_async, within
 from tests.local.test_pods import pid_of
 
 from ropeteam.local import __main__ as program
@@ -44,7 +44,7 @@ async def test_a_kill_that_a_starting_shim_has_lost_comes_again(
     await api.run("p", "sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.05; done")
     pod = await api.logged("p", "up")
     if by == "the cluster":
-        await asyncio.wait_for(api.cluster.stop(), 60)
+        await within("the cluster stops", api.cluster.stop())
     else:
         await api.call("DELETE", f"{CORE}/pods/p", {"gracePeriodSeconds": 1})
 
@@ -59,12 +59,16 @@ async def test_a_second_signal_does_not_interrupt_the_stop(tmp_path: Path, monke
     stopped: list[Path] = []
 
     async def cluster(home: Path) -> None:
+        handled = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, handled.set)
         try:
             os.kill(os.getpid(), signal.SIGTERM)
             await asyncio.Event().wait()
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
-            await asyncio.sleep(0.05)
+            os.kill(os.getpid(), signal.SIGUSR1)  # handled after it
+            await within("the second signal is handled", handled.wait())
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGUSR1)
             stopped.append(home)
 
     monkeypatch.setattr(program, "run_until_cancelled", cluster)

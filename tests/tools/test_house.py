@@ -94,7 +94,8 @@ def test_only_one_module_polls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(house, "ROOT", tmp_path)
     text = '"""A."""\n' + "".join(function(name, 2) for name in ("until", "_wait_for_async", "wait_step"))
     method = "class Link:\n    def wait_for(self):\n        x = 1\n"
-    for name, expected in [("tests/x.py", 2), (house.WAITS, 0), ("operator/x.py", 0)]:
+    method += "asyncio.wait_for(x, 1)\n"
+    for name, expected in [("tests/x.py", 3), (house.WAITS, 0), ("operator/x.py", 0)]:
         file = tmp_path / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text + method)
