@@ -29,21 +29,14 @@ class OlderRelease:
         """A clone may be shallow."""
         return self._git("cat-file", "-e", f"{self.commit}^{{commit}}").returncode == 0
 
-    def read(self, file: str) -> str:
-        """The text of a file of that release."""
-        return self._checked("show", f"{self.commit}:{file}").decode()
-
     def unpack(self, folder: Path) -> Path:
         """The tree of that release, in `folder`."""
-        with tarfile.open(fileobj=io.BytesIO(self._checked("archive", self.commit))) as tar:
+        archive = self._git("archive", self.commit)
+        archive.check_returncode()
+        with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as tar:
             tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Python < 3.11.4 has none
             tar.extractall(folder)
         return folder
-
-    def _checked(self, *command: str) -> bytes:
-        done = self._git(*command)
-        done.check_returncode()
-        return done.stdout
 
     def _git(self, *command: str) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(("git", "-C", str(ROOT), *command), capture_output=True)

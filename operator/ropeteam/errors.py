@@ -24,7 +24,6 @@ tree.
       CommandError                  ClickException, cli/errors.py
         InvalidInput                cli/errors.py
         CommandFailed               cli/errors.py
-          NotReadyInTime            cli/localstack.py
       ManifestError                 ValueError, cli/manifest/manifestyaml.py
       StatusError                   local/resources.py
         Undecodable                 local/resources.py

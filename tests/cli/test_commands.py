@@ -208,6 +208,14 @@ def test_watch_snapshot_and_explain_of_a_job_on_a_cluster(tmp_path: Path, home: 
     assert "job: Complete" in watched.output
 
 
+async def test_the_last_line_of_a_log_is_not_that_of_an_earlier_run(tmp_path: Path) -> None:
+    (tmp_path / "cluster.log").write_text("error: another cluster runs\n")
+    local = LocalStack(tmp_path)
+    await (await local._spawn("cluster", "compileall", "-q", str(tmp_path))).wait()
+    assert local._log_hint("cluster").endswith("whose last line is: no output")
+    await local._stop()
+
+
 @pytest.mark.usefixtures("up")
 def test_a_second_cluster_in_the_same_home_is_refused_in_one_sentence(tmp_path: Path, home: Path) -> None:
     second = ropeteam("up", "--home", str(home), cwd=tmp_path)

@@ -91,6 +91,7 @@ def test_no_cluster_is_one_failure(tmp_path: Path) -> None:
     assert code == 1
     assert [line for line in findings if line.startswith("FAIL")] == findings[-1:]
     assert findings[-1].startswith("FAIL cluster: no cluster is configured (no such file: ")
+    assert "Start a local cluster with `ropeteam up`" in findings[-1]
 
 
 def test_a_cluster_that_was_killed_is_reported_and_is_one_failure(tmp_path: Path, nowhere: str) -> None:

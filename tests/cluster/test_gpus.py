@@ -52,7 +52,10 @@ def test_a_job_is_placed_where_gpus_are_and_one_that_does_not_fit_reports_why(si
 
     site.apply(a_job(site, name, workers=2, gpus=4))
     wait_until("words of the scheduler", lambda: "Insufficient nvidia.com/gpu" in message(site, name))
-    assert " This job requests 2 x (4 nvidia.com/gpu). " in message(site, name)
+    assert message(site, name).endswith(
+        " This job requests 2 x (4 nvidia.com/gpu). Add or free such nodes, or request less: set "
+        "spec.suspend to true, change the spec, and resume."
+    )
     assert site.condition(name, "Stalled")["reason"] == "Unschedulable"
     for number in (1, 2):
         give(site, number, 4)

@@ -313,6 +313,9 @@ async def test_an_operator_without_data_of_a_kind_is_not_ready(still: Operator) 
     assert requested == ""
     assert set(still.cache_ages()) == {"Node", "Pod", "Service", "TrainingJob"}
     still.caches.pods.parts[0]._received_at = loop.time() - 200
-    assert "(Pod: 200 s; limit: 180 s)" in still.stale_caches()
+    assert still.stale_caches() == (
+        "the caches are out of date, the API server has sent nothing for too long (Pod: 200 s; limit: "
+        "180 s): check that this operator can reach it"
+    )
     await still.caches.pods.parts[0].list()
     assert still.stale_caches() == ""

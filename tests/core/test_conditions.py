@@ -113,8 +113,11 @@ def test_a_secret_that_the_kubelet_names_as_missing_stalls_the_job() -> None:
     seen = starting(node="node-0", container=container, checkpoint=SIGNED)
     stalled = condition(seen, ConditionType.STALLED)
     assert (stalled.holds, stalled.reason) == (True, "SecretNotFound")
-    assert stalled.message.startswith(f"{MISSING}. Create it (kubectl create secret generic ")
-    assert stalled.message.endswith("or correct spec.checkpoint.signing.secretName.")
+    assert stalled.message == (
+        f"{MISSING}. Create it (kubectl create secret generic keys -n lab "
+        "--from-literal=checkpoint-keys=$(openssl rand -hex 32); with a new key older checkpoints need "
+        "spec.resume.trust Any), or correct spec.checkpoint.signing.secretName."
+    )
 
 
 @pytest.mark.parametrize("checkpoint", [None, {"volume": SIGNED["volume"]}])

@@ -152,6 +152,14 @@ def test_ingress_is_opened_by_the_policies_that_the_operator_makes() -> None:
     )
 
 
+def test_only_policies_that_block_are_named() -> None:
+    """p1 selects coordinators, and allows all; p0 denies workers egress, which no policy of the operator's
+    allows again."""
+    of_coordinators = {"podSelector": {"matchLabels": {"ropeteam.dev/role": "coordinator"}}, "ingress": [{}]}
+    line = policy_finding(policies({"policyTypes": ["Egress"]}, of_coordinators), guards=None)
+    assert "because of p0; " in line
+
+
 @pytest.mark.parametrize(
     ("role", "blocked", "allowed"),
     [("worker", "workers cannot", "operator cannot"), ("coordinator", "operator cannot", "workers cannot")],

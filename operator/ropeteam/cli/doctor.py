@@ -27,7 +27,7 @@ from ropeteam.api.rule import at
 from ropeteam.cli.connect import connected, kubeconfig_file
 from ropeteam.controller.client.apiclient import ApiClient, ApiError, NoSuchKind, NotFound, Object
 from ropeteam.controller.client.boundedjson import ResponseTooLarge
-from ropeteam.core.doctor.clusterchecks import Cluster, cluster_findings, operator_flags
+from ropeteam.core.doctor.clusterchecks import OPERATOR_LABELS, Cluster, cluster_findings, operator_flags
 from ropeteam.core.doctor.findings import Finding, Machine, Read, fail_finding, machine_findings
 from ropeteam.core.doctor.namespacechecks import Job, Namespace, job_findings, namespace_findings
 
@@ -35,7 +35,6 @@ _REQUEST_ERRORS = (ApiError, aiohttp.ClientError, OSError, TimeoutError, Respons
 """Errors of a request. A ValueError: the server's answer is not JSON, so it is no API server."""
 _SYSTEM = "ropeteam-system"
 """Namespace of the operators in docs/install.md, for users that may not list all namespaces."""
-_OPERATOR_LABELS = "app.kubernetes.io/name=ropeteam,app.kubernetes.io/component=operator"
 _LOCAL_SUFFIX = "+ropeteam"
 """Suffix of the version of a local cluster."""
 _METADATA_ONLY = {"Accept": "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"}
@@ -171,7 +170,7 @@ class _Requests:
     async def fetch_of_operators(self, group: str, plural: str, namespace: str) -> Read:
         """Fetch objects of operators in all namespaces. Where that fails, those in _SYSTEM and in
         `namespace`, and `unknown` stays set: there may be others. group: its path, `/apis/apps/v1`."""
-        selected = {"labelSelector": _OPERATOR_LABELS}
+        selected = {"labelSelector": OPERATOR_LABELS}
         everywhere = await self.fetch(f"{group}/{plural}", f"{plural} in all namespaces", **selected)
         if not everywhere.unknown:
             return everywhere

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import importlib.util
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -45,10 +46,6 @@ def _set_parent_death_signal() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-class NotReadyInTime(CommandFailed):
-    """The local cluster runs, but has not become ready."""
-
-
 class LocalStack:
     """A local cluster and its operator: `async with LocalStack(home) as local`, then
     `await local.start(print_line)`. All is stopped at the end of the `async with`."""
@@ -60,6 +57,8 @@ class LocalStack:
         self._operator: asyncio.subprocess.Process | None = None
         self._restarter: asyncio.Task[None] | None = None
         self._log_files: list[IO[bytes]] = []
+        self._log_starts: dict[str, int] = {}
+        """Size of each log before the first process of this object wrote to it."""
 
     async def __aenter__(self) -> Self:
         """Start both processes, which import and wait. Raises CommandFailed: not installed."""
@@ -83,7 +82,7 @@ class LocalStack:
         """Let both processes begin. Returns when the API server answers; then the operator may still start.
 
         Each later exit of the operator is printed, and it is started again. Raises CommandFailed: the cluster
-        exits, or is not ready in time (NotReadyInTime).
+        exits, or is not ready in time.
         """
         assert self._cluster is not None
         assert self._operator is not None
@@ -93,7 +92,7 @@ class LocalStack:
             async with asyncio.timeout(_TIMEOUT_SECONDS):
                 ready_line = await self._cluster.stdout.readline()
         except TimeoutError:
-            raise NotReadyInTime(
+            raise CommandFailed(
                 f"the local cluster was not ready within {_TIMEOUT_SECONDS:g} s; {self._log_hint('cluster')}"
             ) from None
         if not ready_line:  # end of file: it has exited
@@ -124,8 +123,10 @@ class LocalStack:
         return f"see {self.home / f'{name}.log'}, whose last line is: {self._last_line(name)}"
 
     def _last_line(self, name: str) -> str:
-        file = self.home / f"{name}.log"
-        lines = file.read_text(errors="replace").split("\n") if file.exists() else []
+        """Last line that processes of this object have logged, not those of an earlier run."""
+        with (self.home / f"{name}.log").open("rb") as log:
+            log.seek(self._log_starts[name])
+            lines = log.read().decode(errors="replace").split("\n")
         return next((line for line in reversed(lines) if line.strip()), "no output")
 
     async def _keep_operator_running(
@@ -166,6 +167,7 @@ class LocalStack:
         """Start a module in a process whose stderr, and stdout if not given, go to `<home>/<name>.log`."""
         log = (self.home / f"{name}.log").open("ab")
         self._log_files.append(log)
+        self._log_starts.setdefault(name, log.seek(0, os.SEEK_END))
         return await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",

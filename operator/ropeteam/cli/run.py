@@ -14,7 +14,7 @@ from rich.console import Console
 
 from ropeteam.cli.connect import connected
 from ropeteam.cli.errors import CommandFailed
-from ropeteam.cli.localstack import LocalStack, NotReadyInTime, PrintLine
+from ropeteam.cli.localstack import LocalStack, PrintLine
 from ropeteam.cli.manifest import localvolumes
 from ropeteam.cli.manifest.apply import apply_manifest, create_namespace
 from ropeteam.cli.manifest.read import Manifest
@@ -97,8 +97,6 @@ async def _start_cluster(local: LocalStack, print_line: PrintLine, manifest: Man
     a job of the same name, the message shows that job's state."""
     try:
         await local.start(print_line)
-    except NotReadyInTime:
-        raise  # it is not another cluster
     except CommandFailed as error:
         with suppress(ApiError, aiohttp.ClientError, OSError, TimeoutError):
             async with asyncio.timeout(_LAST_REQUEST_SECONDS), connected(local.kubeconfig) as client:

@@ -1,7 +1,8 @@
 """Descriptions as `kubectl explain` needs them. It prints neither defaults nor limits, so both become
 sentences.
 
-Limits: patterns, and limits of a list's items, have no sentence; a docstring describes them.
+Limits: patterns, limits of a list's items, and minimums of texts, lists and maps (all are 1) have no
+sentence; a docstring describes them.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def with_mounted_code(job: Object, code: Bundle, config_map_name: str) -> Object
         raise InvalidInput(
             f"spec.workingDir is {workdir}, but the folder is mounted at {MOUNTED_AT}; leave it out"
         )
-    pod = _ensure_map_at(spec, "template", "spec")
+    pod = spec.setdefault("template", {}).setdefault("spec", {})
     volumes = pod.setdefault("volumes", [])
     if any(volume.get("name") == VOLUME for volume in volumes):
         raise InvalidInput(f"spec.template.spec.volumes already has a volume {VOLUME}; give it another name")
@@ -152,13 +152,6 @@ def with_mounted_code(job: Object, code: Bundle, config_map_name: str) -> Object
         )
     mounts.append({"name": VOLUME, "mountPath": MOUNTED_AT, "readOnly": True})
     return job
-
-
-def _ensure_map_at(value: Any, *names: str) -> Any:
-    """Map at this path; missing ones are created, in place."""
-    for name in names:
-        value = value.setdefault(name, {})
-    return value
 
 
 def summary_lines(code: Bundle, config_map_name: str, namespace: str) -> Iterator[str]:

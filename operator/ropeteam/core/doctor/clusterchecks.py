@@ -36,8 +36,8 @@ _STALE_SECONDS = 60
 """Age from which on a lease that was not renewed means that there is no leader."""
 _MANY_RESTARTS = 5
 """Restarts of an operator's container from which on a warning names it."""
-_OPERATORS = "app.kubernetes.io/name=ropeteam,app.kubernetes.io/component=operator"
-"""Label selector of the operators' pods."""
+OPERATOR_LABELS = "app.kubernetes.io/name=ropeteam,app.kubernetes.io/component=operator"
+"""Label selector of the operators' Deployments and pods."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def _deployment_finding(deployment: Object, release: str) -> Finding:
     label = str((at(deployment, "metadata.labels") or {}).get("app.kubernetes.io/version"))
     tag = "" if "@" in image else image.rpartition("/")[2].partition(":")[2]
     version = tag if re.match(r"v?\d", tag) else label
-    look = f"kubectl -n {at(deployment, 'metadata.namespace')} describe pods -l {_OPERATORS}"
+    look = f"kubectl -n {at(deployment, 'metadata.namespace')} describe pods -l {OPERATOR_LABELS}"
     if not ready:
         return fail_finding(what, f"0 of {wanted} ready, image {image}", look)
     if version.lstrip("v") != release:
@@ -237,7 +237,7 @@ def _leader_finding(deployment: Object, seen: Cluster) -> Finding:
     namespace = at(deployment, "metadata.namespace")
     todo = (
         "without a leader no job is reconciled; for the reason: "
-        f"kubectl -n {namespace} logs -l {_OPERATORS} --prefix"
+        f"kubectl -n {namespace} logs -l {OPERATOR_LABELS} --prefix"
     )
     if not holder or not renewed:
         return fail_finding(what, "no operator is the leader", todo)

@@ -144,14 +144,17 @@ def _network_policy_findings(seen: Namespace) -> Iterator[Finding]:
     foreign = [each for each in read.items if _is_foreign(each)]
     of_workers = [each for each in foreign if _selects(at(each, "spec.podSelector"), Role.WORKER)]
     of_coordinators = [each for each in foreign if _selects(at(each, "spec.podSelector"), Role.COORDINATOR)]
-    blocked = list(_blocked_egress(of_workers))
-    if seen.guards_jobs is not True:
-        blocked += [*_blocked_worker_ingress(of_workers), *_blocked_coordinator_ingress(of_coordinators)]
+    guarded = seen.guards_jobs is True
+    egress = list(_blocked_egress(of_workers))
+    to_workers = [] if guarded else list(_blocked_worker_ingress(of_workers))
+    to_coordinators = [] if guarded else list(_blocked_coordinator_ingress(of_coordinators))
+    blocked = [*egress, *to_workers, *to_coordinators]
     if not blocked:
         yield ok_finding(what, "no foreign policy blocks the ports of jobs")
         return
-    policies = ", ".join(sorted({name_of(each) for each in (*of_workers, *of_coordinators)}))
-    if seen.guards_jobs is None:
+    causes = [*(of_workers if egress or to_workers else ()), *(of_coordinators if to_coordinators else ())]
+    policies = ", ".join(sorted({name_of(each) for each in causes}))
+    if seen.guards_jobs is None and (to_workers or to_coordinators):
         policies += ", unless the operator creates policies for jobs"
     todo = "allow it in an additional policy (docs/install.md, Ports)"
     yield warn_finding(what, f"{', '.join(blocked)}, because of {policies}", todo)

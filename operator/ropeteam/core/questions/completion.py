@@ -9,6 +9,7 @@ outside any world, or the deadline has passed.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import timedelta
 
 from ropeteam.api.job import CleanPodPolicy
@@ -97,11 +98,10 @@ def _reason_and_message(view: View, status: JobStatus) -> tuple[str, str] | None
         return reported.reason.value, reported.message
     charged, allowed = status.failures.charged, view.spec.recovery.max_failures
     if charged > allowed:
-        last = next((one_line(each.message) for each in reversed(status.incidents) if each.charged), "")
+        last = _last_sentence(each.message for each in status.incidents if each.charged)
         window = f"within {view.spec.recovery.window_seconds} seconds"
         fix = "Fix the cause, or raise spec.recovery.maxFailures, and create the job again."
-        named = f"The last: {last.rstrip('.')}. " if last else ""  # status keeps the newest incidents only
-        message = f"{charged} incidents {window}, and {allowed} are allowed. {named}{fix}"
+        message = f"{charged} incidents {window}, and {allowed} are allowed. {last}{fix}"
         return FailReason.BUDGET_SPENT.value, message
     limit = view.spec.recovery.no_progress_limit
     for slot in status.slots:
@@ -113,12 +113,18 @@ def _reason_and_message(view: View, status: JobStatus) -> tuple[str, str] | None
 def _pods_failed_message(status: JobStatus, slot: SlotStatus, limit: int) -> str:
     """Message that `limit` pods of a slot in a row failed outside any world, with the newest incident
     there."""
-    messages = (each.message for each in reversed(status.incidents) if each.slot == slot.slot)
-    last = one_line(next(messages, "")).rstrip(".")
+    last = _last_sentence(each.message for each in status.incidents if each.slot == slot.slot)
     return (
-        f"{limit} pods of slot {slot.slot} in a row ended before they could train. The last: {last}. Fix the "
-        "cause, or raise spec.recovery.noProgressLimit, and create the job again."
+        f"{limit} pods of slot {slot.slot} in a row ended before they could train. {last}Fix the cause, or "
+        "raise spec.recovery.noProgressLimit, and create the job again."
     )
+
+
+def _last_sentence(messages: Iterable[str]) -> str:
+    """Sentence with the last of these messages of incidents, and a space; "" if there is none: status keeps
+    the newest incidents only."""
+    last = one_line(next(reversed([*messages]), "")).rstrip(".")
+    return f"The last: {last}. " if last else ""
 
 
 def deadline_answer(view: View, status: JobStatus) -> Answer | None:

@@ -1,4 +1,5 @@
-"""State, conditions and answer of a live job: one that was started and has not ended.
+"""State, conditions and answer of a live job: started, not ended, and neither draining, suspended nor in
+backoff.
 
 One place builds the conditions Running, Recovering and Stalled of such a job, its text in the column STATE,
 and the answer that holds all of them.
