@@ -43,7 +43,8 @@ class StoreHost:
         """Start the store of a world that has none here. StoreUp follows at once, before the process exists;
         StoreDown if it fails to start or exits, then or later."""
         try:
-            listener = socket.create_server((self._address, 0), backlog=2048)
+            family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
+            listener = socket.create_server((self._address, 0), family=family, backlog=2048)
         except OSError as error:
             log(f"no TCPStore for world {world_id}, trying again: cannot listen on {self._address}: {error}")
             self._post(StoreDown(world_id))
