@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from tests.agent.harness import a_plan, exit_of
 
-from ropeteam_trainer.agent import preflight
-from ropeteam_trainer.contract.messages import Problem
-from ropeteam_trainer.launchers.launch import Launch
-
 FACTS = "import os, sys; print('sees', os.getcwd(), os.environ.get('A'), os.environ['RANK'], sys.argv)"
 
 
@@ -50,16 +46,6 @@ async def test_a_wrapper_that_fails_is_a_problem_at_once(pod, coordinator):
     problem = (await coordinator.wait_for(lambda r: r.problem)).problem
     assert problem.reason.value == "CommandNotFound"
     assert "conda run -n ml fails: no environment ml" in problem.message
-
-
-async def test_a_wrapper_that_hangs_is_a_problem_with_its_last_line(monkeypatch, tmp_path):
-    monkeypatch.setattr(preflight, "_WRAPPER_SECONDS", 0.5)
-    (tmp_path / "conda").write_text("#!/bin/sh\necho waiting for a lock >&2; exec sleep 60\n")
-    (tmp_path / "conda").chmod(0o755)
-    launch = Launch(wrapper=(str(tmp_path / "conda"),))
-    problem = preflight._with_wrapper(launch, {})
-    assert isinstance(problem, Problem)
-    assert f"{tmp_path}/conda fails: waiting for a lock; correct" in problem.message
 
 
 async def test_a_launcher_of_a_pod_receives_the_addresses_of_the_others(make_pod, coordinator):

@@ -233,7 +233,7 @@ async def test_a_rank_that_is_reaped_while_a_store_starts_does_not_take_it_along
     (pod.folder / "go").touch()
     report = await ended(coordinator, await a_world(coordinator, 2))
     assert exit_of(report).clean, pod.text()
-    assert "no store" not in pod.text(), "none was started again"
+    assert "the TCPStore of world" not in pod.text(), "none was lost, and started again"
 
 
 async def test_sigkill_of_the_agent_takes_zygote_store_and_forked_ranks_along(make_pod, coordinator):

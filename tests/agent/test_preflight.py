@@ -18,6 +18,7 @@ from ropeteam_trainer.agent import preflight
 from ropeteam_trainer.contract.config import CheckpointConfig, WorkerConfig
 from ropeteam_trainer.contract.messages import Problem
 from ropeteam_trainer.contract.world import FailReason
+from ropeteam_trainer.launchers import Launch
 
 PASSING = (errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.ENOSPC, errno.ENODEV)
 
@@ -118,7 +119,7 @@ def test_root_without_capabilities_is_reported_with_the_remedy(
 class Slow:
     """subprocess.run of an interpreter that does not answer in time, for so many tries."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, tries: int, error: OSError | None = None) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, tries: int, error: Exception | None = None) -> None:
         self.left, self.error, self.patience = tries, error, list[float]()
         self._real = subprocess.run
         monkeypatch.setattr(subprocess, "run", self._run)
@@ -129,6 +130,16 @@ class Slow:
             return self._real(argv, **fields)
         self.left -= 1
         raise self.error or subprocess.TimeoutExpired(argv, fields["timeout"])
+
+
+def test_a_wrapper_that_hangs_is_a_problem_with_its_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    Slow(
+        monkeypatch, tries=-1, error=subprocess.TimeoutExpired(["conda"], 9.0, stderr=b"waiting for a lock\n")
+    )
+    problem = preflight._with_wrapper(Launch(wrapper=("conda", "run")), {})
+    assert isinstance(problem, Problem)
+    assert problem.transient
+    assert problem.message.startswith("conda run fails: waiting for a lock; correct")
 
 
 def test_an_interpreter_that_is_slow_once_is_no_problem(

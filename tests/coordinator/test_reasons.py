@@ -100,6 +100,19 @@ def test_each_phase_gives_its_reason(phase: WorldPhase):
     assert (film.state.phase, film.state.why) == (phase, reason)
 
 
+def test_the_reason_names_a_new_attempt_that_ends_the_ranks():
+    film = _running()
+    film.desires(attempt=2)
+    film.exits(1, SIGKILL)
+    assert film.state.why == "ending the ranks of world 1.0.1, because a new attempt replaces all pods"
+
+
+def test_the_reason_names_a_drain_that_ended_the_ranks():
+    film = _draining()
+    film.later(film.config.timeouts.drain)
+    assert film.state.why == "ending the ranks of world 1.0.1, because it was drained"
+
+
 def test_an_obstacle_to_the_next_world_is_determined_once_per_step(monkeypatch: pytest.MonkeyPatch):
     film, found = _forming(), []
     determine: Callable[[CoordinatorState, float], str] = forming.obstacle

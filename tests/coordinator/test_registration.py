@@ -108,8 +108,7 @@ def test_below_feature_level_2_a_replacement_waits_for_proof_that_the_old_pod_ha
     film.reports(1)
     film.applies_orders()
     assert film.report.why == (
-        "waiting for proof that the previous pod of slot 1 has ended: it may still write, for "
-        "spec.recovery.fenceSeconds at most"
+        "waiting for proof that the previous pod of slot 1 has ended: it may still write the script's files"
     )
     film.desires_slot(1, previous_pod_fenced=True)
     assert film.phase == "Running"
@@ -200,6 +199,9 @@ def test_forming_in_a_drain_waits_for_ranks_that_live():
     film.silent.clear()
     film.reports(0)
     film.desires(drain=True)
-    assert film.report.why == "the job is to be drained (spec.suspend); waiting for its last ranks to end"
+    assert (
+        film.report.why
+        == "the job is to be drained; waiting for its last ranks to end, or for proof that they have"
+    )
     film.applies_orders()
     assert film.phase == "Drained"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from lab.coordinator.reports import agent
+from lab.coordinator.reports import agent, raised
 from tests.coordinator.timeline import Timeline
 
 from ropeteam_trainer.contract.config import ExitAction, ExitCodeRule
@@ -194,3 +196,44 @@ def test_a_volume_that_hangs_is_reported_with_its_start_and_training_continues()
     assert "pending: the manifest of step 3" in stalled.message
     film.reports(0, pending_disk_request="")
     assert film.report.stalled is None
+
+
+MISSING = replace(
+    raised("ModuleNotFoundError: No module named 'x' (train.py:1)"),
+    error_class="builtins.ModuleNotFoundError",
+)
+
+
+def test_a_script_that_cannot_run_in_any_pod_is_not_tried_again():
+    film = Timeline().up()
+    film.exits(0, MISSING)
+    film.applies_orders()
+    assert film.state.failure is not None
+    assert film.state.failure.reason is FailReason.SCRIPT_INVALID
+    assert "Correct the script" in film.state.failure.message
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        raised(),
+        replace(MISSING, message="ImportError: libcuda.so.1: cannot open shared object file (train.py:1)"),
+    ],
+)
+def test_what_may_be_the_pods_fault_is_tried_again(how: ProcessExit):
+    film = Timeline().up()
+    film.exits(0, how)
+    film.applies_orders()
+    assert film.state.failure is None
+
+
+def test_in_a_job_that_has_run_a_missing_module_may_be_the_pods_fault():
+    film = Timeline().up(step=3)
+    film.exits(0, MISSING)
+    film.applies_orders()
+    assert film.state.failure is None
+    film.later(5)
+    film.applies_orders()
+    film.exits(0, MISSING)
+    film.applies_orders()
+    assert film.state.failure is None, "of the second world nothing is known"

@@ -84,7 +84,10 @@ def test_another_number_of_ranks_begins_without_it_with_a_log_line(
     last = RankGroup(tmp_path, 3).run("train.py", *saved)
     assert last.codes == [0, 0, 0], last.output
     assert last.result["first"] == 3
-    sentence = f"ropeteam: state of {memory} is not restored: 2 ranks have saved it"
+    sentence = (
+        f"ropeteam: state of {memory} is not restored: 2 ranks have saved it, and there are 3 now. Training "
+        "continues without it."
+    )
     assert [text.count(sentence) for text in last.output] == [1, 0, 0]
 
 

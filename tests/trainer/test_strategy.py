@@ -74,7 +74,8 @@ def served(**fields: Any) -> dict[str, Any]:
         (
             4,
             {"sync": {"type": "Ring"}, "parallelism": {"shard": 2}},
-            "sync: Ring synchronizes whole copies of the model; use AllReduce with parallelism.shard 2",
+            "sync: Ring synchronizes whole copies of the model; use AllReduce with parallelism.shard 2, or "
+            "leave that out",
         ),
         (
             4,
@@ -119,7 +120,8 @@ def served(**fields: Any) -> dict[str, Any]:
         (
             4,
             {**served(), "sharding": "Parameters"},
-            "ParameterServer synchronizes whole copies of the model; use AllReduce with sharding Parameters",
+            "ParameterServer synchronizes whole copies of the model; use AllReduce with sharding Parameters "
+            "and parallelism.shard 2, or leave that out",
         ),
         (2, {"learning_rate": {"scaling": "Linear"}}, "scaling needs baseBatch"),
         (

@@ -224,7 +224,6 @@ class FailReason(str, enum.Enum):
     CHECKPOINT_NOT_WRITABLE = "CheckpointNotWritable"
     CHECKPOINT_NOT_FOUND = "CheckpointNotFound"  # resume.policy Step
     CHECKPOINT_UNAVAILABLE = "CheckpointUnavailable"  # never an end: why a job is stalled
-    NO_PROGRESS = "NoProgress"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     INVALID_SPEC = "InvalidSpec"
     SCRIPT_INVALID = "ScriptInvalid"  # no rank of it can start in any pod: a SyntaxError, for example

@@ -1,6 +1,7 @@
 """The coordinator: leases, worlds, plans, commits and the failure allowance of one job.
 
-Order: an event -> `membership.step` -> a new State -> `orders` for each agent, `job_report` for the operator.
+Order: an event -> `membership.step` -> a new CoordinatorState -> orders for each agent, `job_report` for
+the operator.
   membership/        the decisions (pure)
   server.py          the state, the clock, the connections of agents; agentconnection.py: one of them;
                      encoding.py: orders as bytes

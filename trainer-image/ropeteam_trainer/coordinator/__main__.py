@@ -97,8 +97,8 @@ async def _run(make: Callable[[], Coordinator], ports: Ports, storage_health: St
 
 async def serve(coordinator: Coordinator, ports: Ports, storage_problem: Callable[[], str] = str) -> None:
     """Serve agents and HTTP until SIGTERM or SIGINT. `storage_problem`: as for Http. Raises OSError if a port
-    is taken, RuntimeError after an internal error (background.end_loudly): the container is restarted, and
-    the next boot adopts the world."""
+    is taken, RuntimeError after an internal error (background.install_exception_handler): the container is
+    restarted, and the next boot adopts the world."""
     config, log = coordinator.state.config, coordinator.log
     ended = asyncio.Event()
     faults: list[BaseException] = []

@@ -1,6 +1,6 @@
 """Lines for people and grep: `<time> <event> key=value ...` on stdout. A repeated decision is written once, a
-repeated nuisance rarely. No write blocks on a slow reader, because `lines.take_over` has replaced sys.stdout
-in the coordinator's process."""
+repeated nuisance rarely. No write blocks on a slow reader, because `lines.replace_standard_streams` has
+replaced sys.stdout in the coordinator's process."""
 
 from __future__ import annotations
 

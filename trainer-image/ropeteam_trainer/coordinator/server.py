@@ -19,7 +19,7 @@ from ropeteam_trainer.contract.config import CoordinatorConfig
 from ropeteam_trainer.contract.desired import Desired, JobReport
 from ropeteam_trainer.contract.messages import AgentReport
 from ropeteam_trainer.contract.preauth import BACKLOG, UnauthenticatedConnections
-from ropeteam_trainer.coordinator.agentconnection import AgentConnection
+from ropeteam_trainer.coordinator.agentconnection import BYTES_PER_PLACE, AgentConnection
 from ropeteam_trainer.coordinator.encoding import OrdersEncoder
 from ropeteam_trainer.coordinator.log import Log
 from ropeteam_trainer.coordinator.membership import step as membership
@@ -30,8 +30,8 @@ from ropeteam_trainer.system.clocks import asleep_seconds
 SPARE_PLACES = 64
 """Places for unauthenticated connections beyond one for each agent of the job."""
 _RANDOM = SystemRandom()
-READ_AT_ONCE = 64 << 10
-"""Bytes per read: no more than BYTES_PER_PLACE."""
+READ_AT_ONCE = BYTES_PER_PLACE
+"""Bytes per read. Not more: one read fills one place at most."""
 
 
 class Coordinator:

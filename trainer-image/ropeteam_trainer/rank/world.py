@@ -56,7 +56,7 @@ class World:
     def communicates(self) -> bool:
         """Whether collectives move data. False for one rank alone, and in a dry run (`ropeteam plan`), where
         torch's fake backend completes them at once."""
-        return dist.is_initialized() and dist.get_backend() != "fake"
+        return self.size > 1 and dist.get_backend() != "fake"
 
     def from_rank_0(self, answer: Callable[[], T], names: Vocabulary = PLAIN) -> T:
         """Call `answer()` on rank 0 and return its result on all ranks. If it raises there, all ranks raise

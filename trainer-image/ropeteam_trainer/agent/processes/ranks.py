@@ -17,7 +17,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ropeteam_trainer.agent.executor import DaemonThreadExecutor
@@ -312,9 +312,9 @@ class Ranks:
             self._report_dying(process, signum)
         process.dying_since = process.dying_since or time.monotonic()
         process.exit = ProcessExit(code, signum, oom=oom)
-        start_task(self._end_session(process, session, process.exit))
+        start_task(self._end_session(process, session))
 
-    async def _end_session(self, process: _Process, session: int, exit: ProcessExit) -> None:
+    async def _end_session(self, process: _Process, session: int) -> None:
         """Kill the descendants of a dead rank, wait for them, then post its exit. Order: its last messages,
         its last heartbeat, RankExited."""
         await self._end_orphans(process, session)
@@ -322,13 +322,9 @@ class Ranks:
         heartbeat = process.page.read() or Beat()
         self._release(process)
         self._post(HeartbeatsRead(process.world_id, {process.rank: heartbeat}))
-        full_exit = ProcessExit(
-            exit.code,
-            exit.signal,
-            oom=exit.oom,
-            reached_end=heartbeat.reached_end,
-            last_lines=process.output.last_lines(),
-        )
+        assert process.exit is not None
+        last_lines = process.output.last_lines()
+        full_exit = replace(process.exit, reached_end=heartbeat.reached_end, last_lines=last_lines)
         self._post(RankExited(process.world_id, process.rank, full_exit))
 
     async def _end_orphans(self, dead: _Process, session: int) -> None:

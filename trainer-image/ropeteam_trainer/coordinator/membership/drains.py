@@ -179,8 +179,8 @@ def _highest_step(
     return max(rank.step for rank in ranks if rank.phase in phases)
 
 
-def finish_reason(state: CoordinatorState, at: Moment) -> str:
-    """Why the drain is over; "": it is not. First match wins.
+def has_finished(state: CoordinatorState, at: Moment) -> bool:
+    """Whether the drain is over. First match wins.
 
     The limit comes first. Then, by SIGTERM: all ranks have exited. Otherwise no step was made, so there is
     nothing to save; or all ranks have stopped at `stop_at` or exited, and that step is committed, or cannot
@@ -190,18 +190,17 @@ def finish_reason(state: CoordinatorState, at: Moment) -> str:
     assert world is not None
     assert world.paused_at is not None
     if at.now >= world.paused_at + state.config.timeouts.drain:
-        return "spec.recovery.drainSeconds have passed"
+        return True
     if drains_by_sigterm(state):
-        return "its ranks have ended" if slotindex.has_all_members(state, facts.exited) else ""
+        return slotindex.has_all_members(state, facts.exited)
     if not facts.moved:
-        return "no rank has made a step yet"
+        return True
     if world.stop_at is None or not slotindex.has_all_members(state, facts.arrived):
-        return ""
+        return False
     if _is_step_committed(state, world.stop_at):
-        return f"step {world.stop_at} is committed"
+        return True
     some_are_done = (facts.clean | (facts.aborted if facts.clean else slotset.NONE)) & saver_slots(state)
-    can_commit = world.stop_at in state.saved and not some_are_done
-    return "" if can_commit else "there is nothing to commit"
+    return some_are_done != slotset.NONE or world.stop_at not in state.saved
 
 
 def _is_step_committed(state: CoordinatorState, step: int) -> bool:

@@ -85,10 +85,7 @@ def _slot_obstacle(state: CoordinatorState, slot: int, now: float) -> str:
     if agent.report.problem:
         return unstartable.obstacle(state, slot)
     # Proof: the operator's `previous_pod_fenced`.
-    return (
-        f"proof that the previous pod of slot {slot} has ended: it may still write, for "
-        "spec.recovery.fenceSeconds at most"
-    )
+    return f"proof that the previous pod of slot {slot} has ended: it may still write the script's files"
 
 
 def unfinished_slots(state: CoordinatorState) -> slotset.Slots:
@@ -115,15 +112,18 @@ def stopping_text(state: CoordinatorState, now: float) -> str:
     if fault:
         reason = f"{fault.incident.cause.value}: {fault.incident.message}"
     else:
-        reason = (
-            "a new attempt replaces all pods"
-            if is_new_attempt(state)
-            else "it was drained"
-            if world.paused_at is not None
-            else "a restarted coordinator could not adopt it"
-        )
+        reason = _reason_without_fault(state, world)
     more = f"{_stuck_text(state, now)}{preserving.preserved_text(state)}"
     return f"ending the ranks of world {world.plan.world_id}, because {reason}{more}"
+
+
+def _reason_without_fault(state: CoordinatorState, world: FormedWorld) -> str:
+    """Why the ranks of a world are ended although it has no incident. First match wins."""
+    if is_new_attempt(state):
+        return "a new attempt replaces all pods"
+    if world.paused_at is not None:
+        return "it was drained"
+    return "a restarted coordinator could not adopt it"
 
 
 def _stuck_text(state: CoordinatorState, now: float) -> str:

@@ -38,7 +38,8 @@ def is_valid(state: CoordinatorState, now: float) -> bool:
 
 
 def silence_reason(state: CoordinatorState, now: float) -> str:
-    """Why no phase may decide and no orders are sent now; "": they may. The sentence becomes `State.why`."""
+    """Why no phase may decide and no orders are sent now; "": they may. The sentence becomes
+    `CoordinatorState.why`."""
     if state.superseded:
         return f"sending no orders: {state.superseded}"
     if state.desired is None:

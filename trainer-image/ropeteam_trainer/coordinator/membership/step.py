@@ -1,6 +1,6 @@
 """The decisions of the coordinator: which processes form the world. Pure.
 
-An event comes in, the next State comes out, with a sentence from the branch that decided (`State.why`);
+An event comes in, the next state comes out, with a sentence from the branch that decided (`why`);
 `orders_for_slot`, `orders_for_sender` and `job_report` (orders.py, report.py) are projections.
 Order of a step: extend leases by pauses of our own event loop, and note them -> apply the event -> go
 through the phases until nothing more follows. So the plan of a new world is published in the same step in
@@ -251,7 +251,8 @@ def _decide_forming(state: CoordinatorState, at: Moment) -> Decided:
     if state.drain_requested:
         if forming.unfinished_slots(state) | forming.unfenced_slots(state):
             return Decided(
-                state, "the job is to be drained (spec.suspend); waiting for its last ranks to end"
+                state,
+                "the job is to be drained; waiting for its last ranks to end, or for proof that they have",
             )
         return Decided(enter_phase(state, WorldPhase.DRAINED, at))
     if obstacle := forming.obstacle(state, at.now):
@@ -292,7 +293,7 @@ def _decide_draining(state: CoordinatorState, at: Moment) -> Decided:
     if all_evidence or state.failure:
         return Decided(_end_faulty_world(state, all_evidence, at))
     state = commits.grant_next_commit(drains.fix_stop_step(state, at))
-    if not drains.finish_reason(state, at):
+    if not drains.has_finished(state, at):
         return Decided(state, drains.draining_text(state))
     evidence = drains.terminating_evidence(state)
     return Decided(

@@ -1,6 +1,6 @@
 """Whether this coordinator keeps up: by how much its event loop came later than the time it had set itself.
 
-Order: a turn of the loop comes PAUSE_SECONDS too late -> leases are extended by that (step.py) and the
+Order: a turn of the loop comes PAUSE_SECONDS too late -> leases are extended by that (slotindex.py) and the
 coordinator is late, until CALM_SECONDS have passed without such a turn -> status and metrics show it, and
 metrics are rendered less often (metrics_max_age). Leases, orders and desired states never wait.
 Promise: it does not flap: once late, it stays so for CALM_SECONDS; the figure only grows while it lasts.
@@ -39,9 +39,9 @@ class Lateness(NamedTuple):
         return math.ceil(self.most) if self.is_late(now) else 0
 
     def suffix(self, now: float) -> str:
-        """The end of the sentence on a decision (`State.why`); "": the coordinator keeps up."""
+        """The end of the sentence on a decision (`CoordinatorState.why`); "": the coordinator keeps up."""
         late = self.seconds(now)
-        return f"; this coordinator is overloaded: its event loop is up to {late} s late" if late else ""
+        return f"; this coordinator is late: its event loop by up to {late} s" if late else ""
 
     def metrics_max_age(self, now: float) -> float:
         """Seconds for which rendered metrics are served again. Longer while late: rendering costs time."""
