@@ -120,8 +120,8 @@ def served(**fields: Any) -> dict[str, Any]:
         (
             4,
             {**served(), "sharding": "Parameters"},
-            "ParameterServer synchronizes whole copies of the model; use AllReduce with sharding Parameters "
-            "and parallelism.shard 2, or leave that out",
+            "ParameterServer synchronizes whole copies of the model; use AllReduce with sharding Parameters, "
+            "or leave that out",
         ),
         (2, {"learning_rate": {"scaling": "Linear"}}, "scaling needs baseBatch"),
         (
