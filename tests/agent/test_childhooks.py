@@ -106,8 +106,9 @@ def test_an_exception_is_reported_and_printed_as_ever(site: Site) -> None:
 def test_a_process_pays_for_no_torch_and_sees_its_own_path(site: Site) -> None:
     probe = "import sys; print(sys.path, 'torch' in sys.modules, 'json' in sys.modules)"
     _, ours, _ = site.run("-c", probe)
-    plain = subprocess.run([sys.executable, "-c", probe], cwd=site.folder, text=True, capture_output=True)
-    assert ours == plain.stdout
+    plain = [sys.executable, "-c", probe]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    assert ours == subprocess.check_output(plain, cwd=site.folder, env=environment, text=True)
     assert site.received == []
 
 
