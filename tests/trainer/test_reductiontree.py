@@ -1,0 +1,122 @@
+"""One order of additions, wherever the leaves are."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ropeteam_trainer.partition.reductiontree import (
+    Node,
+    children,
+    contiguous_leaves,
+    leaf,
+    maximal_nodes,
+    parent_and_sibling,
+    redealt,
+)
+
+COUNTS = st.one_of(st.sampled_from([1, 2, 6, 8, 10, 16, 24]), st.integers(1, 200))
+Sums = dict[Node, str]
+
+
+def add(sums: Sums, node: Node, text: str, leaves: int) -> None:
+    """As a replica adds: a new sum joins its sibling while that is there."""
+    while node != Node(0, leaves):
+        parent, sibling = parent_and_sibling(node, leaves)
+        if sibling not in sums:
+            break
+        other = sums.pop(sibling)
+        text = f"({text}+{other})" if node < sibling else f"({other}+{text})"
+        node = parent
+    sums[node] = text
+
+
+def whole(leaves: int) -> str:
+    """The tree as a formula, by its definition."""
+
+    def formula(node: Node) -> str:
+        if node.end - node.begin == 1:
+            return str(node.begin)
+        return "({}+{})".format(*map(formula, children(node)))
+
+    return formula(Node(0, leaves))
+
+
+def total(owned: tuple[tuple[int, ...], ...], leaves: int) -> str:
+    """The sum as replicas with these leaves compute it: each its own part, then one of them all parts."""
+    everything: Sums = {}
+    for numbers in owned:
+        mine: Sums = {}
+        for number in numbers:
+            add(mine, leaf(number), str(number), leaves)
+        assert tuple(sorted(mine)) == maximal_nodes(numbers, leaves)
+        for node, text in mine.items():
+            add(everything, node, text, leaves)
+    assert list(everything) == [Node(0, leaves)]
+    return everything[Node(0, leaves)]
+
+
+def test_a_tree_of_six_leaves_is_that_of_the_docstring() -> None:
+    assert whole(6) == "(((0+1)+(2+3))+(4+5))"
+    assert maximal_nodes([0, 1, 2], 6) == (Node(0, 2), Node(2, 3))
+    assert maximal_nodes([3, 4, 5], 6) == (Node(3, 4), Node(4, 6))
+    assert redealt([(0, 1), (2, 3), (4, 5)], [1]) == ((0, 1, 2), (), (3, 4, 5))
+
+
+@given(st.data())
+def test_any_split_of_any_number_of_leaves_adds_in_the_same_order(data: st.DataObject) -> None:
+    leaves = data.draw(COUNTS)
+    replicas = data.draw(st.integers(1, 9))
+    where = data.draw(st.lists(st.integers(0, replicas - 1), min_size=leaves, max_size=leaves))
+    owned = tuple(tuple(n for n in range(leaves) if where[n] == replica) for replica in range(replicas))
+    assert total(owned, leaves) == whole(leaves)
+
+
+@given(st.data())
+def test_any_history_of_losses_adds_in_the_same_order(data: st.DataObject) -> None:
+    leaves, replicas = data.draw(COUNTS), data.draw(st.integers(1, 9))
+    sizes = [leaves * (n + 1) // replicas - leaves * n // replicas for n in range(replicas)]
+    owned = tuple(map(tuple, contiguous_leaves(sizes)))
+    living = set(range(replicas))
+    while len(living) > 1 and data.draw(st.booleans()):
+        lost = data.draw(st.sets(st.sampled_from(sorted(living)), min_size=1, max_size=len(living) - 1))
+        before, living = owned, living - lost
+        owned = redealt(owned, lost)
+        assert sorted(n for numbers in owned for n in numbers) == list(range(leaves))
+        assert all(set(before[replica]) <= set(owned[replica]) for replica in living), "what is done is kept"
+        counts = [len(owned[replica]) for replica in living]
+        kept = max(len(before[replica]) for replica in living)
+        assert max(counts) - min(counts) <= 1 or max(counts) == kept
+        assert total(owned, leaves) == whole(leaves)
+
+
+def test_nobody_takes_over_from_all() -> None:
+    with pytest.raises(ValueError, match="all replicas are lost"):
+        redealt([(0,), (1,)], [0, 1])
+
+
+@given(COUNTS)
+def test_a_contiguous_part_is_few_nodes_and_an_aligned_one_is_one(leaves: int) -> None:
+    depth = (leaves - 1).bit_length()
+    for begin in range(0, leaves, 3):
+        for end in range(begin + 1, leaves + 1, 5):
+            nodes = maximal_nodes(range(begin, end), leaves)
+            assert len(nodes) <= max(1, 2 * depth)
+            assert all(left.end == right.begin for left, right in pairwise(nodes))
+    for size in (1 << power for power in range(depth)):
+        for begin in range(0, leaves - size + 1, size):
+            assert maximal_nodes(range(begin, begin + size), leaves) == (Node(begin, begin + size),)
+
+
+@given(COUNTS)
+def test_leaves_in_order_need_a_buffer_for_each_level_only(leaves: int) -> None:
+    sums: Sums = {}
+    most = 0
+    for number in range(leaves):
+        add(sums, leaf(number), str(number), leaves)
+        most = max(most, len(sums))
+    assert most <= (leaves - 1).bit_length() + 1 or leaves == 1
+    assert list(sums.values()) == [whole(leaves)]

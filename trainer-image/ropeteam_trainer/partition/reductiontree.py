@@ -1,0 +1,96 @@
+"""The fixed tree along which the gradients of a step are added, and the replicas' leaves. Pure.
+
+The last bits of a sum of floating-point numbers depend on the order of its additions. Here the order is that
+of one binary tree over the micro-batches 0..V-1 of a step, its leaves, whatever the number of replicas: a
+replica adds what it can of the tree, and sends the sums that it ends with, its maximal nodes. A node is split
+after the largest power of two below its size, as in RFC 6962. So parts of a power of two of leaves are nodes
+themselves, and cost no more bytes than in any other reduction.
+
+Example: V = 6, three replicas with leaves 0-1, 2-3 and 4-5; one of them is lost, and 2 goes to the first, 3
+to the last. Both times the sum is ((0 + 1) + (2 + 3)) + (4 + 5).
+
+            [0, 6)                  replica   leaves   sends
+           /      \\                  0         0 1      [0, 2)
+       [0, 4)    [4, 6)              1         2 3      [2, 4)
+       /    \\     / \\                2         4 5      [4, 6)
+   [0, 2) [2, 4) 4   5               ---------------------------------
+    / \\    / \\                       0         0 1 2    [0, 2) [2, 3)
+   0   1  2   3                      2         3 4 5    [3, 4) [4, 6)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+
+class Node(NamedTuple):
+    """Sum of the leaves begin..end-1. A leaf is a node of one."""
+
+    begin: int
+    end: int
+
+
+def leaf(number: int) -> Node:
+    return Node(number, number + 1)
+
+
+def children(node: Node) -> tuple[Node, Node]:
+    """The two nodes whose sum a node is. node: not a leaf."""
+    middle = node.begin + (1 << (node.end - node.begin - 1).bit_length() - 1)
+    return Node(node.begin, middle), Node(middle, node.end)
+
+
+@lru_cache(maxsize=1 << 16)
+def parent_and_sibling(node: Node, leaves: int) -> tuple[Node, Node]:
+    """Parent of a node in the tree of so many leaves, and the parent's other child. node: not the root."""
+    parent = Node(0, leaves)
+    while True:
+        left, right = children(parent)
+        if node == left:
+            return parent, right
+        if node == right:
+            return parent, left
+        parent = left if node.end <= left.end else right
+
+
+def maximal_nodes(owned: Iterable[int], leaves: int) -> tuple[Node, ...]:
+    """The largest nodes that consist of `owned` leaves alone, from left to right: all that a replica with
+    these has to send."""
+    return tuple(_maximal_below(Node(0, leaves), frozenset(owned)))
+
+
+def _maximal_below(node: Node, owned: frozenset[int]) -> Iterator[Node]:
+    have = sum(number in owned for number in range(*node))
+    if have == node.end - node.begin:
+        yield node
+    elif have:
+        for child in children(node):
+            yield from _maximal_below(child, owned)
+
+
+def contiguous_leaves(sizes: Sequence[int]) -> tuple[range, ...]:
+    """Leaves of each replica, in order: as many as in `sizes`."""
+    ends = [sum(sizes[: number + 1]) for number in range(len(sizes))]
+    return tuple(range(end - size, end) for end, size in zip(ends, sizes, strict=True))
+
+
+def redealt(owned: Sequence[Iterable[int]], lost: Iterable[int]) -> tuple[tuple[int, ...], ...]:
+    """Leaves of each replica once those of the `lost` ones are taken over by the others: neighbours by
+    number, each the next one of the replica that has the fewest. The same on all replicas; a lost one gets
+    none. Raises ValueError if all are lost."""
+    gone = frozenset(lost)
+    result = [[] if replica in gone else sorted(leaves) for replica, leaves in enumerate(owned)]
+    living = [replica for replica in range(len(result)) if replica not in gone]
+    if not living:
+        raise ValueError("all replicas are lost")
+    orphans = sorted(number for replica in gone for number in owned[replica])
+    counts = {replica: len(result[replica]) for replica in living}
+    for _ in orphans:
+        counts[min(living, key=lambda replica: (counts[replica], replica))] += 1
+    for replica in living:
+        missing = counts[replica] - len(result[replica])
+        result[replica] = sorted(result[replica] + orphans[:missing])
+        orphans = orphans[missing:]
+    return tuple(map(tuple, result))
