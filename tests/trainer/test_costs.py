@@ -31,6 +31,7 @@ WHOLE: dict[str, dict[str, Any]] = {
     "all-reduce": {},
     "micro-batches": {"batch": PIECES},
     "ring": {"sync": {"type": "Ring"}},
+    "exact": {"sync": {"type": "Exact"}},
     "composable replicate": {"sync": {"type": "Replicate"}},
     "ZeRO-1": {"sharding": "OptimizerState"},
     "DiLoCo": locally(every_steps=3, outer_learning_rate_per_mille=700),
@@ -51,6 +52,13 @@ SHARDED: dict[str, dict[str, Any]] = {
 }
 HYBRID: dict[str, dict[str, Any]] = {
     "hybrid shard": ways(replicate=2, shard=2),
+    "exact hybrid shard": {"sync": {"type": "Exact"}, **ways(replicate=2, shard=2)},
+    "exact hybrid shard of gradients": {
+        "sync": {"type": "Exact"},
+        "sharding": "Gradients",
+        **ways(replicate=2, shard=2),
+    },
+    "exact replicate x tensor": {"sync": {"type": "Exact"}, **ways(replicate=2, tensor=2)},
     "tensor": ways(tensor=4),
     "shard x tensor": ways(shard=2, tensor=2),
     "replicate x tensor": ways(replicate=2, tensor=2),
@@ -143,6 +151,9 @@ def counted_in(calls: dict[str, list[list[int]]], steps: int, strategy: Strategy
     compression = strategy.gradient_compression
     hidden = compression is not None and compression.type is CompressionType.POWER_SGD
     total = Traffic()
+    for name in [each for each in calls if each.startswith("bucket")]:  # sync Exact, to other replicas
+        total += Traffic(sum(size for size, _ in calls[name]), 0, len(calls[name]))
+    calls = {name: found for name, found in calls.items() if not name.startswith("bucket")}
     for name in {"by hand"} if hidden else calls.keys() - {"by hand", "send", "recv"}:
         turns = 2 if name in ("allreduce", "by hand") else 1
         for size, ranks in calls[name]:

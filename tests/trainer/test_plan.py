@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ropeteam_trainer.data.decisions.plan import DataPlan, Position, permuted
+from ropeteam_trainer.data.decisions.plan import DataPlan, Deal, Position, permuted
 
 plans = st.builds(
     DataPlan, samples=st.integers(1, 60), global_batch=st.integers(1, 25), seed=st.integers(0, 9)
@@ -90,3 +90,26 @@ def test_ranks_share_a_batch_fairly_and_weights_make_the_mean_exact(
 def test_a_plan_that_cannot_be_is_refused(samples: int, batch: int, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         DataPlan(samples, batch)
+
+
+@given(plan=plans, leaves=st.integers(1, 20), shards=st.integers(1, 3), replicas=st.integers(1, 5))
+def test_micro_batches_have_the_same_samples_for_any_number_of_replicas(
+    plan: DataPlan, leaves: int, shards: int, replicas: int
+) -> None:
+    at = Position(0, plan.samples // 2)
+    batch = plan.share(at, 0, 1).ids
+    dealt: dict[int, list[int]] = {number: [] for number in range(leaves)}
+    weights = 0.0
+    for replica in range(replicas):
+        mine = range(leaves * replica // replicas, leaves * (replica + 1) // replicas)
+        for shard in range(shards):
+            share = plan.dealt_share(at, Deal(leaves, mine, shard, shards))
+            assert [leaf.number for leaf in share.leaves] == [*mine]
+            assert len(share.loaded) == sum(max(len(leaf.ids), 1) for leaf in share.leaves) or not mine
+            for leaf in share.leaves:
+                dealt[leaf.number] += leaf.ids
+                weights += leaf.weight / shards
+    alone = plan.dealt_share(at, Deal(leaves, range(leaves)))
+    assert [*dealt.values()] == [[*leaf.ids] for leaf in alone.leaves]
+    assert tuple(number for ids in dealt.values() for number in ids) == batch
+    assert weights == pytest.approx(1)

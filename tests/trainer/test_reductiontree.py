@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from ropeteam_trainer.partition.reductiontree import (
     Node,
     children,
-    contiguous_leaves,
+    equal_parts,
     leaf,
     maximal_nodes,
+    most_buffers,
     parent_and_sibling,
     redealt,
 )
@@ -78,8 +79,7 @@ def test_any_split_of_any_number_of_leaves_adds_in_the_same_order(data: st.DataO
 @given(st.data())
 def test_any_history_of_losses_adds_in_the_same_order(data: st.DataObject) -> None:
     leaves, replicas = data.draw(COUNTS), data.draw(st.integers(1, 9))
-    sizes = [leaves * (n + 1) // replicas - leaves * n // replicas for n in range(replicas)]
-    owned = tuple(map(tuple, contiguous_leaves(sizes)))
+    owned = tuple(map(tuple, equal_parts(leaves, replicas)))
     living = set(range(replicas))
     while len(living) > 1 and data.draw(st.booleans()):
         lost = data.draw(st.sets(st.sampled_from(sorted(living)), min_size=1, max_size=len(living) - 1))
@@ -88,8 +88,8 @@ def test_any_history_of_losses_adds_in_the_same_order(data: st.DataObject) -> No
         assert sorted(n for numbers in owned for n in numbers) == list(range(leaves))
         assert all(set(before[replica]) <= set(owned[replica]) for replica in living), "what is done is kept"
         counts = [len(owned[replica]) for replica in living]
-        kept = max(len(before[replica]) for replica in living)
-        assert max(counts) - min(counts) <= 1 or max(counts) == kept
+        most = max(len(before[replica]) for replica in living)
+        assert max(counts) - min(counts) <= 1 or max(counts) == most
         assert total(owned, leaves) == whole(leaves)
 
 
@@ -118,5 +118,6 @@ def test_leaves_in_order_need_a_buffer_for_each_level_only(leaves: int) -> None:
     for number in range(leaves):
         add(sums, leaf(number), str(number), leaves)
         most = max(most, len(sums))
-    assert most <= (leaves - 1).bit_length() + 1 or leaves == 1
+    assert most <= most_buffers(leaves)
+    assert most == most_buffers(leaves) or leaves.bit_count() > 1, "as many are needed"
     assert list(sums.values()) == [whole(leaves)]

@@ -89,6 +89,39 @@ def served(**fields: Any) -> dict[str, Any]:
         ),
         (
             4,
+            {"sync": {"type": "Exact"}, "batch": {"micro_batches": 3}},
+            "batch: microBatches 3 leaves some of 4 replicas idle; raise it to 4 or more",
+        ),
+        (
+            4,
+            {"sync": {"type": "Exact"}, "batch": {"micro_samples": 3}},
+            "batch: microSamples has no effect on sync Exact, which computes a micro-batch at once; raise "
+            "microBatches, or leave microSamples out",
+        ),
+        (4, {"sync": {"type": "Exact"}, "batch": {"balance": True}}, "sync Exact deals whole ones; leave"),
+        (
+            4,
+            {"sync": {"type": "Exact"}, "parallelism": {"pipeline": 2}},
+            "sync: Exact works with replicate, shard and tensor; a pipeline adds its own micro-batches",
+        ),
+        (
+            4,
+            {"sync": {"type": "Exact"}, "sharding": "OptimizerState"},
+            "sharding: OptimizerState averages gradients over all ranks at once",
+        ),
+        (
+            4,
+            {"sync": {"type": "Exact"}, "gradient_compression": {"type": "TopK"}},
+            "gradientCompression: works on the all-reduce of whole copies",
+        ),
+        (
+            4,
+            {"batch": {"micro_batches": 8}},
+            "batch: microBatches works with sync Exact; use microSamples to split a rank's part of a batch, "
+            "or leave it out",
+        ),
+        (
+            4,
             {"sync": {"type": "Replicate"}, "sharding": "Parameters"},
             "sync: Replicate synchronizes whole copies",
         ),

@@ -34,6 +34,7 @@ def compressed(kind: str, **settings: Any) -> dict[str, Any]:
 ANY_WORLD: dict[str, dict[str, Any]] = {
     "all-reduce": {},
     "ring": {"sync": {"type": "Ring"}},
+    "exact": {"sync": {"type": "Exact"}},
     "micro-batches": {"batch": {"micro_samples": 5}},
     "recompute all": {"activation_checkpointing": "Full"},
     "recompute some": {"activation_checkpointing": "Selective"},
@@ -69,8 +70,10 @@ EXACT: dict[int, dict[str, dict[str, Any]]] = {
     4: {
         **SEVERAL,
         "hybrid shard": ways(replicate=2, shard=2),
+        "exact hybrid shard": {"sync": {"type": "Exact"}, **ways(replicate=2, shard=2)},
         "shard x tensor": ways(shard=2, tensor=2),
         "replicate x tensor": ways(replicate=2, tensor=2),
+        "exact replicate x tensor": {"sync": {"type": "Exact"}, **ways(replicate=2, tensor=2)},
         "replicate x pipeline": pipelined("OneForwardOneBackward", replicate=2),
         "replicate x GPipe": pipelined("GPipe", replicate=2),
         "shard x interleaved": pipelined("Interleaved", shard=2),

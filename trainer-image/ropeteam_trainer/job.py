@@ -92,7 +92,7 @@ class Job:
         """
         from ropeteam_trainer.strategies.wrap import LoopValues
 
-        progress = LoopValues(lambda: self.batch_weight, lambda: self.step)
+        progress = LoopValues(lambda: self.batch_weight, lambda: self.step, lambda: self._feed.leaves)
         wrapped = self._role.wrap(model, optimizer, progress, loss, tensor_plan)
         self.dp_rank, self.dp_size = self._role.dp_rank, self._role.dp_size
         return wrapped
@@ -197,7 +197,8 @@ class Job:
         loading.check_loading(workers, prefetch)
         plan = DataPlan(len(dataset), spec.global_samples or global_batch, seed)
         model = self._role.measured_model() if balance else None
-        requested = BatchRequest(dataset, plan, epochs, workers, prefetch, balance, model, collate)
+        deal = self._role.deal
+        requested = BatchRequest(dataset, plan, epochs, workers, prefetch, deal, balance, model, collate)
         self._total_steps = self.step + self._feed.batches_left(requested)
         return self._feed.batches(requested, self.dp_rank, self.dp_size, self._loading_phase)
 

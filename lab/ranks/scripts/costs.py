@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.strategy import Strategy
+from ropeteam_trainer.data.decisions.plan import DataPlan, Leaf, Position
 from ropeteam_trainer.rank.world import World
+from ropeteam_trainer.strategies.exact.links import Header, Links
 from ropeteam_trainer.strategies.wrap import LoopValues, wrap
 
 torch.set_num_threads(1)
@@ -61,8 +63,23 @@ class Calls(TorchDispatchMode):
         self.note("by hand", tensor.nbytes, dist.get_world_size())
         return _all_reduce(tensor, *more, **named)
 
+    def counted_send(self) -> Callable[..., None]:
+        """Links.send(), by bucket. The last one has no gradients."""
+
+        def send(links: Links, to: int, header: Header, payload: memoryview, *more: Any) -> None:
+            self.note(f"bucket {header.bucket}", len(payload), 2)
+            _send(links, to, header, payload, *more)
+
+        return send
+
+    def without_last_bucket(self) -> dict[str, list[tuple[int, int]]]:
+        buckets = [name for name in self.seen if name.startswith("bucket")]
+        last = max(buckets, key=lambda name: int(name.split()[1]), default="")
+        return {name: calls for name, calls in self.seen.items() if name != last}
+
 
 _all_reduce = dist.all_reduce
+_send = Links.send
 
 
 def largest(arguments: Any) -> int:
@@ -81,7 +98,8 @@ def figures(request: dict[str, Any], world: World) -> dict[str, Any]:
     model, optimizer = tiny.made("AdamW", request["model"])
     strategy = codec.from_plain(Strategy, request["strategy"])
     done = 0
-    progress = LoopValues(lambda: 1.0, lambda: done)
+    leaves: tuple[Leaf, ...] = ()
+    progress = LoopValues(lambda: 1.0, lambda: done, lambda: leaves)
     wrapped = wrap(model, optimizer, strategy, world, progress, loss=tiny.LOSSES[request["model"]])
     ways, mine = wrapped.layout.dp_size, wrapped.layout.dp_rank(world.rank)
     calls = Calls()
@@ -89,20 +107,25 @@ def figures(request: dict[str, Any], world: World) -> dict[str, Any]:
         counted = done >= request["steps"] - request["counted"]
         if counted:
             dist.all_reduce = calls.by_hand
+            Links.send = calls.counted_send()  # type: ignore[method-assign]
         inputs, target = tiny.batch_for(request["model"], done, request["batch"])
         begin, end = len(inputs) * mine // ways, len(inputs) * (mine + 1) // ways
+        indices = [*range(begin, end)]
+        if wrapped.deal is not None:
+            share = DataPlan(len(inputs), len(inputs)).dealt_share(Position(), wrapped.deal)
+            indices, leaves = [*share.loaded], share.leaves
         with calls if counted else nullcontext():
             wrapped.optimizer.zero_grad()
-            wrapped.model(inputs[begin:end], target[begin:end]).backward()
+            wrapped.model(inputs[indices], target[indices]).backward()
             wrapped.optimizer.step()
-    dist.all_reduce = _all_reduce
+    dist.all_reduce, Links.send = _all_reduce, _send  # type: ignore[method-assign]
     parameters = [p for part in wrapped.parts for p in part.parameters()]
     outer = [wrapped.local.state_dict()] if wrapped.local else []
     return {
         "parameters": held(parameters),
         "gradients": held([p.grad for p in parameters]),
         "optimizer": held([*wrapped.optimizer.state.values(), *outer]),
-        "calls": calls.seen,
+        "calls": calls.without_last_bucket(),
     }
 
 

@@ -24,6 +24,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.strategy import Strategy
+from ropeteam_trainer.data.decisions.plan import DataPlan, Leaf, Position
 from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.strategies.model.naming import named_parameters
 from ropeteam_trainer.strategies.wrap import LoopValues, wrap
@@ -56,9 +57,9 @@ def train(request: dict[str, Any], world: World, strategy: Strategy) -> tuple[li
     model.to(DEVICE)
     done = 0
     weight = 1.0
-    wrapped = wrap(
-        model, optimizer, strategy, world, LoopValues(lambda: weight, lambda: done), loss=tiny.loss_of
-    )
+    leaves: tuple[Leaf, ...] = ()
+    progress = LoopValues(lambda: weight, lambda: done, lambda: leaves)
+    wrapped = wrap(model, optimizer, strategy, world, progress, loss=tiny.loss_of)
     ways, mine = wrapped.layout.dp_size, wrapped.layout.dp_rank(world.rank)
     losses: list[float] = []
     first: Tensors = {}
@@ -67,13 +68,17 @@ def train(request: dict[str, Any], world: World, strategy: Strategy) -> tuple[li
         inputs, target = (each.to(DEVICE) for each in tiny.batch(done, size))
         begin, end = len(inputs) * mine // ways, len(inputs) * (mine + 1) // ways
         weight = (end - begin) * ways / len(inputs)
+        indices = [*range(begin, end)]
+        if wrapped.deal is not None:
+            share = DataPlan(len(inputs), len(inputs)).dealt_share(Position(), wrapped.deal)
+            indices, weight, leaves = [*share.loaded], share.weight, share.leaves
         wrapped.optimizer.zero_grad()
         if strategy.tensor_parallel.loss:
             with loss_parallel():
-                loss = wrapped.model(inputs[begin:end], target[begin:end])
+                loss = wrapped.model(inputs[indices], target[indices])
                 (loss * weight).backward()
         else:
-            loss = wrapped.model(inputs[begin:end], target[begin:end])
+            loss = wrapped.model(inputs[indices], target[indices])
             (loss * weight).backward()
         if done == 0:
             first = whole(

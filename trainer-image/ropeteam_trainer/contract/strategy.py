@@ -28,6 +28,7 @@ class SyncType(str, enum.Enum):
     """Method that keeps the copies of the model in sync."""
 
     ALL_REDUCE = "AllReduce"
+    EXACT = "Exact"
     RING = "Ring"
     REPLICATE = "Replicate"
     LOCAL = "Local"
@@ -184,6 +185,8 @@ class Batch:
     global_samples: int | None = None
     micro_samples: int | None = None
     """Upper limit on a micro-batch."""
+    micro_batches: int | None = None
+    """Sync Exact: micro-batches of a step, on all ranks together; None: 16."""
     balance: bool = False
     """Size each rank's part of the batch in proportion to its measured speed."""
     prefetch: int = 0
@@ -213,6 +216,11 @@ class Strategy:
     offload: Offload = Offload.NONE
     batch: Batch = Batch()
     learning_rate: LearningRate = LearningRate()
+
+    @property
+    def leaves(self) -> int:
+        """Micro-batches of a step under sync Exact, the leaves of its tree."""
+        return self.batch.micro_batches or 16
 
     @property
     def servers(self) -> int:

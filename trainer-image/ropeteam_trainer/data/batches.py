@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, default_collate
 
-from ropeteam_trainer.data.decisions.plan import DataPlan, Position, Share
+from ropeteam_trainer.data.decisions.plan import DataPlan, Deal, Position, Share
 from ropeteam_trainer.data.prefetch import prefetched
 from ropeteam_trainer.rank.world import World
 
@@ -52,16 +52,23 @@ def _plain(number: Any) -> Any:
 
 
 def shares_from(
-    plan: DataPlan, start: Position, epochs: int, rank: int, world: int, speeds: Speeds = equal_speeds
+    plan: DataPlan,
+    start: Position,
+    epochs: int,
+    rank: int,
+    world: int,
+    speeds: Speeds = equal_speeds,
+    deal: Deal | None = None,
 ) -> Iterator[tuple[Position, Share]]:
     """This rank's shares of all batches from `start` to the end of `epochs` data epochs, each with the
-    position after its batch. `speeds` is called when a share is drawn."""
+    position after its batch. `speeds` is called when a share is drawn. deal: this rank's micro-batches under
+    sync Exact."""
     at = start
     for number in itertools.count():
         if at.epoch >= epochs:
             return
         after = plan.after(at)
-        yield after, plan.share(at, rank, world, speeds(number))
+        yield after, plan.dealt_share(at, deal) if deal else plan.share(at, rank, world, speeds(number))
         at = after
 
 
@@ -96,7 +103,7 @@ def load_batches(
     collate = collate or default_collate
     if workers:
         return _by_processes(dataset, planned, collate, workers)
-    fetched = ((after, share, _fetch(dataset, _indices(share), collate)) for after, share in planned)
+    fetched = ((after, share, _fetch(dataset, share.loaded, collate)) for after, share in planned)
     return prefetched(fetched, prefetch) if prefetch else fetched
 
 
@@ -108,7 +115,7 @@ def _by_processes(
     planned, again = itertools.tee(planned)
     loader = DataLoader(
         dataset,
-        batch_sampler=(_indices(share) for _, share in again),
+        batch_sampler=([*share.loaded] for _, share in again),
         num_workers=workers,
         prefetch_factor=_AHEAD_PER_WORKER,
         collate_fn=collate,
@@ -118,13 +125,8 @@ def _by_processes(
         yield after, share, batch
 
 
-def _indices(share: Share) -> list[int]:
-    """Samples to load; the filler for an empty share, because all ranks must take every step."""
-    return list(share.ids) or [share.filler]
-
-
-def _fetch(dataset: torch.Tensor | Sequence[Any], indices: list[int], collate: Collate) -> Any:
+def _fetch(dataset: torch.Tensor | Sequence[Any], indices: Sequence[int], collate: Collate) -> Any:
     """Batch of the samples with these indices, loaded in this thread."""
     if isinstance(dataset, torch.Tensor):
-        return dataset[torch.tensor(indices)]
+        return dataset[torch.tensor([*indices])]
     return collate([dataset[index] for index in indices])

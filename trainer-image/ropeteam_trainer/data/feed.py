@@ -15,7 +15,7 @@ from torch import nn
 from ropeteam_trainer.data import batches as loading
 from ropeteam_trainer.data.balancing import Balancer
 from ropeteam_trainer.data.computetimer import ComputeTimer
-from ropeteam_trainer.data.decisions.plan import DataPlan, Position, Share
+from ropeteam_trainer.data.decisions.plan import DataPlan, Deal, Leaf, Position, Share
 from ropeteam_trainer.rank.world import World
 
 
@@ -28,6 +28,8 @@ class BatchRequest:
     epochs: int
     workers: int = 0
     prefetch: int = 0
+    deal: Deal | None = None
+    """This rank's micro-batches under sync Exact. None: it has a part of the batch."""
     balance: bool = False
     """Parts in proportion to measured speed."""
     model: nn.Module | None = None
@@ -42,6 +44,8 @@ class Feed:
     def __init__(self, world: World) -> None:
         self.weight = 1.0
         """Weight of the last batch: see Share.weight."""
+        self.leaves: tuple[Leaf, ...] = ()
+        """Micro-batches of the last batch under sync Exact; empty without it."""
         self.taken: list[int] = []
         """Ids of this rank's samples since the last step."""
         self.total = 0
@@ -102,7 +106,9 @@ class Feed:
         loading.require_equal_arguments(self._world, request.plan, request.epochs)
         balancer = self._balancer(request) if request.balance and ways > 1 else None
         speeds = balancer.speeds if balancer else loading.equal_speeds
-        planned = loading.shares_from(request.plan, self._position, request.epochs, rank, ways, speeds)
+        planned = loading.shares_from(
+            request.plan, self._position, request.epochs, rank, ways, speeds, request.deal
+        )
         self._loaded = loading.load_batches(
             request.dataset, planned, request.workers, request.collate, request.prefetch
         )
@@ -143,7 +149,7 @@ class Feed:
         self.epoch, self._position = self._position.epoch, after
         self.taken += share.ids
         self.total += share.total
-        self.weight = share.weight
+        self.weight, self.leaves = share.weight, share.leaves
 
     def _balancer(self, request: BatchRequest) -> Balancer:
         """Balancer for one call of batches(). The timer is attached to the model once per job. Raises

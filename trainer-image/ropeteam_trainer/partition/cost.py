@@ -11,7 +11,7 @@ Training", SC 2021; Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ropeteam_trainer.contract.strategy import (
     Compression,
@@ -24,10 +24,13 @@ from ropeteam_trainer.contract.strategy import (
     SyncType,
 )
 from ropeteam_trainer.partition.answer import ModelPart, Tensor
-from ropeteam_trainer.partition.layout import Layout, balanced_owners
+from ropeteam_trainer.partition.layout import Layout, balanced_owners, leaves_of
+from ropeteam_trainer.partition.reductiontree import maximal_nodes
 
 FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20
 """Bytes of a bucket of DDP, as torch has them: the first one is smaller, to start communication early."""
+EXACT_BUCKET = 4 << 20
+"""Bytes of a bucket of sync Exact. Smaller ones are sent earlier, and cost more messages."""
 FLOAT32_BYTES, FLOAT16_BYTES, INDEX_BYTES = 4, 2, 8
 
 
@@ -86,10 +89,10 @@ def memory(part: ModelPart, strategy: Strategy, grid: Layout, micro_batches: int
 def traffic(part: ModelPart, strategy: Strategy, grid: Layout, micro_batches: int) -> Traffic:
     """Traffic that one rank sends in a step, in the same order as wrap() chooses the technique.
 
-    First match wins: parameter servers; no replicas (nothing is sent for gradients); sharded parameters
-    (FSDP); replicas of a split model, or sync Replicate (composable DDP); local SGD; DDP with a compressed
-    all-reduce; DDP or ring, and with ZeRO-1 the broadcasts of each rank's part. micro_batches: as for
-    memory(); sharded layers are gathered for each.
+    First match wins: parameter servers; no replicas (nothing is sent for gradients); sync Exact; sharded
+    parameters (FSDP); replicas of a split model, or sync Replicate (composable DDP); local SGD; DDP with a
+    compressed all-reduce; DDP or ring, and with ZeRO-1 the broadcasts of each rank's part. micro_batches: as
+    for memory(); sharded layers are gathered for each.
     """
     trained = [t for t in part.tensors if t.trained]
     gradients = sum(t.bytes for t in trained)
@@ -98,6 +101,8 @@ def traffic(part: ModelPart, strategy: Strategy, grid: Layout, micro_batches: in
         return Traffic(sum(t.bytes for t in part.tensors), 0, strategy.servers + 2)
     if grid.dp_size == 1:
         return NO_TRAFFIC
+    if strategy.sync.type is SyncType.EXACT:
+        return _exact(part, strategy, grid)
     if _is_sharded(strategy, grid):
         return _sharded(part, strategy, grid, micro_batches)
     if grid.pipeline * grid.tensor > 1 or strategy.sync.type is SyncType.REPLICATE:
@@ -149,6 +154,20 @@ def buckets_of(trained: Sequence[Tensor]) -> list[list[Tensor]]:
         buckets[-1].append(tensor)
         full = sum(t.bytes for t in buckets[-1]) >= limit
         limit = BUCKET if full else limit
+    return buckets
+
+
+def filled_buckets(sizes: Sequence[int]) -> list[list[int]]:
+    """Buckets of gradients under sync Exact: the last parameter first, at most EXACT_BUCKET bytes each or one
+    parameter. sizes: bytes of each parameter. Returns their indices."""
+    buckets: list[list[int]] = []
+    free = 0
+    for index in reversed(range(len(sizes))):
+        if not buckets or sizes[index] > free:
+            buckets.append([])
+            free = EXACT_BUCKET
+        buckets[-1].append(index)
+        free -= sizes[index]
     return buckets
 
 
@@ -210,6 +229,21 @@ def _sharded(part: ModelPart, strategy: Strategy, grid: Layout, micro_batches: i
     else:  # a pipeline reshards layers after forward passes, and keeps them from the first backward pass on
         times = micro_batches + 1 if grid.pipeline > 1 else 2 * micro_batches
     return gathers * times + reduce_scatters + all_reduces
+
+
+def _exact(part: ModelPart, strategy: Strategy, grid: Layout) -> Traffic:
+    """Traffic of sync Exact: slices of the replica's nodes to each other replica, and the sum of its own
+    slice. Shards are gathered, and their gradients reduced, for each micro-batch."""
+    trained = [t for t in part.tensors if t.trained]
+    mine = leaves_of(strategy, grid, part.rank)
+    nodes = len(maximal_nodes(mine, strategy.leaves))
+    others, buckets = grid.replicate - 1, filled_buckets([t.bytes for t in trained])
+    sent = sum(t.bytes for t in trained) * others / grid.replicate * (nodes + 1)
+    between = Traffic(sent, 0, others * (nodes + 1) * len(buckets))
+    if not _is_sharded(strategy, grid):
+        return between
+    one = _sharded(part, strategy, replace(grid, replicate=1), 1)
+    return between + one * len(mine)
 
 
 def _local(size: int, local: Local, ranks: int) -> Traffic:

@@ -23,6 +23,7 @@ from ropeteam_trainer.contract.strategy import (
     StrategyError,
     SyncType,
 )
+from ropeteam_trainer.partition.reductiontree import equal_parts
 
 
 @dataclass(frozen=True)
@@ -141,10 +142,17 @@ def scheduled_micro_batches(samples: int | None, settings: Pipelining, ranks: in
     return math.ceil(count / ranks) * ranks if settings.needs_several_stages else max(count, ranks)
 
 
+def leaves_of(strategy: Strategy, grid: Layout, rank: int) -> range:
+    """Micro-batches that the replica of a rank computes in each step, under sync Exact."""
+    return equal_parts(strategy.leaves, grid.replicate)[grid.coordinate(rank).replicate]
+
+
 def micro_batches_per_step(strategy: Strategy, grid: Layout) -> int | None:
     """Number of micro-batches into which a rank's part of the global batch is split; 1: not split. None: it
     depends on the script's batch."""
     batch = strategy.batch
+    if strategy.sync.type is SyncType.EXACT:
+        return math.ceil(strategy.leaves / grid.replicate)
     samples = None if batch.global_samples is None else math.ceil(batch.global_samples / grid.dp_size)
     if grid.pipeline > 1:
         return scheduled_micro_batches(samples, strategy.pipelining, grid.pipeline)
@@ -171,6 +179,7 @@ def _check(strategy: Strategy, grid: Layout) -> None:
         *_parallelism_rules(strategy, grid),
         *_local_rules(strategy.sync.local, grid),
         *_server_rules(strategy, grid),
+        *_exact_rules(strategy, grid),
         *_batch_rules(strategy, grid),
     )
     errors = [f"spec.strategy.{message}" for is_broken, message in rules if is_broken]
@@ -182,12 +191,13 @@ def _parallelism_rules(strategy: Strategy, grid: Layout) -> list[tuple[bool, str
     """Rules of parallelism, sharding, sync, gradientCompression, pipelining and offload: (is broken,
     message)."""
     averages = strategy.sync.type is SyncType.ALL_REDUCE
+    exact = strategy.sync.type is SyncType.EXACT
     splits_model, shards = grid.pipeline * grid.tensor > 1, grid.shard > 1
     zero_1 = strategy.sharding is Sharding.OPTIMIZER_STATE
     pipelining = strategy.pipelining
     return [
         (
-            not averages and (splits_model or shards),
+            not averages and not exact and (splits_model or shards),
             f"sync: {strategy.sync.type.value} synchronizes whole copies of the model; use AllReduce with "
             f"{_splitting(strategy, grid)}, or leave that out",
         ),
@@ -279,6 +289,46 @@ def _server_rules(strategy: Strategy, grid: Layout) -> list[tuple[bool, str]]:
         (
             strategy.precision is Precision.FLOAT16,
             "precision: Float16 scales its loss per rank, which parameter servers cannot do; use BFloat16",
+        ),
+    ]
+
+
+def _exact_rules(strategy: Strategy, grid: Layout) -> list[tuple[bool, str]]:
+    """Rules of sync Exact: (is broken, message)."""
+    batch = strategy.batch
+    if strategy.sync.type is not SyncType.EXACT:
+        return [
+            (
+                batch.micro_batches is not None,
+                "batch: microBatches works with sync Exact; use microSamples to split a rank's part of a "
+                "batch, or leave it out",
+            )
+        ]
+    return [
+        (
+            strategy.leaves < grid.replicate,
+            f"batch: microBatches {strategy.leaves} leaves some of {grid.replicate} replicas idle; raise it "
+            f"to {grid.replicate} or more",
+        ),
+        (
+            batch.micro_samples is not None,
+            "batch: microSamples has no effect on sync Exact, which computes a micro-batch at once; raise "
+            "microBatches, or leave microSamples out",
+        ),
+        (
+            batch.balance,
+            "batch: balance would deal parts of micro-batches, and sync Exact deals whole ones; leave "
+            "balance out",
+        ),
+        (
+            grid.pipeline > 1,
+            "sync: Exact works with replicate, shard and tensor; a pipeline adds its own micro-batches in an "
+            "order of its own, so use AllReduce with parallelism.pipeline above 1",
+        ),
+        (
+            strategy.sharding is Sharding.OPTIMIZER_STATE,
+            "sharding: OptimizerState averages gradients over all ranks at once, whose order sync Exact "
+            "cannot fix; use Gradients or Parameters",
         ),
     ]
 

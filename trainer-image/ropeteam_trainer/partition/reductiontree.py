@@ -70,10 +70,15 @@ def _maximal_below(node: Node, owned: frozenset[int]) -> Iterator[Node]:
             yield from _maximal_below(child, owned)
 
 
-def contiguous_leaves(sizes: Sequence[int]) -> tuple[range, ...]:
-    """Leaves of each replica, in order: as many as in `sizes`."""
-    ends = [sum(sizes[: number + 1]) for number in range(len(sizes))]
-    return tuple(range(end - size, end) for end, size in zip(ends, sizes, strict=True))
+def equal_parts(leaves: int, replicas: int) -> tuple[range, ...]:
+    """Leaves of each replica, in order; the numbers differ by at most one."""
+    return tuple(range(leaves * n // replicas, leaves * (n + 1) // replicas) for n in range(replicas))
+
+
+def most_buffers(leaves: int) -> int:
+    """Sums that a replica holds at most while it adds so many leaves in ascending order, the gradients of the
+    present leaf not counted."""
+    return max(1, (leaves - 1).bit_length())
 
 
 def redealt(owned: Sequence[Iterable[int]], lost: Iterable[int]) -> tuple[tuple[int, ...], ...]:

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from ropeteam_trainer.checkpoint.saving import Restored
 from ropeteam_trainer.contract.strategy import Strategy
+from ropeteam_trainer.data.decisions.plan import Deal
 from ropeteam_trainer.roles import role
 from ropeteam_trainer.roles.role import Loss, Session, TensorPlan
 
@@ -25,6 +26,7 @@ class CollectiveRole:
         self._session, self._strategy = session, session.plan.strategy
         self._checkpoints = session.checkpoints
         self.dp_rank, self.dp_size = session.world.rank, session.world.size
+        self.deal: Deal | None = None
         self._wrapped: Wrapped | None = None
         self._model: Module | None = None
         """Module that was given to restore()."""
@@ -46,6 +48,7 @@ class CollectiveRole:
         self._wrapped = wrap(model, optimizer, strategy, world, progress, loss, tensor_plan)
         grid = self._wrapped.layout
         self.dp_rank, self.dp_size = grid.dp_rank(world.rank), grid.dp_size
+        self.deal = self._wrapped.deal
         return self._wrapped.model, self._wrapped.optimizer
 
     def restore(self, model: Any, optimizer: Any, extra: Mapping[str, Any]) -> Restored | None:
@@ -105,4 +108,6 @@ class CollectiveRole:
         pass
 
     def release_model(self) -> None:
+        if self._wrapped is not None:
+            self._wrapped.close()
         self._model = self._wrapped = None

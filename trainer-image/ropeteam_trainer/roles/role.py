@@ -14,6 +14,7 @@ from ropeteam_trainer.checkpoint.disabled import DisabledCheckpoints
 from ropeteam_trainer.checkpoint.saving import Checkpoints, Restored
 from ropeteam_trainer.contract.config import RankPlan
 from ropeteam_trainer.contract.strategy import StrategyError, TensorSplit
+from ropeteam_trainer.data.decisions.plan import Deal
 from ropeteam_trainer.data.feed import Feed
 from ropeteam_trainer.rank.agentlink import AgentLink, HeartbeatWriter, NoAgent
 from ropeteam_trainer.rank.world import World
@@ -48,6 +49,8 @@ class RankRole(Protocol):
     """Data-parallel rank. Final after wrap()."""
     dp_size: int
     """Data-parallel world size; parameter servers do not count. Final after wrap()."""
+    deal: Deal | None
+    """This rank's micro-batches under sync Exact. Final after wrap()."""
 
     def wrap(
         self,

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from ropeteam_trainer.contract.local import FromRank
 from ropeteam_trainer.contract.strategy import LearningRate, Strategy
+from ropeteam_trainer.data.decisions.plan import Deal
 from ropeteam_trainer.roles import role
 from ropeteam_trainer.roles.role import Loss, Session, TensorPlan
 from ropeteam_trainer.strategies import largebatch, wrap
@@ -48,6 +49,7 @@ class ServerRole:
         self._session, self._strategy, self._folder = session, strategy, folder
         self._assignment, self._index = session.assignment, session.assignment.server_index
         self.dp_rank, self.dp_size = session.assignment.rank, session.assignment.workers
+        self.deal: Deal | None = None
         self._is_wrapped = False
         self._connections: dict[int, ServerConnection] = {}
         """The chief's connections to the other servers."""

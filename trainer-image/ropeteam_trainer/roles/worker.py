@@ -15,6 +15,7 @@ from ropeteam_trainer.checkpoint.objects import rng
 from ropeteam_trainer.checkpoint.saving import Restored
 from ropeteam_trainer.contract.local import FromRank
 from ropeteam_trainer.contract.strategy import Parallelism, Strategy, Sync
+from ropeteam_trainer.data.decisions.plan import Deal
 from ropeteam_trainer.roles import role
 from ropeteam_trainer.roles.role import Loss, Session, TensorPlan
 from ropeteam_trainer.strategies import wrap
@@ -33,6 +34,7 @@ class WorkerRole:
     def __init__(self, session: Session, strategy: Strategy) -> None:
         self._session, self._strategy = session, strategy
         self.dp_rank, self.dp_size = session.assignment.rank, session.assignment.workers
+        self.deal: Deal | None = None
         self._wrapped: wrap.Wrapped | None = None
         self._worker: WorkerClient | None = None
         self._extra: dict[str, Any] = {}

@@ -1,6 +1,7 @@
 """Techniques of distributed training, one file each. wrap.py composes them according to spec.strategy.
 
-ddp.py           composable_ddp.py ring.py   full replicas, gradients averaged
+ddp.py           ring.py                     full replicas, gradients averaged
+exact/           the same, with the same bits for any number of ranks
 fsdp.py          zero1.py                    sharded parameters, gradients, optimizer state
 tensor.py        pipeline.py                 split layers, split model
 local.py         compression.py              less communication

@@ -3,7 +3,11 @@
 Use it when the model and its optimizer fit into one rank; it is the fastest then.
 Cost per step and rank, ring all-reduce of P parameters over n ranks: 2 (n-1)/n x 4P bytes sent, overlapped
 with the backward pass; memory: everything, n times, and gradients once more in buckets.
-Source: Li et al., "PyTorch Distributed", VLDB 2020 (torch's DistributedDataParallel).
+replicate_model() does the same layer by layer and on a mesh, so that it composes with tensor and pipeline
+parallelism. Alone it is `sync.type: Replicate`: use it where the module's type must not change, and not be
+wrapped.
+Sources: Li et al., "PyTorch Distributed", VLDB 2020 (torch's DistributedDataParallel);
+torch.distributed._composable.replicate_with_fsdp.
 """
 
 from __future__ import annotations
@@ -13,7 +17,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
+
+from ropeteam_trainer.strategies.model.units import units_of
 
 Hook = Callable[[Any, Any], "torch.futures.Future[torch.Tensor]"]
 """DDP communication hook: (state, bucket of gradients) -> future of the averaged bucket."""
@@ -73,6 +81,14 @@ class DataParallel(DistributedDataParallel):
 
         rebuilt_hook.__annotations__.clear()  # DDP requires types here, or nothing, but no strings
         return rebuilt_hook
+
+
+def replicate_model(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Average gradients over the replicas, in place: each unit in one all-reduce, then the rest of the model
+    in one. mesh: its replicate dimension only."""
+    for unit in units_of(model):
+        replicate(unit, mesh=mesh)
+    replicate(model, mesh=mesh)
 
 
 def _differentiable(output: Any) -> Iterator[torch.Tensor]:

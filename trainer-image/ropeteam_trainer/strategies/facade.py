@@ -14,6 +14,8 @@ import torch
 from torch import nn
 
 from ropeteam_trainer.checkpoint.format.names import plain_name
+from ropeteam_trainer.data.decisions.plan import Leaf
+from ropeteam_trainer.strategies.exact.step import ExactStep
 from ropeteam_trainer.strategies.model import eager, microbatch
 from ropeteam_trainer.strategies.pipeline import Pipeline
 from ropeteam_trainer.strategies.precision import LossScale
@@ -42,6 +44,7 @@ class ModelFacade(nn.Module):
         self.parts = nn.ModuleList(parts)
         self._loss, self._micro, self._weight, self._scale = loss, micro, weight, scale
         self._pipeline: Pipeline | None = None
+        self._exact: Callable[[microbatch.ModelArguments], torch.Tensor] | None = None
         self.is_needed = loss is not None or micro is not None or scale is not None
         """Whether this does more than to call the model."""
         self.register_state_dict_post_hook(_with_plain_names)  # type: ignore[no-untyped-call]
@@ -60,10 +63,19 @@ class ModelFacade(nn.Module):
         """Run all later batches through this pipeline of the parts."""
         self._pipeline, self.is_needed = pipeline, True
 
+    def use_exact(
+        self, step: ExactStep, leaves: Callable[[], tuple[Leaf, ...]], steps_done: Callable[[], int]
+    ) -> None:
+        """Run all later batches in the micro-batches that `leaves` returns, and add their gradients over all
+        replicas."""
+        self._exact = lambda batch: step.run(self._compute_whole_batch, batch, leaves(), steps_done())
+        self.is_needed = True
+
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Output of the model, or its loss if there is a loss function or the batch is split. A split batch
         with gradients enabled has run its backward pass on return."""
-        if self._pipeline is None and (self._micro is None or not torch.is_grad_enabled()):
+        splits = self._micro is not None or self._exact is not None
+        if self._pipeline is None and not (splits and torch.is_grad_enabled()):
             return self._compute_whole_batch(*inputs, **named)
         if not torch.is_grad_enabled():
             return self._run_split_batch(inputs, named)
@@ -90,8 +102,10 @@ class ModelFacade(nn.Module):
                     f"{', '.join(named) or '(none)'}"
                 )
             return self._pipeline.run(inputs[0], inputs[1], self._weight())
-        assert self._micro is not None
         batch = microbatch.ModelArguments(inputs, named)
+        if self._exact is not None:
+            return self._exact(batch)
+        assert self._micro is not None
         return microbatch.accumulate_gradients(
             self.parts[0], self._compute_whole_batch, batch, self._micro, self._weight()
         )

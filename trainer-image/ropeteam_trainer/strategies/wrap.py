@@ -28,11 +28,11 @@ from ropeteam_trainer.contract.strategy import (
     SyncType,
     TrustRatio,
 )
-from ropeteam_trainer.partition.layout import Layout, layout
+from ropeteam_trainer.data.decisions.plan import Deal, Leaf
+from ropeteam_trainer.partition.layout import Layout, layout, leaves_of
 from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.strategies import (
     activations,
-    composable_ddp,
     compression,
     ddp,
     fsdp,
@@ -44,6 +44,8 @@ from ropeteam_trainer.strategies import (
     zero1,
 )
 from ropeteam_trainer.strategies.ddp import Hook
+from ropeteam_trainer.strategies.exact.joining import check_alike, join_replicas
+from ropeteam_trainer.strategies.exact.step import ExactStep
 from ropeteam_trainer.strategies.facade import Loss, ModelFacade
 from ropeteam_trainer.strategies.local import LocalState, PeriodicAveraging
 from ropeteam_trainer.strategies.model.naming import named_parameters, rebind_optimizer
@@ -57,6 +59,8 @@ class LoopValues:
     """Job.batch_weight."""
     steps_done: Callable[[], int]
     """Job.step."""
+    leaves: Callable[[], tuple[Leaf, ...]] = tuple
+    """Micro-batches of the last batch, under sync Exact."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,14 @@ class Wrapped:
     scale: precision.LossScale | None
     mesh: DeviceMesh | None
     """None: one rank."""
+    deal: Deal | None = None
+    """This rank's micro-batches under sync Exact."""
+    exact: ExactStep | None = None
+
+    def close(self) -> None:
+        """End the connections to other replicas, if there are any."""
+        if self.exact is not None:
+            self.exact.close()
 
     def in_sync(self) -> bool:
         """Whether all ranks have the same weights now; a checkpoint needs that."""
@@ -156,8 +168,30 @@ def wrap(
     if grid.pipeline > 1:
         assert mesh is not None
         facade.use_pipeline(_pipeline(stages, strategy, grid, mesh, world.device, facade.pipeline_loss))
+    exact, deal = None, None
+    if strategy.sync.type is SyncType.EXACT:
+        extra["exact"] = exact = _exact_step(parts, strategy, grid, world, mesh)
+        deal = _deal(strategy, grid, world.rank)
+        facade.use_exact(exact, progress.leaves, progress.steps_done)
     called = facade if facade.is_needed or parts[0] is not model else model
-    return Wrapped(called, optimizer, parts, extra, own, grid, steps, scale, mesh)
+    return Wrapped(called, optimizer, parts, extra, own, grid, steps, scale, mesh, deal, exact)
+
+
+def _exact_step(
+    parts: tuple[nn.Module, ...], strategy: Strategy, grid: Layout, world: World, mesh: DeviceMesh | None
+) -> ExactStep:
+    """Steps of sync Exact. Raises StrategyError where ranks would not compute the same bits."""
+    if world.communicates:
+        check_alike(world)
+    seed = world.number_of_rank_0(torch.initial_seed() >> 1)  # an int64
+    group = mesh["shard"].get_group() if mesh is not None and grid.shard > 1 else None
+    join = partial(join_replicas, world, grid, strategy.leaves)
+    return ExactStep(parts, strategy.leaves, seed, join, group)
+
+
+def _deal(strategy: Strategy, grid: Layout, rank: int) -> Deal:
+    """Micro-batches of a rank under sync Exact: an equal part for each replica."""
+    return Deal(strategy.leaves, leaves_of(strategy, grid, rank), grid.coordinate(rank).shard, grid.shard)
 
 
 def _own_stages(model: nn.Module, strategy: Strategy, grid: Layout, rank: int) -> list[tuple[int, nn.Module]]:
@@ -250,14 +284,15 @@ def _apply_to_part(
         precision.enable_autocast(part, strategy.precision, world.device)
     if shards:
         assert mesh is not None
-        mesh_dims = ("replicate", "shard") if grid.replicate > 1 else ("shard",)
+        averages = grid.replicate > 1 and strategy.sync.type is not SyncType.EXACT
+        mesh_dims = ("replicate", "shard") if averages else ("shard",)
         fsdp.shard_model(part, mesh[mesh_dims], strategy)
         return part
-    if grid.dp_size == 1 or strategy.sync.type is SyncType.LOCAL:
+    if grid.dp_size == 1 or strategy.sync.type in (SyncType.LOCAL, SyncType.EXACT):
         return part
     if grid.pipeline * grid.tensor > 1 or strategy.sync.type is SyncType.REPLICATE:
         assert mesh is not None
-        composable_ddp.replicate_model(part, mesh["replicate"])
+        ddp.replicate_model(part, mesh["replicate"])
         return part
     if not world.communicates:  # DDP compares values of the ranks, and changes no sizes
         return part

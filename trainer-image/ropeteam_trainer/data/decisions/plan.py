@@ -30,6 +30,32 @@ class Position:
 
 
 @dataclass(frozen=True)
+class Deal:
+    """Micro-batches of a rank in each step under sync Exact."""
+
+    leaves: int
+    """Micro-batches of a step, whose number does not depend on the ranks."""
+    mine: range
+    """Numbers of those that this rank computes, or shares in."""
+    shard: int = 0
+    shards: int = 1
+    """This rank among those that share each of its micro-batches."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """Part of one rank in one of the micro-batches that a step consists of under sync Exact."""
+
+    number: int
+    ids: tuple[int, ...]
+    """Empty where the micro-batch has fewer samples than ranks that share it: the filler is computed, with
+    weight 0."""
+    weight: float
+    """The sum of `weight * (mean loss of the part)` over all micro-batches, or its mean over the ranks that
+    share them, is the mean loss of the whole batch."""
+
+
+@dataclass(frozen=True)
 class Share:
     """Part of one rank in one global batch."""
 
@@ -41,6 +67,15 @@ class Share:
     """Sample to compute on, with weight 0, where `ids` is empty: all ranks must take every step."""
     total: int
     """Samples of the whole batch."""
+    leaves: tuple[Leaf, ...] = ()
+    """Under sync Exact: parts of `ids`."""
+
+    @property
+    def loaded(self) -> tuple[int, ...]:
+        """Samples that the rank computes on, fillers too: all ranks must take every step."""
+        if self.leaves:
+            return tuple(number for leaf in self.leaves for number in leaf.ids or (self.filler,))
+        return self.ids or (self.filler,)
 
 
 @dataclass(frozen=True)
@@ -70,9 +105,28 @@ class DataPlan:
         sizes = part_sizes(total, speeds or (1.0,) * world)
         begin = sum(sizes[:rank])
         end = begin + sizes[rank]
-        key = _mix(_mix(self.seed & _MASK) ^ at.epoch)
+        key = self._key(at)
         ids = tuple(permuted(at.offset + i, self.samples, key) for i in range(begin, end))
         return Share(ids, len(ids) * world / total, permuted(at.offset, self.samples, key), total)
+
+    def dealt_share(self, at: Position, deal: Deal) -> Share:
+        """Part of a rank in the batch at `at` under sync Exact: its part of each of its micro-batches, whose
+        bounds do not depend on the ranks."""
+        total = min(self.global_batch, self.samples - at.offset)
+        key = self._key(at)
+        dealt = []
+        for number in deal.mine:
+            begin, end = total * number // deal.leaves, total * (number + 1) // deal.leaves
+            first, last = ((end - begin) * part // deal.shards for part in (deal.shard, deal.shard + 1))
+            part = range(at.offset + begin + first, at.offset + begin + last)
+            ids = tuple(permuted(index, self.samples, key) for index in part)
+            dealt.append(Leaf(number, ids, len(ids) * deal.shards / total))
+        ids = tuple(number for leaf in dealt for number in leaf.ids)
+        return Share(ids, 1.0, permuted(at.offset, self.samples, key), total, tuple(dealt))
+
+    def _key(self, at: Position) -> int:
+        """Key of the permutation of this data epoch."""
+        return mix(self.seed, at.epoch)
 
     def steps(self, epochs: int) -> int:
         """Number of global batches in `epochs` data epochs."""
@@ -96,6 +150,15 @@ def permuted(index: int, size: int, key: int) -> int:
         index = row * columns + column
         if index < size:
             return index
+
+
+def mix(*numbers: int) -> int:
+    """64 bits that depend on all of these numbers and their order."""
+    first, *others = numbers
+    mixed = _mix(first & _MASK)
+    for number in others:
+        mixed = _mix(mixed ^ number)
+    return mixed
 
 
 def _mix(value: int) -> int:

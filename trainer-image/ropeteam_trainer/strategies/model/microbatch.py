@@ -7,7 +7,7 @@ Exception: sharded layers are gathered for each micro-batch, and gradients are u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -83,6 +83,20 @@ def split_batch(batch: ModelArguments, count: int) -> list[tuple[ModelArguments,
         (ModelArguments(*_slice(tuple(batch), total, begin, end)), fraction)
         for begin, end, fraction in micro_batch_bounds(total, count)
     ]
+
+
+def slices(batch: ModelArguments, sizes: Sequence[int]) -> list[ModelArguments]:
+    """Consecutive parts of a batch of so many samples, as split_batch(). Raises TypeError if the batch has
+    another number of samples."""
+    total = sample_count(batch)
+    if total != sum(sizes):
+        raise TypeError(
+            f"model() was called with {total} samples, but the batch of job.batches() has {sum(sizes)}: with "
+            "spec.strategy.sync Exact pass the whole batch, in one call"
+        )
+    ends = [sum(sizes[: number + 1]) for number in range(len(sizes))]
+    bounds = zip([0, *ends], ends, strict=False)
+    return [ModelArguments(*_slice(tuple(batch), total, begin, end)) for begin, end in bounds]
 
 
 def micro_batch_bounds(total: int, count: int) -> list[tuple[int, int, float]]:

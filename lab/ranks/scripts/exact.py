@@ -1,0 +1,109 @@
+"""Train under sync Exact, and print the digest of the parameters and the loss of each step.
+
+    exact.py STRATEGY MODEL STEPS [ORDER]
+
+STRATEGY: JSON of spec.strategy. MODEL: everything (LayerNorm, BatchNorm, dropout, tied weights, parameters
+that some or all micro-batches do not use, a schedule, an average of the weights, clipping) or tiny (a GPT
+that tensor parallelism can split). Resumes from checkpoints in the folder CHECKPOINTS, if set. ORDER:
+"shuffled" puts the micro-batches of each world on other leaves of the tree; "unequal" gives rank 1 more
+threads. Rank 0 prints RESULT {digests, losses}.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import sys
+
+import torch
+from lab.ranks import tiny
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+import ropeteam_trainer
+from ropeteam_trainer.contract import codec
+from ropeteam_trainer.contract.strategy import Strategy
+from ropeteam_trainer.partition import reductiontree
+from ropeteam_trainer.strategies.exact import gradients
+
+STRATEGY, MODEL, STEPS = json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+BATCH, SAMPLES = 104, 260
+
+
+class Everything(nn.Module):
+    """A model with what makes bits differ."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, 32)
+        self.norm, self.batch_norm = nn.LayerNorm(32), nn.BatchNorm1d(32)
+        self.hidden, self.rare, self.never = nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32)
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, tokens: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens).mean(1)
+        x = x + self.drop(torch.relu(self.hidden(self.norm(x))))
+        if int(tokens[0, 0]) % 3 == 0:
+            x = x + self.rare(x)
+        return nn.functional.cross_entropy(self.batch_norm(x) @ self.embed.weight.T, target)
+
+
+def main() -> None:
+    torch.manual_seed(7)
+    if sys.argv[4:] == ["shuffled"]:
+        numbers = [*range(codec.from_plain(Strategy, STRATEGY).leaves)]
+        random.Random(int(os.environ["WORLD_SIZE"])).shuffle(numbers)
+        gradients.leaf = lambda number: reductiontree.leaf(numbers[number])  # type: ignore[attr-defined]
+    if sys.argv[4:] == ["unequal"]:
+        torch.set_num_threads(1 + int(os.environ["RANK"]))
+    job = ropeteam_trainer.init(
+        device="cpu",
+        strategy=codec.from_plain(Strategy, STRATEGY),
+        checkpoint_dir=os.environ.get("CHECKPOINTS"),
+        checkpoint_every_steps=3,
+    )
+    if MODEL == "tiny":
+        model, optimizer = tiny.made("AdamW")
+        data = [*zip(*tiny.batch(0, SAMPLES), strict=True)]
+        model, optimizer = job.wrap(model, optimizer, loss=tiny.loss_of)
+    else:
+        model = Everything()
+        data = [(torch.randint(50, (6,)), torch.randint(50, ())) for _ in range(SAMPLES)]
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+        model, optimizer = job.wrap(model, optimizer)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+    average = torch.optim.swa_utils.AveragedModel(model) if MODEL == "everything" else None
+    more = {"schedule": schedule} | ({"average": average} if average is not None else {})
+    job.restore(model=model, optimizer=optimizer, **more)
+    digests, losses = [], []
+    for batch in job.batches(data, global_batch=BATCH, epochs=99):
+        optimizer.zero_grad()
+        loss = model(*batch)
+        (loss * job.batch_weight).backward()
+        norm = job.clip_grad_norm(1.0)
+        optimizer.step()
+        schedule.step()
+        if average is not None:
+            average.update_parameters(model)
+        digests.append(
+            digest([*model.state_dict().values(), norm, *(average.parameters() if average else [])])
+        )
+        losses.append(float(loss.detach()).hex())
+        job.report(loss=loss)
+        if job.step == STEPS:
+            break
+    if job.rank == 0:
+        print("RESULT", json.dumps({"digests": digests, "losses": losses}))
+
+
+def digest(values: list[torch.Tensor]) -> str:
+    whole = hashlib.sha256()
+    for value in values:
+        value = value.full_tensor() if isinstance(value, DTensor) else value
+        whole.update(value.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return whole.hexdigest()[:16]
+
+
+main()

@@ -1,0 +1,222 @@
+"""The sum of a step's gradients over all replicas, along the fixed tree, bucket by bucket.
+
+Each replica is responsible for one slice of each bucket. It is sent that slice of all maximal nodes of the
+others (reduce-scatter), adds them along the tree as they come, and sends the sum to all (all-gather).
+Cost per step and replica: with n replicas that have one node each, 2 (n-1)/n x 4P bytes sent, as in a ring
+all-reduce; each further node another (n-1)/n x 4P. Messages: (n-1) x (nodes + 1) per bucket. Memory: the
+nodes, the sum, and the slices that have come and have no sibling yet.
+
+Each replica has one node at least, so no sum is complete before all have added theirs. All of it happens in
+the thread of the connections, except wait().
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ropeteam_trainer.contract.errors import RopeteamError
+from ropeteam_trainer.partition.reductiontree import Node, parent_and_sibling
+from ropeteam_trainer.strategies.exact.links import Header, Links
+
+NODE, SUM = 1, 2
+"""Kinds of messages: a slice of one node; the sum of a slice."""
+
+
+class ReplicaLost(RopeteamError, ConnectionError):
+    """A replica has ended, or cannot be reached, before the sum of a step was complete."""
+
+
+@dataclass(frozen=True)
+class BucketShape:
+    """A bucket of gradients: a flat tensor, the same on all replicas."""
+
+    numel: int
+    dtype: torch.dtype
+
+    def slice_of(self, replica: int, replicas: int) -> slice:
+        """The part of the flat tensor for which a replica is responsible."""
+        return slice(self.numel * replica // replicas, self.numel * (replica + 1) // replicas)
+
+
+@dataclass
+class _Sum:
+    """The sum of one bucket in one step, as far as it has come."""
+
+    parts: dict[Node, torch.Tensor] = field(default_factory=dict)
+    """This replica's slice of the nodes that have no sibling yet."""
+    arriving: dict[tuple[int, Node], torch.Tensor] = field(default_factory=dict)
+    """Slices that are being received, by sender."""
+    result: torch.Tensor | None = None
+    """The whole bucket; None: this replica has not added its own nodes yet."""
+    missing: int = 0
+    """Slices of the result that are not there yet, and peers that have not been sent this replica's slice.
+    When there are none of either, the result may be changed."""
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+class Exchange:
+    """Sums of the gradients of `replicas`, of which this is number `replica`. `leaves` of the tree.
+
+    Order in each step: add() for each bucket once, then wait() for each. Without connections (one replica, or
+    a dry run) the nodes of this replica are all that is added.
+    """
+
+    def __init__(self, replica: int, replicas: int, leaves: int, shapes: Sequence[BucketShape]) -> None:
+        self._replica, self._replicas, self._leaves, self._shapes = replica, replicas, leaves, shapes
+        self._root = Node(0, leaves)
+        self._sums: dict[tuple[int, int], _Sum] = {}
+        """By step and bucket. Peers may be a step ahead."""
+        self._links: Links | None = None
+        self._failure: Exception | None = None
+        self._lock = threading.Lock()
+        self._spare: dict[tuple[int, torch.dtype], list[torch.Tensor]] = {}
+        """Slices that are free again."""
+
+    def use(self, links: Links) -> None:
+        """Exchange over these connections, whose Receiver this is. Not called for a single replica."""
+        self._links = links
+        links.start()
+
+    def add(self, step: int, bucket: int, nodes: Mapping[Node, torch.Tensor], result: torch.Tensor) -> None:
+        """Add this replica's maximal nodes of a bucket, flat tensors that must not change before wait()
+        returns. The sum over all replicas will be in `result`."""
+        if self._links is None:
+            for values in nodes.values():
+                result.copy_(values)
+            return
+        self._sum(step, bucket)
+        self._links.run(lambda: self._add(step, bucket, nodes, result))
+
+    def wait(self, step: int, bucket: int) -> None:
+        """Return when the sum of this bucket is complete. Raises ReplicaLost."""
+        if self._links is None:
+            return
+        self._sum(step, bucket).done.wait()
+        if self._failure is not None:
+            raise self._failure
+        with self._lock:
+            del self._sums[step, bucket]
+
+    def close(self) -> None:
+        if self._links is not None:
+            self._links.close()
+
+    def buffer(self, peer: int, header: Header, size: int) -> memoryview:
+        """As Receiver.buffer()."""
+        shape = self._shape(header.bucket)
+        sums = self._sum(header.step, header.bucket)
+        if header.kind == NODE:
+            mine = shape.slice_of(self._replica, self._replicas)
+            into = self._new_slice(mine.stop - mine.start, shape.dtype)
+            sums.arriving[peer, Node(header.begin, header.end)] = into
+        elif header.kind == SUM and sums.result is not None:
+            into = sums.result[shape.slice_of(peer, self._replicas)]
+        else:
+            raise ValueError(f"it sent a message of kind {header.kind} that was not due")
+        view = as_bytes(into)
+        if len(view) != size:
+            raise ValueError(f"it sent {size} bytes for a slice of {len(view)}")
+        return view
+
+    def received(self, peer: int, header: Header) -> None:
+        """As Receiver.received()."""
+        sums = self._sum(header.step, header.bucket)
+        if header.kind == SUM:
+            self._count_down(sums)
+            return
+        node = Node(header.begin, header.end)
+        self._join(header.step, header.bucket, sums, node, sums.arriving.pop((peer, node)))
+
+    def lost(self, peer: int, reason: str) -> None:
+        """As Receiver.lost(). All waits end."""
+        self._end_waits(
+            ReplicaLost(
+                f"Connection closed by peer: replica {peer} is lost in the exchange of gradients: {reason}"
+            )
+        )
+
+    def failed(self, error: Exception) -> None:
+        """As Receiver.failed(). All waits end."""
+        self._end_waits(error)
+
+    def _end_waits(self, failure: Exception) -> None:
+        with self._lock:
+            self._failure = self._failure or failure
+            for sums in self._sums.values():
+                sums.done.set()
+
+    def _sum(self, step: int, bucket: int) -> _Sum:
+        with self._lock:
+            sums = self._sums.setdefault((step, bucket), _Sum())
+            if self._failure is not None:
+                sums.done.set()
+            return sums
+
+    def _shape(self, bucket: int) -> BucketShape:
+        if bucket >= len(self._shapes):
+            raise ValueError(f"it sent a message about bucket {bucket} of {len(self._shapes)}")
+        return self._shapes[bucket]
+
+    def _add(self, step: int, bucket: int, nodes: Mapping[Node, torch.Tensor], result: torch.Tensor) -> None:
+        sums, shape = self._sum(step, bucket), self._shapes[bucket]
+        sums.result, sums.missing = result, 2 * self._replicas - 1
+        assert self._links is not None
+        for node, values in nodes.items():
+            for peer in range(self._replicas):
+                if peer != self._replica:
+                    part = as_bytes(values[shape.slice_of(peer, self._replicas)])
+                    self._links.send(peer, Header(NODE, bucket, *node, step), part)
+        mine = shape.slice_of(self._replica, self._replicas)
+        for node, values in nodes.items():
+            copied = self._new_slice(mine.stop - mine.start, shape.dtype).copy_(values[mine])
+            self._join(step, bucket, sums, node, copied)
+
+    def _join(self, step: int, bucket: int, sums: _Sum, node: Node, part: torch.Tensor) -> None:
+        """Add a slice of a node to its sibling, and so on upwards. The root goes to all."""
+        while node != self._root:
+            parent, sibling = parent_and_sibling(node, self._leaves)
+            if sibling not in sums.parts:
+                break
+            other = sums.parts.pop(sibling)
+            part.add_(other)
+            self._release(other)
+            node = parent
+        sums.parts[node] = part
+        if node == self._root:
+            self._finish(step, bucket, sums)
+
+    def _finish(self, step: int, bucket: int, sums: _Sum) -> None:
+        shape, whole = self._shapes[bucket], sums.parts.pop(self._root)
+        assert sums.result is not None
+        assert self._links is not None
+        mine = sums.result[shape.slice_of(self._replica, self._replicas)]
+        mine.copy_(whole)
+        self._release(whole)
+        for peer in range(self._replicas):
+            if peer != self._replica:
+                header = Header(SUM, bucket, *self._root, step)
+                self._links.send(peer, header, as_bytes(mine), lambda: self._count_down(sums))
+        self._count_down(sums)
+
+    def _count_down(self, sums: _Sum) -> None:
+        sums.missing -= 1
+        if not sums.missing:
+            sums.done.set()
+
+    def _new_slice(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        spare = self._spare.get((numel, dtype))
+        return spare.pop() if spare else torch.empty(numel, dtype=dtype)
+
+    def _release(self, part: torch.Tensor) -> None:
+        self._spare.setdefault((part.numel(), part.dtype), []).append(part)
+
+
+def as_bytes(values: torch.Tensor) -> memoryview:
+    """The memory of a contiguous tensor on the CPU."""
+    array: Any = values.view(torch.uint8).numpy()
+    return memoryview(array)
