@@ -113,10 +113,10 @@ class Sync(ApiModel):
     """Method that keeps the copies of the model in sync."""
 
     type: SyncType = SyncType.ALL_REDUCE
-    """Method of synchronization. AllReduce: the mean of the gradients in every step. Ring: the same by a ring
-    in Python, to study it. Replicate: the same for each layer, by torch's replicate(), which does not wrap
-    the model. Local: the mean of the weights after several steps. ParameterServer: servers apply the
-    gradients."""
+    """Method of synchronization. AllReduce: the mean of the gradients in every step. Exact: the same, with
+    the same last bits for any number of replicas. Ring: the same as AllReduce by a ring in Python, to study
+    it. Replicate: the same for each layer, by torch's replicate(), which does not wrap the model. Local: the
+    mean of the weights after several steps. ParameterServer: servers apply the gradients."""
     local: Local = Local()
     """Settings of type Local: ranks train alone and average their weights periodically (local SGD)."""
     parameter_server: ParameterServer = ParameterServer()
@@ -156,6 +156,9 @@ class Batch(ApiModel):
     global_samples: int | None = Field(default=None, ge=1, le=1_000_000_000)
     """Number of samples of each step of all ranks together, whatever their number. Defaults to global_batch
     of `job.batches()`."""
+    micro_batches: int | None = Field(default=None, ge=1, le=4096)
+    """Number of micro-batches of each step of all ranks together, whatever their number, with
+    spec.strategy.sync.type Exact. Defaults to 16. Refused with other types."""
     micro_samples: int | None = Field(default=None, ge=1, le=1_000_000_000)
     """Maximum number of samples of a micro-batch. A rank splits its part of the batch, and accumulates
     gradients. Defaults to no split."""
