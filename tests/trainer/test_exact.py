@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ import pytest
 import torch
 from lab.ranks.processes import RankGroup
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from ropeteam_trainer.contract.strategy import Batch, Strategy, StrategyError, Sync, SyncType
 from ropeteam_trainer.data.decisions.plan import DataPlan, Deal, Position
 from ropeteam_trainer.rank.world import World
+from ropeteam_trainer.strategies.exact.gradients import Bucket
 from ropeteam_trainer.strategies.wrap import LoopValues, Wrapped, wrap
 
 
@@ -40,13 +43,20 @@ def test_ranks_train_what_one_process_trains_to_the_last_bit(
 
 
 @pytest.mark.parametrize(
-    "inner", [{"shard": 2}, {"tensor": 2}, {"shard": 2, "tensor": 2}], ids=lambda inner: " x ".join(inner)
+    ("inner", "model"),
+    [
+        ({"shard": 2}, "tiny"),
+        ({"shard": 2}, "statistics"),
+        ({"tensor": 2}, "tiny"),
+        ({"shard": 2, "tensor": 2}, "tiny"),
+    ],
 )
 def test_replicas_of_several_ranks_train_what_one_replica_trains(
-    inner: dict[str, int], tmp_path: Path
+    inner: dict[str, int], model: str, tmp_path: Path
 ) -> None:
     ranks = 2 ** len(inner)
-    one, two = (trained(tmp_path, ranks * n, "tiny", parallelism=inner) for n in (1, 2))
+    fields = {"parallelism": inner, "batch": {"micro_batches": 8}}
+    one, two = (trained(tmp_path, ranks * n, model, **fields) for n in (1, 2))
     assert one == two
 
 
@@ -73,17 +83,17 @@ def test_micro_batches_on_other_leaves_of_the_tree_give_other_bits(tmp_path: Pat
     assert all(abs(float.fromhex(a) - float.fromhex(b)) < 1e-2 for a, b in close), "it is the same training"
 
 
-def made(model: nn.Module, micro_batches: int = 4, **more: Any) -> Wrapped:
+def made(model: nn.Module, loss: Any = nn.functional.mse_loss, **more: Any) -> Wrapped:
     """One rank's model under sync Exact. more: fields of LoopValues."""
-    strategy = Strategy(sync=Sync(SyncType.EXACT), batch=Batch(micro_batches=micro_batches))
+    strategy = Strategy(sync=Sync(SyncType.EXACT), batch=Batch(micro_batches=4))
     progress = LoopValues(lambda: 1.0, lambda: 0, **more)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     world = World(0, 1, torch.device("cpu"))
-    return wrap(model, optimizer, strategy, world, progress, nn.functional.mse_loss)
+    return wrap(model, optimizer, strategy, world, progress, loss)
 
 
-def dealt(samples: int, micro_batches: int = 4) -> dict[str, Any]:
-    share = DataPlan(samples, samples).dealt_share(Position(), Deal(micro_batches, range(micro_batches)))
+def dealt(samples: int) -> dict[str, Any]:
+    share = DataPlan(samples, samples).dealt_share(Position(), Deal(4, range(4)))
     return {"leaves": lambda: share.leaves}
 
 
@@ -177,10 +187,103 @@ def test_gradients_that_the_script_keeps_stay_as_they_are() -> None:
     assert layer.weight.grad is not gradient
 
 
-def test_ranks_that_would_compute_other_bits_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("order", "message"),
+    [
+        (
+            "unequal",
+            "rank 0 has 1 threads (OMP_NUM_THREADS) and rank 1 has 2 threads (OMP_NUM_THREADS); use equal",
+        ),
+        ("balance", "would deal parts of micro-batches, and sync Exact deals whole ones; leave balance out"),
+    ],
+)
+def test_all_ranks_refuse_what_would_give_other_bits(order: str, message: str, tmp_path: Path) -> None:
     fields = json.dumps({"sync": {"type": "Exact"}})
     with RankGroup(tmp_path, 2) as group:
-        ended = group.start("exact.py", fields, "everything", "1", "unequal").wait()
+        ended = group.start("exact.py", fields, "everything", "1", order).wait()
     assert all(ended.codes)
-    message = "rank 0 has 1 threads (OMP_NUM_THREADS) and rank 1 has 2 threads (OMP_NUM_THREADS); use equal"
     assert all(message in output for output in ended.output)
+
+
+class Twice(nn.Module):
+    """A layer that two reentrant checkpoints share: autograd sets its gradient twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            x = checkpoint(self.layer, x, use_reentrant=True)
+        return x
+
+
+def test_a_gradient_that_comes_twice_is_refused() -> None:
+    inputs = torch.ones(8, 3, requires_grad=True)
+    with pytest.raises(
+        StrategyError, match="one came twice: checkpoint activations with use_reentrant=False"
+    ):
+        made(Twice(), **dealt(8)).model(inputs, torch.zeros(8, 3))
+
+
+def test_a_step_that_failed_is_not_tried_again() -> None:
+    wrapped = made(nn.Linear(3, 2), **dealt(8))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        wrapped.model(torch.ones(8, 5), torch.zeros(8, 2))
+    with pytest.raises(StrategyError, match=r"a call of model\(\) cannot be tried again after an error"):
+        wrapped.model(torch.ones(8, 3), torch.zeros(8, 2))
+
+
+def test_parameters_that_are_unfrozen_later_are_refused() -> None:
+    layer = nn.Linear(3, 2)
+    layer.bias.requires_grad_(False)
+    wrapped = made(layer, **dealt(8))
+    layer.bias.requires_grad_(True)
+    with pytest.raises(StrategyError, match=r"set requires_grad before job\.wrap\(\)"):
+        wrapped.model(torch.ones(8, 3), torch.zeros(8, 2))
+
+
+def test_a_buffer_that_is_replaced_is_refused() -> None:
+    class Replaces(Counts):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls = self.calls + 1
+            return nn.functional.linear(x, self.weight, self.bias)
+
+    with pytest.raises(StrategyError, match="the model's buffer calls changes in forward"):
+        made(Replaces(), **dealt(8)).model(torch.ones(8, 3), torch.zeros(8, 2))
+
+
+def test_an_unused_parameter_counts_as_zero_on_any_leaf() -> None:
+    """Else signs of zeros would depend on where a leaf is: -0.0 + 0.0 is 0.0, and -0.0 alone is not."""
+    parameter = nn.Parameter(torch.ones(1))
+    bucket = Bucket([parameter], 2)
+    parameter.grad = torch.tensor([-0.0])
+    bucket.take(0)
+    bucket.take(1)
+    (total,) = bucket.sums.values()
+    assert math.copysign(1, float(total.values)) == 1
+
+
+def test_micro_batches_have_memory_of_their_own() -> None:
+    """Kernels may add in another order where memory is aligned otherwise."""
+    seen: list[torch.Tensor] = []
+
+    def noted(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        seen.append(target)
+        return nn.functional.mse_loss(output, target)
+
+    wrapped = made(nn.Linear(3, 2), loss=noted, **dealt(8))
+    target = torch.zeros(8, 2)
+    wrapped.model(torch.ones(8, 3), target)
+    storages = {each.untyped_storage().data_ptr() for each in (*seen, target)}
+    assert len(storages) == 5
+
+
+def test_bits_may_differ_after_a_checkpoint_of_another_machine(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    step: Any = made(nn.Linear(3, 2)).exact
+    step.load_state_dict(step.state_dict())
+    assert capfd.readouterr().err == ""
+    step.load_state_dict({"seed": 1, "computes": "torch 1.0"})
+    assert "the checkpoint was made with torch 1.0, and this job has torch" in capfd.readouterr().err

@@ -113,11 +113,14 @@ def test_a_contiguous_part_is_few_nodes_and_an_aligned_one_is_one(leaves: int) -
 
 @given(COUNTS)
 def test_leaves_in_order_need_a_buffer_for_each_level_only(leaves: int) -> None:
-    sums: Sums = {}
-    most = 0
-    for number in range(leaves):
-        add(sums, leaf(number), str(number), leaves)
-        most = max(most, len(sums))
-    assert most <= most_buffers(leaves)
-    assert most == most_buffers(leaves) or leaves.bit_count() > 1, "as many are needed"
-    assert list(sums.values()) == [whole(leaves)]
+    depth = (leaves - 1).bit_length()
+    assert most_buffers(range(leaves), leaves) <= max(1, depth)
+    for replicas in (1, 2, 4, 8):
+        if leaves % replicas == 0 and leaves.bit_count() == 1:
+            parts = equal_parts(leaves, replicas)
+            size = (leaves // replicas - 1).bit_length()
+            assert [most_buffers(part, leaves) for part in parts] == [max(1, size)] * replicas
+
+
+def test_a_part_that_no_node_begins_needs_more_buffers() -> None:
+    assert most_buffers(range(21, 42), 64) == 6

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import threading
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import combinations
 
 import pytest
@@ -15,6 +19,7 @@ from lab.waiting import wait_until
 
 from ropeteam_trainer.contract.peererrors import blames_a_peer
 from ropeteam_trainer.partition.reductiontree import Node, children, equal_parts, maximal_nodes
+from ropeteam_trainer.strategies.exact import joining
 from ropeteam_trainer.strategies.exact.exchange import NODE, SUM, BucketShape, Exchange, ReplicaLost
 from ropeteam_trainer.strategies.exact.links import Header, Links
 
@@ -180,3 +185,124 @@ def test_a_slow_replica_is_sent_what_was_added_and_not_what_it_became() -> None:
     assert bool((results[1] == 2).all())
     for exchange in exchanges:
         exchange.close()
+
+
+class Peers:
+    """A replica of three, and the other ends of its connections, in which a test writes."""
+
+    def __init__(self) -> None:
+        self.exchange = Exchange(0, 3, 3, [BucketShape(3, torch.float32)])
+        ends = {number: socket.socketpair() for number in (1, 2)}
+        self.theirs = {number: end[1] for number, end in ends.items()}
+        self.exchange.use(Links({number: end[0] for number, end in ends.items()}, self.exchange))
+
+    def sends(self, number: int) -> None:
+        """Send its node, then its slice of the sum: one number each."""
+        for header in (Header(NODE, 0, number, number + 1, 0), Header(SUM, 0, 0, 3, 0)):
+            self.theirs[number].sendall(struct_of(header, 4) + bytes(4))
+
+    def close(self) -> None:
+        self.exchange.close()
+        for end in self.theirs.values():
+            end.close()
+
+
+@pytest.fixture
+def peers() -> Iterator[Peers]:
+    made = Peers()
+    yield made
+    made.close()
+
+
+def test_a_replica_that_ends_after_its_last_step_is_not_lost(peers: Peers) -> None:
+    peers.exchange.add(0, 0, {Node(0, 1): torch.ones(3)}, torch.empty(3))
+    peers.sends(1)
+    peers.theirs[1].close()
+    wait_until("the end is noticed", lambda: 1 in peers.exchange._gone)
+    peers.sends(2)
+    peers.exchange.wait(0, 0)
+    with pytest.raises(ReplicaLost, match="replica 1 is lost"):
+        peers.exchange.wait(1, 0)
+
+
+def test_two_replicas_that_end_at_once_end_the_wait_once(peers: Peers) -> None:
+    peers.exchange.add(0, 0, {Node(0, 1): torch.ones(3)}, torch.empty(3))
+    for end in peers.theirs.values():
+        end.close()
+    with pytest.raises(ReplicaLost):
+        peers.exchange.wait(0, 0)
+    wait_until("both ends are noticed", lambda: len(peers.exchange._gone) == 2)
+
+
+def test_a_replica_that_sends_nothing_in_time_is_named() -> None:
+    mine, theirs = socket.socketpair()
+    exchange = Exchange(0, 2, 2, [BucketShape(2, torch.float32)], seconds=0)
+    exchange.use(Links({1: mine}, exchange))
+    exchange.add(0, 0, {Node(0, 1): torch.ones(2)}, torch.empty(2))
+    with pytest.raises(ReplicaLost, match=r"no gradients came from replicas 0, 1 within 0 s"):
+        exchange.wait(0, 0)
+    exchange.close()
+    theirs.close()
+
+
+def test_a_child_that_was_forked_does_not_keep_the_connections(peers: Peers) -> None:
+    """A worker of a DataLoader may outlive its rank."""
+    child = os.fork()
+    if child == 0:
+        time.sleep(600)
+        os._exit(0)
+    try:
+        peers.exchange.close()
+        assert wait_until("the connection ends", lambda: peers.theirs[1].recv(1) == b"")
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as made:
+        made.settimeout(60)
+        yield made
+
+
+def test_only_awaited_replicas_with_the_secret_are_accepted(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(joining, "_HANDSHAKE_SECONDS", 0.2)
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
+    open_ones: list[socket.socket] = [socket.create_connection(listener.getsockname())]  # says nothing
+
+    def connect(secret: str, number: int) -> None:
+        with suppress(ReplicaLost):
+            open_ones.append(joining._connected(address, secret, number))
+
+    def connect_all() -> None:
+        for secret, number in (("other", 2), ("secret", 7), ("secret", 2)):
+            connect(secret, number)
+
+    thread = threading.Thread(target=connect_all)
+    thread.start()
+    number, connection = joining._accepted(listener, "secret", {1, 2})
+    thread.join()
+    assert number == 2
+    for each in (connection, *open_ones):
+        each.close()
+    refused = capfd.readouterr().err
+    for reason in ("timed out", "its peer does not have this job's secret", "replica 7 is not awaited"):
+        assert f"a connection to this replica was refused: {reason}" in refused
+
+
+def test_replicas_that_do_not_come_are_named(listener: socket.socket) -> None:
+    listener.settimeout(0.01)
+    with pytest.raises(ReplicaLost, match="replicas 1, 2 did not connect in time") as raised:
+        joining._accepted(listener, "secret", {2, 1})
+    assert blames_a_peer(str(raised.value))
+
+
+def test_a_replica_that_cannot_be_reached_is_blamed(listener: socket.socket) -> None:
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
+    listener.close()
+    with pytest.raises(ReplicaLost, match=f"the replica at {address} cannot be reached") as raised:
+        joining._connected(address, "secret", 1)
+    assert blames_a_peer(str(raised.value))

@@ -74,6 +74,11 @@ EXACT: dict[int, dict[str, dict[str, Any]]] = {
         "shard x tensor": ways(shard=2, tensor=2),
         "replicate x tensor": ways(replicate=2, tensor=2),
         "exact replicate x tensor": {"sync": {"type": "Exact"}, **ways(replicate=2, tensor=2)},
+        "exact replicate x tensor, sequence": {
+            "sync": {"type": "Exact"},
+            "tensor_parallel": {"sequence": True, "loss": True},
+            **ways(replicate=2, tensor=2),
+        },
         "replicate x pipeline": pipelined("OneForwardOneBackward", replicate=2),
         "replicate x GPipe": pipelined("GPipe", replicate=2),
         "shard x interleaved": pipelined("Interleaved", shard=2),

@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 from ropeteam_trainer.checkpoint.disabled import DisabledCheckpoints
 from ropeteam_trainer.contract.featurelevel import FeatureLevel
 from ropeteam_trainer.contract.local import PHASES, FromRank
-from ropeteam_trainer.contract.strategy import Batch, TensorSplit
+from ropeteam_trainer.contract.strategy import Batch, StrategyError, TensorSplit
 from ropeteam_trainer.data import batches as loading
 from ropeteam_trainer.data.decisions.plan import DataPlan
 from ropeteam_trainer.data.feed import BatchRequest
@@ -196,6 +196,11 @@ class Job:
         prefetch, balance = spec.prefetch or prefetch, spec.balance or balance
         loading.check_loading(workers, prefetch)
         plan = DataPlan(len(dataset), spec.global_samples or global_batch, seed)
+        if balance and self._role.deal is not None:
+            raise StrategyError(
+                "job.batches(balance=True) would deal parts of micro-batches, and sync Exact deals whole "
+                "ones; leave balance out"
+            )
         model = self._role.measured_model() if balance else None
         deal = self._role.deal
         requested = BatchRequest(dataset, plan, epochs, workers, prefetch, deal, balance, model, collate)

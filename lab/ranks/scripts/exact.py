@@ -3,10 +3,10 @@
     exact.py STRATEGY MODEL STEPS [ORDER]
 
 STRATEGY: JSON of spec.strategy. MODEL: everything (LayerNorm, BatchNorm, dropout, tied weights, parameters
-that some or all micro-batches do not use, a schedule, an average of the weights, clipping) or tiny (a GPT
-that tensor parallelism can split). Resumes from checkpoints in the folder CHECKPOINTS, if set. ORDER:
-"shuffled" puts the micro-batches of each world on other leaves of the tree; "unequal" gives rank 1 more
-threads. Rank 0 prints RESULT {digests, losses}.
+that some or all micro-batches do not use, a schedule, an average of the weights, clipping), statistics
+(BatchNorm, dropout) or tiny (a GPT that tensor parallelism can split). Resumes from checkpoints in the folder
+CHECKPOINTS, if set. ORDER: "shuffled" puts the micro-batches of each world on other leaves of the tree;
+"balance" requests it, "unequal" gives rank 1 more threads. Rank 0 prints RESULT {digests, losses}.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import json
 import os
 import random
 import sys
+from typing import Any
 
 import torch
 from lab.ranks import tiny
@@ -50,6 +51,24 @@ class Everything(nn.Module):
         return nn.functional.cross_entropy(self.batch_norm(x) @ self.embed.weight.T, target)
 
 
+def wrapped(job: ropeteam_trainer.Job) -> tuple[nn.Module, torch.optim.Optimizer, list[Any]]:
+    """Model and optimizer under the strategy, and the samples."""
+    if MODEL == "tiny":
+        model, optimizer = tiny.made("AdamW")
+        data = [*zip(*tiny.batch(0, SAMPLES), strict=True)]
+        return *job.wrap(model, optimizer, loss=tiny.loss_of), data
+    elif MODEL == "statistics":
+        model = nn.Sequential(nn.Linear(9, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 3))
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+        data = [(torch.randn(9), torch.randn(3)) for _ in range(SAMPLES)]
+        return *job.wrap(model, optimizer, loss=nn.functional.mse_loss), data
+    else:
+        model = Everything()
+        data = [(torch.randint(50, (6,)), torch.randint(50, ())) for _ in range(SAMPLES)]
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+        return *job.wrap(model, optimizer), data
+
+
 def main() -> None:
     torch.manual_seed(7)
     if sys.argv[4:] == ["shuffled"]:
@@ -64,21 +83,13 @@ def main() -> None:
         checkpoint_dir=os.environ.get("CHECKPOINTS"),
         checkpoint_every_steps=3,
     )
-    if MODEL == "tiny":
-        model, optimizer = tiny.made("AdamW")
-        data = [*zip(*tiny.batch(0, SAMPLES), strict=True)]
-        model, optimizer = job.wrap(model, optimizer, loss=tiny.loss_of)
-    else:
-        model = Everything()
-        data = [(torch.randint(50, (6,)), torch.randint(50, ())) for _ in range(SAMPLES)]
-        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
-        model, optimizer = job.wrap(model, optimizer)
+    model, optimizer, data = wrapped(job)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
     average = torch.optim.swa_utils.AveragedModel(model) if MODEL == "everything" else None
-    more = {"schedule": schedule} | ({"average": average} if average is not None else {})
-    job.restore(model=model, optimizer=optimizer, **more)
+    more = {"average": average} if average is not None else {}
+    job.restore(model=model, optimizer=optimizer, schedule=schedule, **more)
     digests, losses = [], []
-    for batch in job.batches(data, global_batch=BATCH, epochs=99):
+    for batch in job.batches(data, global_batch=BATCH, epochs=99, balance=sys.argv[4:] == ["balance"]):
         optimizer.zero_grad()
         loss = model(*batch)
         (loss * job.batch_weight).backward()

@@ -24,8 +24,8 @@ from ropeteam_trainer.contract.strategy import (
     SyncType,
 )
 from ropeteam_trainer.partition.answer import ModelPart, Tensor
-from ropeteam_trainer.partition.layout import Layout, balanced_owners, leaves_of
-from ropeteam_trainer.partition.reductiontree import maximal_nodes
+from ropeteam_trainer.partition.layout import Layout, balanced_owners
+from ropeteam_trainer.partition.reductiontree import equal_parts, maximal_nodes
 
 FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20
 """Bytes of a bucket of DDP, as torch has them: the first one is smaller, to start communication early."""
@@ -232,10 +232,11 @@ def _sharded(part: ModelPart, strategy: Strategy, grid: Layout, micro_batches: i
 
 
 def _exact(part: ModelPart, strategy: Strategy, grid: Layout) -> Traffic:
-    """Traffic of sync Exact: slices of the replica's nodes to each other replica, and the sum of its own
-    slice. Shards are gathered, and their gradients reduced, for each micro-batch."""
+    """Traffic of sync Exact, of the replica that sends most: slices of its nodes to each other replica, and
+    the sum of its own slice. Shards are gathered, and their gradients reduced, for each micro-batch."""
     trained = [t for t in part.tensors if t.trained]
-    mine = leaves_of(strategy, grid, part.rank)
+    parts = equal_parts(strategy.leaves, grid.replicate)
+    mine = max(parts, key=lambda leaves: (len(maximal_nodes(leaves, strategy.leaves)), len(leaves)))
     nodes = len(maximal_nodes(mine, strategy.leaves))
     others, buckets = grid.replicate - 1, filled_buckets([t.bytes for t in trained])
     sent = sum(t.bytes for t in trained) * others / grid.replicate * (nodes + 1)

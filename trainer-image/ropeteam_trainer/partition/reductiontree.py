@@ -4,7 +4,7 @@ The last bits of a sum of floating-point numbers depend on the order of its addi
 of one binary tree over the micro-batches 0..V-1 of a step, its leaves, whatever the number of replicas: a
 replica adds what it can of the tree, and sends the sums that it ends with, its maximal nodes. A node is split
 after the largest power of two below its size, as in RFC 6962. So parts of a power of two of leaves are nodes
-themselves, and cost no more bytes than in any other reduction.
+themselves, and cost no more bytes than in any other reduction. redealt() is for recoveries within a step.
 
 Example: V = 6, three replicas with leaves 0-1, 2-3 and 4-5; one of them is lost, and 2 goes to the first, 3
 to the last. Both times the sum is ((0 + 1) + (2 + 3)) + (4 + 5).
@@ -75,10 +75,22 @@ def equal_parts(leaves: int, replicas: int) -> tuple[range, ...]:
     return tuple(range(leaves * n // replicas, leaves * (n + 1) // replicas) for n in range(replicas))
 
 
-def most_buffers(leaves: int) -> int:
-    """Sums that a replica holds at most while it adds so many leaves in ascending order, the gradients of the
+def most_buffers(owned: Iterable[int], leaves: int) -> int:
+    """Sums that a replica holds at most while it adds these leaves in ascending order, the gradients of the
     present leaf not counted."""
-    return max(1, (leaves - 1).bit_length())
+    sums: set[Node] = set()
+    most = 0
+    for number in sorted(owned):
+        node = leaf(number)
+        while node != Node(0, leaves):
+            parent, sibling = parent_and_sibling(node, leaves)
+            if sibling not in sums:
+                break
+            sums.discard(sibling)
+            node = parent
+        sums.add(node)
+        most = max(most, len(sums))
+    return most
 
 
 def redealt(owned: Sequence[Iterable[int]], lost: Iterable[int]) -> tuple[tuple[int, ...], ...]:

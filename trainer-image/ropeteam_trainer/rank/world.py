@@ -27,6 +27,8 @@ class World:
     rank: int
     size: int
     device: torch.device
+    timeout_seconds: int = 600
+    """Time limit of collectives."""
 
     @classmethod
     def join(cls, device: str | torch.device | None, timeout_seconds: int) -> World:
@@ -38,7 +40,7 @@ class World:
             backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
             dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
         if dist.is_initialized():
-            return cls(dist.get_rank(), dist.get_world_size(), chosen)
+            return cls(dist.get_rank(), dist.get_world_size(), chosen, timeout_seconds)
         return cls(0, 1, chosen)
 
     @classmethod

@@ -44,7 +44,7 @@ from ropeteam_trainer.strategies import (
     zero1,
 )
 from ropeteam_trainer.strategies.ddp import Hook
-from ropeteam_trainer.strategies.exact.joining import check_alike, join_replicas
+from ropeteam_trainer.strategies.exact.joining import computes_with, join_replicas
 from ropeteam_trainer.strategies.exact.step import ExactStep
 from ropeteam_trainer.strategies.facade import Loss, ModelFacade
 from ropeteam_trainer.strategies.local import LocalState, PeriodicAveraging
@@ -181,12 +181,11 @@ def _exact_step(
     parts: tuple[nn.Module, ...], strategy: Strategy, grid: Layout, world: World, mesh: DeviceMesh | None
 ) -> ExactStep:
     """Steps of sync Exact. Raises StrategyError where ranks would not compute the same bits."""
-    if world.communicates:
-        check_alike(world)
+    computes = computes_with(world)
     seed = world.number_of_rank_0(torch.initial_seed() >> 1)  # an int64
     group = mesh["shard"].get_group() if mesh is not None and grid.shard > 1 else None
     join = partial(join_replicas, world, grid, strategy.leaves)
-    return ExactStep(parts, strategy.leaves, seed, join, group)
+    return ExactStep(parts, strategy.leaves, seed, join, computes, group)
 
 
 def _deal(strategy: Strategy, grid: Layout, rank: int) -> Deal:

@@ -13,7 +13,7 @@ from ropeteam_trainer.partition import cost
 from ropeteam_trainer.partition.answer import DryRunResult, Model, ModelPart
 from ropeteam_trainer.partition.layout import Layout, layout, micro_batches_per_step
 from ropeteam_trainer.partition.learningrate import learning_rate_factor
-from ropeteam_trainer.partition.reductiontree import most_buffers
+from ropeteam_trainer.partition.reductiontree import equal_parts, most_buffers
 
 _WIDTH = 16
 _WRAP = "model, optimizer = job.wrap(model, optimizer)"
@@ -166,7 +166,8 @@ def _not_counted(model: Model, strategy: Strategy, grid: Layout, micro_batches: 
     unsharded = grid.shard == 1 or strategy.sharding is Sharding.OPTIMIZER_STATE
     syncs_gradients = not strategy.servers and strategy.sync.type is not SyncType.LOCAL
     if strategy.sync.type is SyncType.EXACT:
-        count = most_buffers(micro_batches or 1)
+        parts = equal_parts(strategy.leaves, grid.replicate)
+        count = max(most_buffers(part, strategy.leaves) for part in parts)
         yield f"sums of micro-batches: gradients {_count_text(count, 'time')} more on each rank"
     elif grid.dp_size > 1 and unsharded and syncs_gradients and grid.pipeline * grid.tensor == 1:
         yield f"DDP's buckets: a second copy of gradients, {byte_text(_gradient_bytes(model.parts[0]))}"

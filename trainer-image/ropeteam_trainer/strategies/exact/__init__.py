@@ -10,12 +10,13 @@ joining.py    how these come about
 A step is V micro-batches, whose number is in the manifest. Their gradients are added along one binary tree,
 wherever they are computed. So 1, 2, 3 or 8 replicas give the same weights, to the last bit.
 
-Example: V = 8 and 100 MB of gradients. What a replica holds and sends in a step, beside DDP's all-reduce:
+Example: V = 8 and 100 MB of gradients. What each replica sends in a step, beside a ring all-reduce, and how
+many sums it holds at most:
 
-    replicas   leaves     nodes                  buffers   MB sent   all-reduce
-    1          0-7        [0,8)                  4         0         0
-    2          0-3        [0,4)                  4         100       100
-    3          0-1        [0,2)                  4         133       133
-               2-4        [2,4) [4,5)            4         200       133
-               5-7        [5,6) [6,8)            4         200       133
+    replicas   leaves     nodes           sums   MB sent   all-reduce
+    1          0-7        [0,8)           3      0         0
+    2          0-3        [0,4)           2      100       100
+    3          0-1        [0,2)           1      133       133
+               2-4        [2,4) [4,5)     2      200       133
+               5-7        [5,6) [6,8)     2      200       133
 """

@@ -22,7 +22,8 @@ class RunningStatistics:
         """modules: by name, of the whole model. Raises StrategyError for SyncBatchNorm."""
         self._buffers: list[torch.Tensor] = []
         """Averages of batches, and counters of them."""
-        self._others: dict[str, torch.Tensor] = {}
+        self._others: dict[str, tuple[nn.Module, str]] = {}
+        """Layer and name there of all other buffers."""
         for name, module in modules.items():
             if isinstance(module, nn.SyncBatchNorm):
                 raise StrategyError(
@@ -33,9 +34,10 @@ class RunningStatistics:
                 if isinstance(module, _NormBase):
                     self._buffers.append(buffer)
                 else:
-                    self._others[f"{name}.{key}".lstrip(".")] = buffer
+                    self._others[f"{name}.{key}".lstrip(".")] = module, key
         self._begin: list[torch.Tensor] = []
-        self._versions: dict[str, int] = {}
+        self._seen: dict[str, tuple[torch.Tensor | None, int]] = {}
+        """The other buffers at the step's begin, and the numbers of changes to them."""
 
     @property
     def numel(self) -> int:
@@ -44,16 +46,17 @@ class RunningStatistics:
 
     def begin_step(self) -> None:
         self._begin = [buffer.clone() for buffer in self._buffers]
-        self._versions = {name: buffer._version for name, buffer in self._others.items()}
+        self._seen = self._versions()
 
     def begin_leaf(self) -> None:
         self._set(self._begin)
 
     def changes(self) -> Iterator[torch.Tensor]:
-        """Changes by the present leaf, as float64 on the CPU. Raises StrategyError for a buffer of
-        another layer that has changed."""
-        for name, buffer in self._others.items():
-            if buffer._version != self._versions[name]:
+        """Changes by the present leaf, as float64 on the CPU. Raises StrategyError for a buffer of another
+        layer that has changed (by other means than its .data, which leaves no trace)."""
+        for name, (buffer, version) in self._versions().items():
+            before, version_before = self._seen[name]
+            if buffer is not before or version != version_before:
                 raise StrategyError(
                     f"spec.strategy.sync: the model's buffer {name} changes in forward(), and Exact can "
                     "combine the changes of BatchNorm only; use sync AllReduce"
@@ -71,6 +74,12 @@ class RunningStatistics:
             changed = buffer.double().cpu() + part
             buffer.copy_(changed if buffer.is_floating_point() else changed.round())
             at += buffer.numel()
+
+    def _versions(self) -> dict[str, tuple[torch.Tensor | None, int]]:
+        found = {name: module._buffers[key] for name, (module, key) in self._others.items()}
+        return {
+            name: (buffer, buffer._version if buffer is not None else 0) for name, buffer in found.items()
+        }
 
     def _set(self, values: list[torch.Tensor]) -> None:
         for buffer, value in zip(self._buffers, values, strict=True):

@@ -53,9 +53,12 @@ class _Sum:
     """Slices that are being received, by sender."""
     result: torch.Tensor | None = None
     """The whole bucket; None: this replica has not added its own nodes yet."""
-    missing: int = 0
-    """Slices of the result that are not there yet, and peers that have not been sent this replica's slice.
-    When there are none of either, the result may be changed."""
+    awaited: set[int] = field(default_factory=set)
+    """Replicas whose slice of the result has not come yet, this one too. A replica sends it after its nodes,
+    so one that is not awaited is not needed any more."""
+    unsent: int = 0
+    """Peers that have not been sent this replica's slice. Only then the result may be changed."""
+    failure: Exception | None = None
     done: threading.Event = field(default_factory=threading.Event)
 
 
@@ -66,13 +69,17 @@ class Exchange:
     a dry run) the nodes of this replica are all that is added.
     """
 
-    def __init__(self, replica: int, replicas: int, leaves: int, shapes: Sequence[BucketShape]) -> None:
+    def __init__(
+        self, replica: int, replicas: int, leaves: int, shapes: Sequence[BucketShape], seconds: int = 600
+    ) -> None:
+        """seconds: time limit of wait()."""
         self._replica, self._replicas, self._leaves, self._shapes = replica, replicas, leaves, shapes
-        self._root = Node(0, leaves)
+        self._root, self._seconds = Node(0, leaves), seconds
         self._sums: dict[tuple[int, int], _Sum] = {}
         """By step and bucket. Peers may be a step ahead."""
         self._links: Links | None = None
-        self._failure: Exception | None = None
+        self._gone: dict[int, Exception] = {}
+        """Replicas that are lost."""
         self._lock = threading.Lock()
         self._spare: dict[tuple[int, torch.dtype], list[torch.Tensor]] = {}
         """Slices that are free again."""
@@ -93,12 +100,19 @@ class Exchange:
         self._links.run(lambda: self._add(step, bucket, nodes, result))
 
     def wait(self, step: int, bucket: int) -> None:
-        """Return when the sum of this bucket is complete. Raises ReplicaLost."""
+        """Return when the sum of this bucket is complete. Raises ReplicaLost if a replica is lost whose part
+        is missing, also after the time limit."""
         if self._links is None:
             return
-        self._sum(step, bucket).done.wait()
-        if self._failure is not None:
-            raise self._failure
+        sums = self._sum(step, bucket)
+        if not sums.done.wait(self._seconds):
+            missing = ", ".join(map(str, sorted(sums.awaited)))
+            raise ReplicaLost(
+                f"no gradients came from replicas {missing} within {self._seconds} s, the timeout_seconds of "
+                "ropeteam_trainer.init()"
+            )
+        if sums.failure is not None:
+            raise sums.failure
         with self._lock:
             del self._sums[step, bucket]
 
@@ -113,7 +127,10 @@ class Exchange:
         if header.kind == NODE:
             mine = shape.slice_of(self._replica, self._replicas)
             into = self._new_slice(mine.stop - mine.start, shape.dtype)
-            sums.arriving[peer, Node(header.begin, header.end)] = into
+            node = Node(header.begin, header.end)
+            if node in sums.parts or any(node == arriving for _, arriving in sums.arriving):
+                raise ValueError(f"it sent the sum of {node} twice")
+            sums.arriving[peer, node] = into
         elif header.kind == SUM and sums.result is not None:
             into = sums.result[shape.slice_of(peer, self._replicas)]
         else:
@@ -127,35 +144,43 @@ class Exchange:
         """As Receiver.received()."""
         sums = self._sum(header.step, header.bucket)
         if header.kind == SUM:
-            self._count_down(sums)
+            sums.awaited.discard(peer)
+            self._note_progress(sums)
             return
         node = Node(header.begin, header.end)
         self._join(header.step, header.bucket, sums, node, sums.arriving.pop((peer, node)))
 
     def lost(self, peer: int, reason: str) -> None:
-        """As Receiver.lost(). All waits end."""
-        self._end_waits(
-            ReplicaLost(
-                f"Connection closed by peer: replica {peer} is lost in the exchange of gradients: {reason}"
-            )
+        """As Receiver.lost(). Waits end that still need this replica: one that has ended after its last step
+        is no loss."""
+        lost = ReplicaLost(
+            f"Connection closed by peer: replica {peer} is lost in the exchange of gradients: {reason}"
         )
+        with self._lock:
+            self._gone[peer] = lost
+            for sums in self._sums.values():
+                self._fail_if_awaited(sums)
 
     def failed(self, error: Exception) -> None:
         """As Receiver.failed(). All waits end."""
-        self._end_waits(error)
-
-    def _end_waits(self, failure: Exception) -> None:
         with self._lock:
-            self._failure = self._failure or failure
+            self._gone |= dict.fromkeys(range(self._replicas), error)
             for sums in self._sums.values():
+                self._fail_if_awaited(sums)
+
+    def _fail_if_awaited(self, sums: _Sum) -> None:
+        for peer, reason in self._gone.items():
+            if peer in sums.awaited and sums.failure is None:
+                sums.failure = reason
                 sums.done.set()
 
     def _sum(self, step: int, bucket: int) -> _Sum:
         with self._lock:
-            sums = self._sums.setdefault((step, bucket), _Sum())
-            if self._failure is not None:
-                sums.done.set()
-            return sums
+            if (step, bucket) not in self._sums:
+                sums = _Sum(awaited={*range(self._replicas)})
+                self._fail_if_awaited(sums)
+                self._sums[step, bucket] = sums
+            return self._sums[step, bucket]
 
     def _shape(self, bucket: int) -> BucketShape:
         if bucket >= len(self._shapes):
@@ -164,7 +189,7 @@ class Exchange:
 
     def _add(self, step: int, bucket: int, nodes: Mapping[Node, torch.Tensor], result: torch.Tensor) -> None:
         sums, shape = self._sum(step, bucket), self._shapes[bucket]
-        sums.result, sums.missing = result, 2 * self._replicas - 1
+        sums.result, sums.unsent = result, self._replicas - 1
         assert self._links is not None
         for node, values in nodes.items():
             for peer in range(self._replicas):
@@ -200,17 +225,21 @@ class Exchange:
         for peer in range(self._replicas):
             if peer != self._replica:
                 header = Header(SUM, bucket, *self._root, step)
-                self._links.send(peer, header, as_bytes(mine), lambda: self._count_down(sums))
-        self._count_down(sums)
+                self._links.send(peer, header, as_bytes(mine), lambda: self._note_sent(sums))
+        sums.awaited.discard(self._replica)
+        self._note_progress(sums)
 
-    def _count_down(self, sums: _Sum) -> None:
-        sums.missing -= 1
-        if not sums.missing:
+    def _note_sent(self, sums: _Sum) -> None:
+        sums.unsent -= 1
+        self._note_progress(sums)
+
+    def _note_progress(self, sums: _Sum) -> None:
+        if not sums.awaited and not sums.unsent:
             sums.done.set()
 
     def _new_slice(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         spare = self._spare.get((numel, dtype))
-        return spare.pop() if spare else torch.empty(numel, dtype=dtype)
+        return spare.pop() if spare else torch.empty(numel, dtype=dtype, device="cpu")
 
     def _release(self, part: torch.Tensor) -> None:
         self._spare.setdefault((part.numel(), part.dtype), []).append(part)

@@ -2,7 +2,7 @@
 
 Autograd computes the gradients of one leaf at a time. As soon as a bucket has all of its gradients of a leaf,
 they are added to the sum whose right sibling that leaf is, or else are a new sum. After the replica's last
-leaf its sums are its maximal nodes. So at most one buffer for each level of the tree is held.
+leaf its sums are its maximal nodes; most_buffers() says how many there are at once.
 A parameter that a micro-batch does not use counts as zero there; one that none uses has no gradient.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -37,8 +37,8 @@ class Bucket:
         self.sums: dict[Node, Flat] = {}
         self.used = [False] * len(parameters)
         """Whether the present leaf has a gradient of each parameter."""
-        self.waiting = 0
-        """Gradients of the present leaf that are still to come."""
+        self.waiting: set[nn.Parameter] = set()
+        """Parameters whose gradients of the present leaf are still to come."""
         ends = [0]
         for parameter in parameters:
             ends.append(ends[-1] + local(parameter).numel())
@@ -53,7 +53,7 @@ class Bucket:
         self.sums.clear()
 
     def begin_leaf(self) -> None:
-        self.waiting = len(self.parameters)
+        self.waiting = {*self.parameters}
 
     def take(self, number: int) -> None:
         """Add the gradients of leaf `number`, which are taken out of the parameters' grad, along the tree.
@@ -67,7 +67,7 @@ class Bucket:
                 break
             other = self.sums.pop(sibling)
             if total is None:
-                torch._foreach_add_(*_of_used(other.views, grads))
+                _add(other.views, grads)
             else:
                 other.values.add_(total.values)
                 self._free.append(total)
@@ -83,7 +83,7 @@ class Bucket:
 
     def new_result(self) -> Flat:
         """Buffer on the CPU for the sum of all replicas. Always a new one: the script may keep gradients."""
-        values = torch.empty(self.shape.numel, dtype=self.shape.dtype)
+        values = torch.empty(self.shape.numel, dtype=self.shape.dtype, device="cpu")
         return Flat(values, self._views(values))
 
     def set_gradients(self, result: Flat, used: Iterator[float]) -> None:
@@ -96,7 +96,8 @@ class Bucket:
         for view, grad in zip(flat.views, grads, strict=True):
             if grad is None:
                 view.zero_()
-        torch._foreach_copy_(*_of_used(flat.views, grads))
+            else:
+                view.copy_(grad)
         return flat
 
     def _views(self, values: torch.Tensor) -> list[torch.Tensor]:
@@ -112,6 +113,8 @@ class Bucket:
                 "spec.strategy.sync: Exact adds dense gradients only, and the model has an embedding with "
                 "sparse=True; leave that out, or use AllReduce"
             )
+        if isinstance(grad, DTensor) and isinstance(parameter, DTensor):
+            grad = grad.redistribute(placements=parameter.placements)  # it may be a sum that is still partial
         return local(grad)
 
 
@@ -126,7 +129,7 @@ class GradientTree:
         self._complete = complete
         self.buckets = [Bucket(part, leaves) for part in _in_buckets(parameters)]
         self.count = len(parameters)
-        self._leaf, self._is_last = 0, False
+        self._leaf, self._is_last, self._in_leaf = 0, False, False
         for number, bucket in enumerate(self.buckets):
             for parameter in bucket.parameters:
                 parameter.register_post_accumulate_grad_hook(self._hook(number))
@@ -136,15 +139,16 @@ class GradientTree:
             bucket.begin_step()
 
     def begin_leaf(self, number: int, is_last: bool) -> None:
-        self._leaf, self._is_last = number, is_last
+        self._leaf, self._is_last, self._in_leaf = number, is_last, True
         for bucket in self.buckets:
             bucket.begin_leaf()
 
     def end_leaf(self) -> None:
-        """Take what no hook has reported: unused parameters, and those whose gradients FSDP sets."""
+        """Take what no hook has reported, such as the zeros of unused parameters."""
         for number, bucket in enumerate(self.buckets):
             if bucket.waiting:
                 self._take(number)
+        self._in_leaf = False
 
     def used(self) -> Iterator[bool]:
         """Whether each parameter has a gradient in the present leaf, by bucket."""
@@ -154,17 +158,23 @@ class GradientTree:
     def _hook(self, number: int) -> Callable[[torch.Tensor], None]:
         bucket = self.buckets[number]
 
-        def accumulated(_: torch.Tensor) -> None:
-            if bucket.waiting:  # not in a backward pass of the script's own
-                bucket.waiting -= 1
-                if not bucket.waiting:
-                    self._take(number)
+        def accumulated(parameter: Any) -> None:
+            if not self._in_leaf:  # a backward pass of the script's own
+                return
+            if parameter not in bucket.waiting:
+                raise StrategyError(
+                    "spec.strategy.sync: Exact takes each gradient once in a backward pass, and one came "
+                    "twice: checkpoint activations with use_reentrant=False, or use sync AllReduce"
+                )
+            bucket.waiting.discard(parameter)
+            if not bucket.waiting:
+                self._take(number)
 
         return accumulated
 
     def _take(self, number: int) -> None:
         bucket = self.buckets[number]
-        bucket.waiting = 0
+        bucket.waiting.clear()
         bucket.take(self._leaf)
         if self._is_last:
             self._complete(number)
@@ -210,9 +220,12 @@ def _in_buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Paramete
             yield [same[index] for index in bucket]
 
 
-def _of_used(
-    views: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None]
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """The gradients that there are, and the views of the same parameters."""
+def _add(views: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None]) -> None:
+    """Add gradients in place. One that there is not is 0.0, as it would come from another replica: -0.0 + 0.0
+    is 0.0."""
     there = [(view, grad) for view, grad in zip(views, grads, strict=True) if grad is not None]
-    return [view for view, _ in there], [grad for _, grad in there]
+    if there:
+        torch._foreach_add_([view for view, _ in there], [grad for _, grad in there])
+    for view, grad in zip(views, grads, strict=True):
+        if grad is None:
+            view.add_(0.0)

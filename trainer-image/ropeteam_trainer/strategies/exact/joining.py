@@ -6,66 +6,79 @@ import os
 import secrets
 import socket
 import struct
+import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from ropeteam_trainer.contract.strategy import StrategyError
 from ropeteam_trainer.partition.layout import Layout
 from ropeteam_trainer.rank.world import World
-from ropeteam_trainer.strategies.exact.exchange import BucketShape, Exchange
+from ropeteam_trainer.strategies.exact.exchange import BucketShape, Exchange, ReplicaLost
 from ropeteam_trainer.strategies.exact.links import Links
 from ropeteam_trainer.strategies.parameterserver import wire
 from ropeteam_trainer.system.notice import notice
 
 _NUMBER = struct.Struct(">I")
-_SECONDS = 10.0
-"""Timeout of each step of a handshake."""
+_HANDSHAKE_SECONDS = 2.0
+"""Time in which a connection must prove that it has the secret, while others wait."""
 
 
 def join_replicas(world: World, grid: Layout, leaves: int, shapes: Sequence[BucketShape]) -> Exchange:
     """Exchange of this rank with the ranks of the same coordinate in all other replicas. All ranks call it
-    together."""
+    together. Raises ReplicaLost, also where not all have come after the time limit of collectives."""
     replica = grid.coordinate(world.rank).replicate
-    exchange = Exchange(replica, grid.replicate, leaves, shapes)
+    exchange = Exchange(replica, grid.replicate, leaves, shapes, world.timeout_seconds)
     if grid.replicate == 1 or not world.communicates:
         return exchange
     secret = world.from_rank_0(lambda: secrets.token_hex(16))
     host = _own_address()
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    deadline = time.monotonic() + world.timeout_seconds
     with socket.create_server((host, 0), family=family, backlog=grid.replicate) as listener:
         addresses = world.gather(f"{host}:{listener.getsockname()[1]}")
         peers = {grid.coordinate(rank).replicate: rank for rank in _same_part(grid, world.rank)}
-        connections = {}
-        for other in range(replica):
-            connections[other] = wire.connect(addresses[peers[other]], secret)
-            connections[other].sendall(_NUMBER.pack(replica))
-        while len(connections) < grid.replicate - 1:
-            number, connection = _accepted(listener, secret)
+        at = {other: addresses[rank] for other, rank in peers.items()}
+        connections = {other: _connected(at[other], secret, replica) for other in range(replica)}
+        awaited = {*range(replica + 1, grid.replicate)}
+        while awaited:
+            listener.settimeout(max(deadline - time.monotonic(), 0.001))
+            number, connection = _accepted(listener, secret, awaited)
             connections[number] = connection
+            awaited.discard(number)
+    for connection in connections.values():
+        _set_time_limit(connection, world.timeout_seconds)
     exchange.use(Links(connections, exchange))
     return exchange
 
 
-def check_alike(world: World) -> None:
-    """Raise StrategyError on all ranks if they would compute other bits from the same numbers: other versions
-    of torch, another processor, another number of threads. A collective."""
+def computes_with(world: World) -> str:
+    """Description of what the bits of a rank's results depend on, beside its numbers. Raises StrategyError on
+    all ranks if it differs between them: other versions of torch, another processor, another number of
+    threads. A collective."""
     mine = (
         f"torch {torch.__version__}",
         f"{torch.get_num_threads()} threads (OMP_NUM_THREADS)",
-        torch.cuda.get_device_name(world.device)
-        if world.device.type == "cuda"
-        else f"CPU capability {torch.backends.cpu.get_cpu_capability()}",
+        torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else _processor(),
     )
-    theirs = world.gather(mine)
+    theirs = world.gather(mine) if world.communicates else [mine]
     for rank, other in enumerate(theirs):
         for first, here in zip(theirs[0], other, strict=True):
             if here != first:
                 raise StrategyError(
-                    f"spec.strategy.sync: Exact needs ranks that compute the same bits, but rank 0 has "
+                    "spec.strategy.sync: Exact needs ranks that compute the same bits, but rank 0 has "
                     f"{first} and rank {rank} has {here}; use equal nodes and images, or sync AllReduce"
                 )
+    return ", ".join(mine)
+
+
+def _processor() -> str:
+    """Name of the processor, and the instructions that torch uses."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "CPU")
+    return f"{name} ({torch.backends.cpu.get_cpu_capability()})"
 
 
 def _same_part(grid: Layout, rank: int) -> list[int]:
@@ -75,27 +88,57 @@ def _same_part(grid: Layout, rank: int) -> list[int]:
 
 
 def _own_address() -> str:
-    """Address from which this pod reaches the job's store, and at which peers reach it."""
-    store = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    with socket.create_connection(store, timeout=_SECONDS) as to_store:
+    """Address from which this pod reaches the job's store, and at which peers reach it. Raises
+    StrategyError."""
+    try:
+        store = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    except KeyError as error:
+        raise StrategyError(
+            f"spec.strategy.sync: Exact needs {error} in the environment, as torchrun sets it, to know "
+            "the address of this rank; start the script by torchrun, or in a TrainingJob"
+        ) from None
+    with socket.create_connection(store, timeout=60) as to_store:
         return str(to_store.getsockname()[0])
 
 
-def _accepted(listener: socket.socket, secret: str) -> tuple[int, socket.socket]:
-    """The next replica that connects and has the secret: its number, and the connection. Others are
-    dropped."""
+def _connected(address: str, secret: str, replica: int) -> socket.socket:
+    """Connection to the replica at this address. Raises ReplicaLost."""
+    try:
+        connection = wire.connect(address, secret, "replica")
+        connection.sendall(_NUMBER.pack(replica))
+    except OSError as error:
+        reason = f"Connection refused: the replica at {address} cannot be reached: {error}"
+        raise ReplicaLost(reason) from error
+    return connection
+
+
+def _accepted(listener: socket.socket, secret: str, awaited: set[int]) -> tuple[int, socket.socket]:
+    """The next of the awaited replicas that connects and has the secret: its number, and the connection.
+    Others are dropped. Raises ReplicaLost after the listener's timeout."""
     while True:
-        connection, _ = listener.accept()
         try:
-            connection.settimeout(_SECONDS)
+            connection, _ = listener.accept()
+        except TimeoutError:
+            missing = ", ".join(map(str, sorted(awaited)))
+            raise ReplicaLost(f"Connection refused: replicas {missing} did not connect in time") from None
+        try:
+            connection.settimeout(_HANDSHAKE_SECONDS)
             nonce = secrets.token_bytes(wire.NONCE_BYTES)
             connection.sendall(nonce)
             answer = bytes(wire.receive_exactly(connection, wire.ANSWER_BYTES))
             connection.sendall(wire.verify_worker_and_prove(secret, nonce, answer))
             (number,) = _NUMBER.unpack(wire.receive_exactly(connection, _NUMBER.size))
+            if number not in awaited:
+                raise ConnectionError(f"replica {number} is not awaited")
             wire.set_socket_options(connection)
         except OSError as error:
             connection.close()
             notice(f"a connection to this replica was refused: {error}")
             continue
         return number, connection
+
+
+def _set_time_limit(connection: socket.socket, seconds: int) -> None:
+    """Set how long a peer may take nothing of what is sent to it: as long as a collective. A debugger or a
+    pause of the machine is no loss."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, seconds * 1000)

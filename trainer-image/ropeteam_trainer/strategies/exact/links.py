@@ -7,17 +7,19 @@ Each replica has one connection to each other. Messages are a fixed header, then
 One thread per process reads and writes all connections, and calls the Receiver: what that does needs no lock.
 Other threads reach it by run(). A connection begins with mutual proof of a secret, as to parameter servers;
 messages are neither encrypted nor signed, as in gloo and NCCL.
-Why not torch's process groups: a wait of gloo ends by the peer's answer or by its time-out only, and one that
-has lost a member is of no use any more. Here the living keep their connections.
+Why not torch's process groups: a wait of gloo ends by the peer's answer or by its time-out only, and a group
+that has lost a member is of no use any more. Here a connection ends alone.
 """
 
 from __future__ import annotations
 
 import collections
+import os
 import selectors
 import socket
 import struct
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
@@ -66,6 +68,17 @@ class _Peer:
         """Part of the present buffer that is still to be received."""
 
 
+_open: weakref.WeakSet[Links] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    for links in _open:
+        links.close_in_child()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
 class Links:
     """All connections of this replica: {replica: connected socket}. start() them, close() them at the end."""
 
@@ -81,6 +94,7 @@ class Links:
             self._selector.register(peer.connection, selectors.EVENT_READ, peer)
         self._calls: collections.deque[Callable[[], None]] = collections.deque()
         self._closed = False
+        _open.add(self)
         self._thread = threading.Thread(target=self._serve, name="ropeteam-replicas", daemon=True)
 
     def start(self) -> None:
@@ -95,8 +109,10 @@ class Links:
         self, to: int, header: Header, payload: memoryview, sent: Callable[[], None] | None = None
     ) -> None:
         """Send a message. In the thread of the connections only. The payload must not change before `sent` is
-        called. A lost peer is sent nothing, and `sent` is not called."""
+        called. A lost peer is sent nothing, and `sent` is called at once."""
         if (peer := self._peers.get(to)) is None:
+            if sent:
+                sent()
             return
         peer.outbox.append((memoryview(_HEADER.pack(*header, len(payload))), None))
         peer.outbox.append((payload, sent))
@@ -112,6 +128,12 @@ class Links:
         for connection in (self._wake, self._woken, *(peer.connection for peer in self._peers.values())):
             connection.close()
         self._peers.clear()
+
+    def close_in_child(self) -> None:
+        """Close this process's copies of the connections, in a process that has been forked: else peers would
+        learn of the end of this replica only when that process ends, too."""
+        for peer in self._peers.values():
+            peer.connection.close()
 
     def _end(self) -> None:
         self._closed = True
@@ -165,7 +187,7 @@ class Links:
     def _receive(self, peer: _Peer) -> None:
         """Receive what is there."""
         try:
-            while True:
+            while peer.number in self._peers:  # what is received may end connections
                 count = peer.connection.recv_into(peer.rest)
                 if count == 0:
                     self._drop(peer, "it has closed the connection")
@@ -189,8 +211,12 @@ class Links:
             self._receiver.received(peer.number, header)
 
     def _drop(self, peer: _Peer, reason: str) -> None:
-        """End one connection, and report that."""
-        del self._peers[peer.number]
+        """End one connection, and report that, once."""
+        if self._peers.pop(peer.number, None) is None:
+            return
         self._selector.unregister(peer.connection)
         peer.connection.close()
+        for _, sent in peer.outbox:
+            if sent:
+                sent()
         self._receiver.lost(peer.number, reason)

@@ -7,6 +7,7 @@ the job's seed, the step and the micro-batch. Nothing in it knows the number of 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,7 @@ from ropeteam_trainer.strategies.exact.buffers import RunningStatistics
 from ropeteam_trainer.strategies.exact.exchange import BucketShape, Exchange
 from ropeteam_trainer.strategies.exact.gradients import Flat, GradientTree, add_along
 from ropeteam_trainer.strategies.model.microbatch import ModelArguments, check_loss, slices
+from ropeteam_trainer.system.notice import notice
 
 Connect = Callable[[Sequence[BucketShape]], Exchange]
 """Makes the exchange of such buckets with the other replicas."""
@@ -33,13 +35,18 @@ class ExactStep:
         leaves: int,
         seed: int,
         connect: Connect,
+        computes: str,
         group: dist.ProcessGroup | None,
     ) -> None:
-        """seed: of all ranks. group: ranks that share each micro-batch; None: this one alone."""
-        parameters = [p for part in parts for p in part.parameters() if p.requires_grad]
+        """seed: of all ranks. computes: description of what the bits depend on. group: ranks that share each
+        micro-batch; None: this one alone."""
+        self._parts, self._computes = parts, computes
+        parameters = self._trained()
+        self._parameters = parameters
         self._statistics = RunningStatistics({n: m for part in parts for n, m in part.named_modules()})
         self._tree = GradientTree(parameters, leaves, self._send)
         self._leaves, self._seed, self._group = leaves, seed, group
+        self._shard = dist.get_rank(group) if group is not None else 0
         self._numbers: dict[Node, torch.Tensor] = {}
         """Sums of what is no gradient: the loss, which parameters are used, changes of statistics."""
         self._results: list[Flat] = []
@@ -51,12 +58,20 @@ class ExactStep:
         """Number of the exchanges that are done. All replicas have the same."""
         self._step, self._calls = -1, 0
         """Step of the last run(), and the number of runs in it."""
+        self._is_broken = False
+        """Whether a run has begun, but not ended: its gradients may be with other replicas."""
 
-    def state_dict(self) -> dict[str, int]:
-        return {"seed": self._seed}
+    def state_dict(self) -> dict[str, Any]:
+        return {"seed": self._seed, "computes": self._computes}
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue with the seed of a checkpoint. Says if the bits may differ from here on."""
         self._seed = state["seed"]
+        if state["computes"] != self._computes and (not dist.is_initialized() or dist.get_rank() == 0):
+            notice(
+                f"the checkpoint was made with {state['computes']}, and this job has {self._computes}: from "
+                "here on its losses and weights may differ in their last bits"
+            )
 
     def run(
         self, compute: Callable[..., torch.Tensor], batch: ModelArguments, leaves: Sequence[Leaf], step: int
@@ -70,6 +85,17 @@ class ExactStep:
                 "spec.strategy.sync: Exact deals the micro-batches of a step in job.batches(), and this "
                 "script loads its data by other means; use job.batches(), or sync AllReduce"
             )
+        if self._is_broken:
+            raise StrategyError(
+                "spec.strategy.sync: under Exact a call of model() cannot be tried again after an error, for "
+                "a part of its gradients may be sent; let the error end the script: it is restarted"
+            )
+        if [id(p) for p in self._trained()] != [id(p) for p in self._parameters]:
+            raise StrategyError(
+                "spec.strategy.sync: Exact adds the gradients of the parameters that job.wrap() got, and "
+                "others require gradients now; set requires_grad before job.wrap()"
+            )
+        self._is_broken = True
         self._step, self._calls = step, self._calls + 1 if step == self._step else 0
         self._tree.begin_step()
         self._statistics.begin_step()
@@ -78,9 +104,14 @@ class ExactStep:
         pieces = slices(batch, [max(len(leaf.ids), 1) for leaf in leaves])
         with torch.random.fork_rng(devices=self._cuda_devices):
             for leaf, piece in zip(leaves, pieces, strict=True):
-                torch.manual_seed(mix(self._seed, step, self._calls, leaf.number))
+                torch.manual_seed(mix(self._seed, step, self._calls, leaf.number, self._shard))
                 loss = self._run_leaf(compute, piece, leaf, leaf is leaves[-1])
-        return self._finish().to(loss)
+        total = self._finish().to(loss)
+        self._is_broken = False
+        return total
+
+    def _trained(self) -> list[nn.Parameter]:
+        return [p for part in self._parts for p in part.parameters() if p.requires_grad]
 
     def close(self) -> None:
         """End the connections to other replicas."""
@@ -97,8 +128,8 @@ class ExactStep:
         (loss * leaf.weight).backward()
         with torch.no_grad():
             self._tree.end_leaf()
-            first = torch.tensor([float(loss) * leaf.weight], dtype=torch.float64)
-            used = torch.tensor([*self._tree.used()], dtype=torch.float64)
+            first = torch.tensor([float(loss) * leaf.weight], dtype=torch.float64, device="cpu")
+            used = torch.tensor([*self._tree.used()], dtype=torch.float64, device="cpu")
             changes = [change * leaf.weight for change in self._statistics.changes()]
             add_along(self._numbers, leaf.number, torch.cat([first, used, *changes]), self._leaves)
         return loss.detach()
@@ -112,17 +143,16 @@ class ExactStep:
     def _finish(self) -> torch.Tensor:
         """Wait for the sums of all replicas, and set gradients and statistics. Returns the loss."""
         last = len(self._tree.buckets)
-        numbers = torch.empty(self._numbers_count, dtype=torch.float64)
+        numbers = torch.empty(self._numbers_count, dtype=torch.float64, device="cpu")
         self._exchange.add(self._done, last, self._numbers, numbers)
         self._exchange.wait(self._done, last)
+        if self._group is not None:  # the weights of parts are made for the mean over these ranks
+            dist.all_reduce(numbers, group=self._group)
+            numbers /= dist.get_world_size(self._group)
         used = iter(numbers[1 : 1 + self._tree.count].tolist())
         for number, (bucket, result) in enumerate(zip(self._tree.buckets, self._results, strict=True)):
             self._exchange.wait(self._done, number)
             bucket.set_gradients(result, used)
         self._statistics.end_step(numbers[1 + self._tree.count :])
         self._done += 1
-        loss = numbers[0]
-        if self._group is not None:
-            dist.all_reduce(loss, group=self._group)
-            loss = loss / dist.get_world_size(self._group)
-        return loss
+        return numbers[0]

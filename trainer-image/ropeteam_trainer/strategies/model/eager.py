@@ -58,8 +58,9 @@ class _DeferredGradients(torch.autograd.Function):
         if abs(float(grads[0]) - ctx.weight) > 1e-6 * abs(ctx.weight):
             raise ValueError(
                 f"backward() was called on {float(grads[0]):g} x the loss of model(), but job.batch_weight "
-                f"is {ctx.weight:g}: with spec.strategy.batch.microSamples or parallelism.pipeline call "
-                "(loss * job.batch_weight).backward(), without another factor or another loss"
+                f"is {ctx.weight:g}: with sync Exact, batch.microSamples or parallelism.pipeline in "
+                "spec.strategy call (loss * job.batch_weight).backward(), without another factor or "
+                "loss"
             )
         for p, grad in zip(ctx.parameters, ctx.grads, strict=True):
             if grad is not None:

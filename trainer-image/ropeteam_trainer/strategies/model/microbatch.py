@@ -67,7 +67,7 @@ def sample_count(inputs: Any) -> int:
     for leaf in _leaves(inputs):
         return len(leaf)
     raise TypeError(
-        "model() was called without a tensor, so its batch cannot be split: with "
+        "model() was called without a tensor, so its batch cannot be split: with sync Exact, "
         "spec.strategy.batch.microSamples or parallelism.pipeline pass the samples as tensors, directly or "
         "in a list, tuple or dict"
     )
@@ -86,17 +86,18 @@ def split_batch(batch: ModelArguments, count: int) -> list[tuple[ModelArguments,
 
 
 def slices(batch: ModelArguments, sizes: Sequence[int]) -> list[ModelArguments]:
-    """Consecutive parts of a batch of so many samples, as split_batch(). Raises TypeError if the batch has
-    another number of samples."""
+    """Consecutive parts of a batch of so many samples, as split_batch(), but copied: some kernels add in
+    another order where memory is aligned otherwise. Raises TypeError if the batch has another number of
+    samples."""
     total = sample_count(batch)
     if total != sum(sizes):
         raise TypeError(
             f"model() was called with {total} samples, but the batch of job.batches() has {sum(sizes)}: with "
-            "spec.strategy.sync Exact pass the whole batch, in one call"
+            "spec.strategy.sync Exact pass the whole batch, in one call, and evaluate under torch.no_grad()"
         )
     ends = [sum(sizes[: number + 1]) for number in range(len(sizes))]
     bounds = zip([0, *ends], ends, strict=False)
-    return [ModelArguments(*_slice(tuple(batch), total, begin, end)) for begin, end in bounds]
+    return [ModelArguments(*_copied(_slice(tuple(batch), total, begin, end))) for begin, end in bounds]
 
 
 def micro_batch_bounds(total: int, count: int) -> list[tuple[int, int, float]]:
@@ -120,6 +121,17 @@ def _slice(tree: Any, total: int, begin: int, end: int) -> Any:
         return {key: _slice(value, total, begin, end) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
         return type(tree)([_slice(value, total, begin, end) for value in tree])
+    return tree
+
+
+def _copied(tree: Any) -> Any:
+    """Nested inputs with copies of all tensors."""
+    if isinstance(tree, torch.Tensor):
+        return tree.clone()
+    if isinstance(tree, dict):
+        return {key: _copied(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)([_copied(value) for value in tree])
     return tree
 
 

@@ -2,8 +2,9 @@
 
     4-byte length of the header | 8-byte length of the payload | header | payload
 
-A connection begins with mutual proof of the job's secret, by HMAC-SHA256 over the peer's nonce: no other
-process reads weights or adds gradients. The messages are neither encrypted nor signed, as in gloo and NCCL.
+The handshake is that of replicas under sync Exact, too. A connection begins with mutual proof of the job's
+secret, by HMAC-SHA256 over the peer's nonce: no other process reads weights or adds gradients. The messages
+are neither encrypted nor signed, as in gloo and NCCL.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class WrongSecret(ProtocolError, ConnectionError):
     generation of this one."""
 
 
-def connect(address: str, secret: str) -> socket.socket:
+def connect(address: str, secret: str, peer: str = "parameter server") -> socket.socket:
     """Connect a worker to the server at `host:port`, and authenticate both ways: the server's nonce, then
     this side's nonce and proof, then the server's proof. Raises WrongSecret, and OSError."""
     host, _, port = address.rpartition(":")
@@ -47,8 +48,8 @@ def connect(address: str, secret: str) -> socket.socket:
             receive_exactly(connection, _PROOF_BYTES), _proof(secret, b"server", nonce)
         ):
             raise WrongSecret(
-                f"the parameter server at {address} does not have this job's secret: another job's server "
-                "has taken this address, or it belongs to another start of this job's servers"
+                f"the {peer} at {address} does not have this job's secret: another job's process has taken "
+                "this address, or it belongs to another start of this job"
             )
     except BaseException:
         connection.close()
