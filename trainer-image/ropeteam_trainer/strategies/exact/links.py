@@ -61,6 +61,8 @@ class _Peer:
         """Bytes, and what to call when they are sent."""
         self.is_full = False
         """Whether the connection took less than there was to send."""
+        self.takes = True
+        """Whether the connection can be sent anything. If not, what it has sent may still be read."""
         self.head = bytearray(_HEADER.size)
         self.header: Header | None = None
         """Header of the message whose payload is being received. None: a header is."""
@@ -110,7 +112,8 @@ class Links:
     ) -> None:
         """Send a message. In the thread of the connections only. The payload must not change before `sent` is
         called. A lost peer is sent nothing, and `sent` is called at once."""
-        if (peer := self._peers.get(to)) is None:
+        peer = self._peers.get(to)
+        if peer is None or not peer.takes:
             if sent:
                 sent()
             return
@@ -176,9 +179,8 @@ class Links:
                     sent()
         except BlockingIOError:
             pass
-        except OSError as error:
-            self._drop(peer, str(error))
-            return
+        except OSError:
+            self._stop_sending(peer)
         if peer.is_full != bool(peer.outbox):
             peer.is_full = bool(peer.outbox)
             wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.is_full else 0)
@@ -216,7 +218,14 @@ class Links:
             return
         self._selector.unregister(peer.connection)
         peer.connection.close()
-        for _, sent in peer.outbox:
+        self._stop_sending(peer)
+        self._receiver.lost(peer.number, reason)
+
+    def _stop_sending(self, peer: _Peer) -> None:
+        """Drop what is to be sent to a peer that takes nothing any more. Its end is read after what it has
+        sent."""
+        peer.takes = False
+        while peer.outbox:
+            _, sent = peer.outbox.popleft()
             if sent:
                 sent()
-        self._receiver.lost(peer.number, reason)

@@ -146,13 +146,14 @@ class ExactStep:
         numbers = torch.empty(self._numbers_count, dtype=torch.float64, device="cpu")
         self._exchange.add(self._done, last, self._numbers, numbers)
         self._exchange.wait(self._done, last)
-        if self._group is not None:  # the weights of parts are made for the mean over these ranks
-            dist.all_reduce(numbers, group=self._group)
-            numbers /= dist.get_world_size(self._group)
         used = iter(numbers[1 : 1 + self._tree.count].tolist())
         for number, (bucket, result) in enumerate(zip(self._tree.buckets, self._results, strict=True)):
             self._exchange.wait(self._done, number)
             bucket.set_gradients(result, used)
-        self._statistics.end_step(numbers[1 + self._tree.count :])
+        means = torch.cat([numbers[:1], numbers[1 + self._tree.count :]])
+        if self._group is not None:  # the weights of parts are made for the mean over these ranks
+            dist.all_reduce(means, group=self._group)
+            means /= dist.get_world_size(self._group)
+        self._statistics.end_step(means[1:])
         self._done += 1
-        return numbers[0]
+        return means[0]
