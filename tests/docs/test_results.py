@@ -41,6 +41,7 @@ def test_a_result_has_its_provenance(name: str) -> None:
     assert re.fullmatch(r"[0-9a-f]{40}", taken.commit)
     assert re.match(r"2\d{3}-\d\d-\d\dT", taken.date)
     assert taken.machine
+    assert taken.versions
     missing = [field for field, value in vars(taken).items() if value is None]
     assert not missing or taken.note, f"{missing} are not known: a note says why"
 
