@@ -168,6 +168,8 @@ def test_gradients_of_shards_are_whole_while_pieces_are_added_up() -> None:
     chosen = strategy(sharding="Gradients")
     grid = layout(chosen, 4)
     assert [cost.memory(part((10,)), chosen, grid, count).gradients for count in (1, 2)] == [40, 160]
+    exact = strategy(sharding="Gradients", sync={"type": "Exact"})
+    assert cost.memory(part((10,)), exact, grid, 2).gradients == 40, "each micro-batch is reduced at once"
 
 
 def test_frozen_parameters_are_gathered_and_not_reduced() -> None:

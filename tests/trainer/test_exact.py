@@ -46,6 +46,7 @@ def test_ranks_train_what_one_process_trains_to_the_last_bit(
     ("inner", "model"),
     [
         ({"shard": 2}, "tiny"),
+        ({"shard": 2}, "tiny, gradients sharded"),
         ({"shard": 2}, "statistics"),
         ({"tensor": 2}, "tiny"),
         ({"shard": 2, "tensor": 2}, "tiny"),
@@ -55,7 +56,10 @@ def test_replicas_of_several_ranks_train_what_one_replica_trains(
     inner: dict[str, int], model: str, tmp_path: Path
 ) -> None:
     ranks = 2 ** len(inner)
-    fields = {"parallelism": inner, "batch": {"micro_batches": 8}}
+    fields: dict[str, Any] = {"parallelism": inner, "batch": {"micro_batches": 8}}
+    model, _, sharding = model.partition(", ")
+    if sharding:
+        fields["sharding"] = "Gradients"
     one, two = (trained(tmp_path, ranks * n, model, **fields) for n in (1, 2))
     assert one == two
 
@@ -137,6 +141,15 @@ def test_a_model_whose_sums_are_not_defined_is_refused(
 ) -> None:
     with pytest.raises(StrategyError, match=re.escape(message)):
         made(model, **dealt(8)).model(inputs, torch.zeros(8, 2))
+
+
+def test_a_loss_with_weights_of_its_own_is_refused() -> None:
+    """Without the refusal its gradients would be those of one replica."""
+    model, loss = nn.Linear(3, 2), nn.Linear(2, 1)
+    optimizer = torch.optim.SGD([*model.parameters(), *loss.parameters()], 0.1)
+    strategy, progress = Strategy(sync=Sync(SyncType.EXACT)), LoopValues(lambda: 1.0, lambda: 0)
+    with pytest.raises(StrategyError, match="the optimizer has 2 parameters that are not in it; make them"):
+        wrap(model, optimizer, strategy, World(0, 1, torch.device("cpu")), progress)
 
 
 def test_a_batch_that_was_not_dealt_is_refused() -> None:

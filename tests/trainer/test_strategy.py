@@ -89,6 +89,12 @@ def served(**fields: Any) -> dict[str, Any]:
         ),
         (
             4,
+            {"sync": {"type": "Exact"}, "sharding": "Parameters", "parallelism": {"replicate": 2}},
+            "parallelism: shard 2 follows from the number of ranks here, and under sync Exact each shard of "
+            "a micro-batch is a part of the sum; set parallelism.shard, so that it stays",
+        ),
+        (
+            4,
             {"sync": {"type": "Exact"}, "batch": {"micro_batches": 3}},
             "batch: microBatches 3 leaves some of 4 replicas idle; raise it to 4 or more",
         ),

@@ -102,6 +102,10 @@ def main() -> None:
             digest([*model.state_dict().values(), norm, *(average.parameters() if average else [])])
         )
         losses.append(float(loss.detach()).hex())
+        model.eval()
+        with torch.no_grad():
+            model(*batch)
+        model.train()
         job.report(loss=loss)
         if job.step == STEPS:
             break

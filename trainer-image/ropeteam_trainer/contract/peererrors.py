@@ -1,4 +1,4 @@
-"""Error texts of torch.distributed that mean that a peer has died. Pure."""
+"""Error texts of torch.distributed, and of sync Exact, that mean that a peer has died. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 _PEER_ERROR = re.compile(
     r"Dist(Backend|Network|Store)Error|Connection (closed|reset) by peer|Connection refused|Broken pipe"
     r"|gloo::|ncclRemoteError|ncclSystemError|ProcessGroupNCCL|NCCL (communicator was aborted|watchdog)"
+    r"|no gradients (came from|were taken by)"
 )
 
 

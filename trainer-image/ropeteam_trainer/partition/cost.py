@@ -73,11 +73,11 @@ NO_TRAFFIC = Traffic()
 
 def memory(part: ModelPart, strategy: Strategy, grid: Layout, micro_batches: int) -> Memory:
     """Memory of one rank. part: its part of the model. micro_batches: per step; with several of them, sharded
-    gradients stay unsharded until the last. With parameter servers that of a worker, which has no optimizer
-    state.
+    gradients stay unsharded until the last, except under sync Exact. With parameter servers that of a worker,
+    which has no optimizer state.
     """
     gradients = sum(t.bytes for t in part.tensors if t.trained)
-    if _is_sharded(strategy, grid) and micro_batches > 1:
+    if _is_sharded(strategy, grid) and micro_batches > 1 and strategy.sync.type is not SyncType.EXACT:
         gradients *= grid.shard
     parameters = sum(t.bytes for t in part.tensors)
     optimizer = 0 if strategy.servers else part.optimizer

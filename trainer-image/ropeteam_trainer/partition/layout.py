@@ -306,6 +306,11 @@ def _exact_rules(strategy: Strategy, grid: Layout) -> list[tuple[bool, str]]:
         ]
     return [
         (
+            grid.shard > 1 and strategy.parallelism.shard is None,
+            f"parallelism: shard {grid.shard} follows from the number of ranks here, and under sync Exact "
+            "each shard of a micro-batch is a part of the sum; set parallelism.shard, so that it stays",
+        ),
+        (
             strategy.leaves < grid.replicate,
             f"batch: microBatches {strategy.leaves} leaves some of {grid.replicate} replicas idle; raise it "
             f"to {grid.replicate} or more",

@@ -15,6 +15,7 @@ from torch import nn
 
 from ropeteam_trainer.checkpoint.format.names import plain_name
 from ropeteam_trainer.data.decisions.plan import Leaf
+from ropeteam_trainer.strategies import fsdp
 from ropeteam_trainer.strategies.exact.step import ExactStep
 from ropeteam_trainer.strategies.model import eager, microbatch
 from ropeteam_trainer.strategies.pipeline import Pipeline
@@ -79,6 +80,8 @@ class ModelFacade(nn.Module):
             return self._compute_whole_batch(*inputs, **named)
         if not torch.is_grad_enabled():
             return self._run_split_batch(inputs, named)
+        if self._exact is not None:
+            fsdp.reshard(self.parts)  # an evaluation leaves layers gathered
         parameters = list(self.parts.parameters())
         return eager.loss_with_deferred_gradients(
             lambda: self._run_split_batch(inputs, named), parameters, self._weight()

@@ -20,7 +20,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 
 from ropeteam_trainer.contract.strategy import Offload, Precision, Sharding, Strategy
 from ropeteam_trainer.strategies.model.units import units_of
@@ -38,6 +44,13 @@ def shard_model(model: nn.Module, mesh: DeviceMesh, strategy: Strategy) -> None:
     for unit in units_of(model):
         fully_shard(unit, **options)
     fully_shard(model, **options)
+
+
+def reshard(model: nn.Module) -> None:
+    """Shard again what a forward pass without a backward pass has gathered: sharding Gradients keeps it."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def _offload_policy(offload: Offload, mesh: DeviceMesh) -> OffloadPolicy:

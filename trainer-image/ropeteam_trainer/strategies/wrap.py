@@ -170,7 +170,7 @@ def wrap(
         facade.use_pipeline(_pipeline(stages, strategy, grid, mesh, world.device, facade.pipeline_loss))
     exact, deal = None, None
     if strategy.sync.type is SyncType.EXACT:
-        extra["exact"] = exact = _exact_step(parts, strategy, grid, world, mesh)
+        extra["exact"] = exact = _exact_step(parts, optimizer, strategy, grid, world, mesh)
         deal = _deal(strategy, grid, world.rank)
         facade.use_exact(exact, progress.leaves, progress.steps_done)
     called = facade if facade.is_needed or parts[0] is not model else model
@@ -178,14 +178,35 @@ def wrap(
 
 
 def _exact_step(
-    parts: tuple[nn.Module, ...], strategy: Strategy, grid: Layout, world: World, mesh: DeviceMesh | None
+    parts: tuple[nn.Module, ...],
+    optimizer: Optimizer,
+    strategy: Strategy,
+    grid: Layout,
+    world: World,
+    mesh: DeviceMesh | None,
 ) -> ExactStep:
     """Steps of sync Exact. Raises StrategyError where ranks would not compute the same bits."""
-    computes = computes_with(world)
+    _check_parameters(optimizer, named_parameters(parts))
+    computes = (
+        f"{computes_with(world)}, {strategy.leaves} micro-batches, {grid.shard * grid.tensor} ranks a replica"
+    )
     seed = world.number_of_rank_0(torch.initial_seed() >> 1)  # an int64
     group = mesh["shard"].get_group() if mesh is not None and grid.shard > 1 else None
     join = partial(join_replicas, world, grid, strategy.leaves)
     return ExactStep(parts, strategy.leaves, seed, join, computes, group)
+
+
+def _check_parameters(optimizer: Optimizer, of_model: Mapping[str, nn.Parameter]) -> None:
+    """Raise StrategyError for an optimizer with other parameters than the model's: their gradients would stay
+    those of this rank's micro-batches."""
+    known = {id(parameter) for parameter in of_model.values()}
+    others = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in known]
+    if any(parameter.requires_grad for parameter in others):
+        raise StrategyError(
+            "spec.strategy.sync: Exact adds the gradients of the model that job.wrap() gets, and the "
+            f"optimizer has {len(others)} parameters that are not in it; make them part of the model, a loss "
+            "with weights for example, or use sync AllReduce"
+        )
 
 
 def _deal(strategy: Strategy, grid: Layout, rank: int) -> Deal:

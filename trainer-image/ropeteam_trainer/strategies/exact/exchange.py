@@ -106,10 +106,10 @@ class Exchange:
             return
         sums = self._sum(step, bucket)
         if not sums.done.wait(self._seconds):
-            missing = ", ".join(map(str, sorted(sums.awaited)))
+            missing = ", ".join(map(str, sorted(sums.awaited - {self._replica})))
             raise ReplicaLost(
-                f"no gradients came from replicas {missing} within {self._seconds} s, the timeout_seconds of "
-                "ropeteam_trainer.init()"
+                f"no gradients {f'came from replicas {missing}' if missing else 'were taken by a replica'} "
+                f"within {self._seconds} s, the timeout_seconds of ropeteam_trainer.init()"
             )
         if sums.failure is not None:
             raise sums.failure

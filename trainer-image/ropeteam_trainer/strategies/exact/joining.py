@@ -24,6 +24,7 @@ from ropeteam_trainer.system.notice import notice
 _NUMBER = struct.Struct(">I")
 _HANDSHAKE_SECONDS = 2.0
 """Time in which a connection must prove that it has the secret, while others wait."""
+_RETRY_SECONDS = 0.1
 
 
 def join_replicas(world: World, grid: Layout, leaves: int, shapes: Sequence[BucketShape]) -> Exchange:
@@ -41,7 +42,7 @@ def join_replicas(world: World, grid: Layout, leaves: int, shapes: Sequence[Buck
         addresses = world.gather(f"{host}:{listener.getsockname()[1]}")
         peers = {grid.coordinate(rank).replicate: rank for rank in _same_part(grid, world.rank)}
         at = {other: addresses[rank] for other, rank in peers.items()}
-        connections = {other: _connected(at[other], secret, replica) for other in range(replica)}
+        connections = {other: _connected(at[other], secret, replica, deadline) for other in range(replica)}
         awaited = {*range(replica + 1, grid.replicate)}
         while awaited:
             listener.settimeout(max(deadline - time.monotonic(), 0.001))
@@ -101,15 +102,20 @@ def _own_address() -> str:
         return str(to_store.getsockname()[0])
 
 
-def _connected(address: str, secret: str, replica: int) -> socket.socket:
-    """Connection to the replica at this address. Raises ReplicaLost."""
-    try:
-        connection = wire.connect(address, secret, "replica")
-        connection.sendall(_NUMBER.pack(replica))
-    except OSError as error:
-        reason = f"Connection refused: the replica at {address} cannot be reached: {error}"
-        raise ReplicaLost(reason) from error
-    return connection
+def _connected(address: str, secret: str, replica: int, deadline: float) -> socket.socket:
+    """Connection to the replica at this address. One that drops us, because it was busy with others, is
+    tried again until the deadline (on time.monotonic()). Raises ReplicaLost."""
+    while True:
+        try:
+            connection = wire.connect(address, secret, "replica")
+            connection.sendall(_NUMBER.pack(replica))
+        except OSError as error:
+            if isinstance(error, ConnectionRefusedError | wire.WrongSecret) or time.monotonic() > deadline:
+                reason = f"Connection refused: the replica at {address} cannot be reached: {error}"
+                raise ReplicaLost(reason) from error
+            time.sleep(_RETRY_SECONDS)
+            continue
+        return connection
 
 
 def _accepted(listener: socket.socket, secret: str, awaited: set[int]) -> tuple[int, socket.socket]:

@@ -53,7 +53,10 @@ class ExactStep:
         self._numbers_count = 1 + self._tree.count + self._statistics.numel
         shapes = [bucket.shape for bucket in self._tree.buckets]
         self._exchange = connect([*shapes, BucketShape(self._numbers_count, torch.float64)])
-        self._cuda_devices = sorted({p.device.index for p in parameters if p.device.type == "cuda"})
+        cuda = {p.device.index for p in parameters if p.device.type == "cuda"}
+        if torch.cuda.is_initialized():  # where parameters are offloaded, dropout is still there
+            cuda.add(torch.cuda.current_device())
+        self._cuda_devices = sorted(cuda)
         self._done = 0
         """Number of the exchanges that are done. All replicas have the same."""
         self._step, self._calls = -1, 0
