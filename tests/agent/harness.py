@@ -97,10 +97,12 @@ class Coordinator:
             self._writer.transport.abort()
             self._writer = None
 
-    def order(self, **changes: Any) -> None:
-        """Orders of term 1, boot 0 unless named otherwise; what is not named stays as it was ordered last."""
+    def order(self, **changes: Any) -> int:
+        """Orders of term 1, boot 0 unless named otherwise; what is not named stays as it was ordered last.
+        Returns their number."""
         self._orders = replace(self._orders or Orders(term=1, boot=0, number=0), **changes)
         self._send()
+        return self._number
 
     async def wait_for(self, holds: Callable[[AgentReport], object]) -> AgentReport:
         """The newest report, as soon as `holds` is true of it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 
 import pytest
 from tests.agent.harness import a_plan, exit_of, rank
@@ -64,6 +65,26 @@ async def test_progress_of_the_script_is_in_the_agents_report(pod, coordinator):
         "train",
     )
     assert rank(report, 0).phase is RankPhase.RUNNING
+
+
+WITHOUT_TICKS = """
+import sys
+from ropeteam_trainer.agent import main
+assert main.TICK_SECONDS < 1
+main.TICK_SECONDS = 1000
+sys.exit(main.main())
+"""
+
+
+async def test_the_report_that_acknowledges_a_pause_knows_all_steps_before_it(pod, coordinator):
+    (pod.folder / "x.py").write_text(f"{LIBRARY}beat(4)\nprint('four steps')\ntime.sleep(1000)\n")
+    pod.start("python3", "x.py", agent=(sys.executable, "-c", WITHOUT_TICKS))
+    coordinator.order(plan=a_plan())
+    await pod.printed("four steps")
+    number = coordinator.order(pause=a_plan().world_id)
+    await coordinator.wait_for(lambda r: r.applied_orders == number)
+    applied = next(report for report in coordinator.history if report.applied_orders == number)
+    assert rank(applied, 0).steps_here == 4
 
 
 async def test_a_stopped_rank_is_killed_as_hung(make_pod, coordinator):

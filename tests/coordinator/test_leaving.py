@@ -163,6 +163,19 @@ def test_a_drain_of_a_world_without_a_step_ends_it_at_once():
     assert film.phase == "Drained"
 
 
+def test_a_drain_waits_for_a_step_that_is_not_reported_yet():
+    film = Timeline(feature_level=2).up()
+    film.desires(drain=True)
+    film.applies_orders(0)
+    film.reports(1, applied=False)
+    assert film.phase == "Draining", "the agent of slot 1 may know of steps"
+    film.reaches(4)
+    film.ranks(1, RankPhase.PAUSED, 4)
+    drain_to(film, 5)
+    film.applies_orders()
+    assert film.lineage == [(5, "digest-5")]
+
+
 def test_ranks_that_were_done_before_the_drain_leave_nothing_to_commit():
     film = Timeline(feature_level=2).up(step=7)
     film.exits(0, CLEAN)

@@ -121,7 +121,12 @@ class Agent:
         self._pruner: asyncio.Task[None] | None = None
         lost = settings.timeouts.lost
         self._link = Link(
-            settings.coordinator, identity.token, lost, self.post, chance, lambda: clock() + asleep()
+            settings.coordinator,
+            identity.token,
+            lost,
+            self._post_with_heartbeats,
+            chance,
+            lambda: clock() + asleep(),
         )
 
     async def run(self) -> int:
@@ -160,11 +165,16 @@ class Agent:
         self._send_report()
 
     async def _post_ticks(self) -> None:
-        """Post heartbeats and a Tick every TICK_SECONDS, for ever."""
+        """Post a Tick every TICK_SECONDS, for ever."""
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            heartbeats, tick = self._pod.ranks.read_heartbeats(), Tick(self._asleep() - self._asleep_before)
-            self.post(*((heartbeats, tick) if heartbeats else (tick,)))
+            self._post_with_heartbeats(Tick(self._asleep() - self._asleep_before))
+
+    def _post_with_heartbeats(self, *events: Event) -> None:
+        """Post the newest heartbeats, then events. Those of the connection too: the report that acknowledges
+        a pause must show the steps that were made before it."""
+        heartbeats = self._pod.ranks.read_heartbeats()
+        self.post(*((heartbeats,) if heartbeats else ()), *events)
 
     def _send_report(self) -> None:
         """Send a report, or renew the lease, if that is due.

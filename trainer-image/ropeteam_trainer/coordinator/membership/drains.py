@@ -10,8 +10,8 @@ server is terminating all are paused, and the workers fix the step once all of t
 worker may not reach its next report because it waits, through the servers, for a paused one: after
 DEBOUNCE_SECONDS all of them go one step beyond the highest known one, which releases it.
 Limits: below feature level 2 there are no commits through us: the ranks get SIGTERM and may save by
-themselves. Never longer than `drainSeconds`. A world without a known step is ended at once: a first step that
-is not reported yet is repeated.
+themselves. Never longer than `drainSeconds`. A world in which all agents have applied the pause and know no
+step is ended at once, since its ranks may import for minutes: a first step that is made then is repeated.
 """
 
 from __future__ import annotations
@@ -182,9 +182,10 @@ def _highest_step(
 def has_finished(state: CoordinatorState, at: Moment) -> bool:
     """Whether the drain is over. First match wins.
 
-    The limit comes first. Then, by SIGTERM: all ranks have exited. Otherwise no step was made, so there is
-    nothing to save; or all ranks have stopped at `stop_at` or exited, and that step is committed, or cannot
-    be any more: no rank has written a shard of it, or a rank that should has ended.
+    The limit comes first. Then, by SIGTERM: all ranks have exited. Otherwise no step was made, as all agents
+    have reported since the pause, so there is nothing to save; or all ranks have stopped at `stop_at` or
+    exited, and that step is committed, or cannot be any more: no rank has written a shard of it, or a rank
+    that should has ended.
     """
     world, facts = state.world, state.facts
     assert world is not None
@@ -194,7 +195,7 @@ def has_finished(state: CoordinatorState, at: Moment) -> bool:
     if drains_by_sigterm(state):
         return slotindex.has_all_members(state, facts.exited)
     if not facts.moved:
-        return True
+        return slotindex.has_all_members(state, world.acknowledged_pause)
     if world.stop_at is None or not slotindex.has_all_members(state, facts.arrived):
         return False
     if _is_step_committed(state, world.stop_at):

@@ -79,6 +79,8 @@ def _record_member_reports(
         | slotset.of(report.slot for report in here if report.reports_groups),
         grouped_at=at.now if known and world.grouped_at is None else world.grouped_at,
         quiesced=world.quiesced | dead,
+        acknowledged_pause=world.acknowledged_pause
+        | (applied if world.paused_at is not None else slotset.NONE),
     )
 
 

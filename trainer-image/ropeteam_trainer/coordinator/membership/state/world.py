@@ -52,6 +52,8 @@ class FormedWorld:
     """Time at which the first of them was reported."""
     paused_at: float | None = None
     """Time at which the drain began."""
+    acknowledged_pause: Slots = slotset.NONE
+    """Slots whose agent has applied the pause, and then reported the steps that it knew."""
     stop_at: int | None = None
     """The step at which all ranks stop and save."""
     groups: tuple[Group, ...] = ()
