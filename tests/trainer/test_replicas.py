@@ -188,6 +188,28 @@ def test_a_slow_replica_is_sent_what_was_added_and_not_what_it_became() -> None:
         exchange.close()
 
 
+def test_nodes_are_those_of_the_call() -> None:
+    """The next step begins as soon as the last bucket is complete, and forgets them."""
+    shape = BucketShape(3, torch.float32)
+    exchanges = [Exchange(replica, 2, 2, [shape]) for replica in range(2)]
+    with ExitStack() as stack:
+        all_links = [
+            Links({1 - replica: end}, exchanges[replica]) for replica, end in enumerate(socket.socketpair())
+        ]
+        for exchange, links in zip(exchanges, all_links, strict=True):
+            exchange.use(links)
+            stack.callback(exchange.close)
+            links.run(lambda: time.sleep(0.1))
+        results = [torch.empty(3) for _ in exchanges]
+        for replica, exchange in enumerate(exchanges):
+            nodes = {Node(replica, replica + 1): torch.ones(3)}
+            exchange.add(0, 0, nodes, results[replica])
+            nodes.clear()
+        for exchange, result in zip(exchanges, results, strict=True):
+            exchange.wait(0, 0)
+            assert bool((result == 2).all())
+
+
 class Peers:
     """A replica of three, and the other ends of its connections, in which a test writes."""
 

@@ -97,7 +97,8 @@ class Exchange:
                 result.copy_(values)
             return
         self._sum(step, bucket)
-        self._links.run(lambda: self._add(step, bucket, nodes, result))
+        copied = dict(nodes)  # read in another thread, also just after the sum is complete
+        self._links.run(lambda: self._add(step, bucket, copied, result))
 
     def wait(self, step: int, bucket: int) -> None:
         """Return when the sum of this bucket is complete. Raises ReplicaLost if a replica is lost whose part
