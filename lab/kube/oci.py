@@ -23,16 +23,17 @@ class Layout:
         self.folder = folder
 
     def blobs_of(self, name: str) -> list[str]:
-        """Digests of its manifest, configuration and layers. Empty: it is not here."""
+        """Digests of its manifest, configuration and layers. Empty: it is not here, or not all of it."""
         entry = self._entry(name)
-        if entry is None:
+        if entry is None or not self._blob(entry["digest"]).exists():
             return []
         manifest = json.loads(self._blob(entry["digest"]).read_bytes())
-        return [
+        digests = [
             entry["digest"],
             manifest["config"]["digest"],
             *(each["digest"] for each in manifest["layers"]),
         ]
+        return digests if all(self._blob(digest).exists() for digest in digests) else []
 
     def export(self, name: str, without: set[str], destination: Path) -> None:
         """An OCI archive of image `name` without the blobs `without`."""
