@@ -115,9 +115,15 @@ class Node:
             self.socket.unlink(missing_ok=True)
         path = f"{tools}:{os.environ['PATH']}:/usr/sbin:/sbin"
         command = (*self._enter(), str(tools / service), *arguments[service])
+        boots = self._boots_of_containerd()
         self._daemons.start(f"{self.name}-{service}", command, environment={"PATH": path})
-        if service == "containerd":
-            wait_until(f"containerd of {self.name} listens", self.socket.exists, START_SECONDS)
+        if service == "containerd":  # it listens before it answers a kubelet, which then ends for good
+            what = f"containerd of {self.name} has booted"
+            wait_until(what, lambda: self._boots_of_containerd() > boots, START_SECONDS)
+
+    def _boots_of_containerd(self) -> int:
+        log = self._daemons.log(f"{self.name}-containerd")
+        return log.read_text().count("containerd successfully booted") if log.exists() else 0
 
     def stop(self, service: str) -> None:
         self._daemons.stop(f"{self.name}-{service}", signal.SIGKILL)

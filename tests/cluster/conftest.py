@@ -39,11 +39,14 @@ def lab() -> Iterator[KubeCluster]:
         foreign.down()
         return
     lab = KubeCluster(NODES, images.all_of_them())
-    if os.environ.get("ROPETEAM_LAB") != "keep" or not lab.is_up():
-        lab.up()
-    yield lab
-    if os.environ.get("ROPETEAM_LAB") != "keep":
-        lab.down()
+    keep = os.environ.get("ROPETEAM_LAB") == "keep"
+    try:
+        if not keep or not lab.is_up():
+            lab.up()
+        yield lab
+    finally:
+        if not keep:
+            lab.down()
 
 
 @pytest.fixture(scope="session")
