@@ -50,7 +50,10 @@ def after_orders(report: AgentReport, orders: Orders, feature_level: int = 1) ->
         and report.plan
         and orders.plan.started_in(report.slot) == report.plan.started_in(report.slot)
     ):
-        changes["plan"] = orders.plan
+        again = orders.plan.started if orders.plan.world_id != report.plan.world_id else ()
+        ranks = tuple(_started(rank) if rank.rank in again else rank for rank in report.ranks)
+        lost = tuple(_dead(rank) if rank.rank in orders.lost else rank for rank in ranks)
+        changes |= {"plan": orders.plan, "ranks": lost}
     elif orders.plan and orders.plan != report.plan:
         ranks = tuple(RankReport(rank, RankPhase.STARTING) for rank in orders.plan.ranks(report.slot))
         changes |= {"plan": orders.plan, "stopped": False, "ranks": ranks, "feature_level": feature_level}
@@ -61,6 +64,10 @@ def after_orders(report: AgentReport, orders: Orders, feature_level: int = 1) ->
         changes["committed"] = replace(orders.grant.ref, digest=f"digest-{orders.grant.ref.step}")
     unknown = tuple(shard for shard in report.shards if not _known(shard, orders))
     return replace(report, shards=unknown, **changes)
+
+
+def _started(rank: RankReport) -> RankReport:
+    return RankReport(rank.rank, RankPhase.STARTING)
 
 
 def _dead(rank: RankReport) -> RankReport:

@@ -13,11 +13,12 @@ import multiprocessing
 import os
 import re
 import runpy
+import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.context import ForkServerProcess
@@ -96,11 +97,11 @@ class FakeAgent:
         with self._changed:
             return [v for line in self.messages[rank] if (v := getattr(line, name)) not in (None, ())]
 
-    def send(self, message: ToRank) -> None:
-        """Send to all ranks, once all have connected."""
+    def send(self, message: ToRank, ranks: Iterable[int] | None = None) -> None:
+        """Send to these ranks (None: all), once all have connected."""
         self.wait(lambda: len(self._connections) == self.world)
-        for connection in self._connections.values():
-            connection.sendall(codec.encode(message) + b"\n")
+        for rank in range(self.world) if ranks is None else ranks:
+            self._connections[rank].sendall(codec.encode(message) + b"\n")
 
     def wait(self, condition: Callable[[], Any]) -> Any:
         """The first true value of `condition`, looked at whenever a rank sends a message, and now and
@@ -193,10 +194,18 @@ class RankGroup:
         self._processes[rank].kill()
         self._processes[rank].join()
 
-    def restart(self, rank: int, plan: RankPlan | None = None) -> None:
+    def freeze_one(self, rank: int) -> None:
+        pid = self._processes[rank].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+
+    def restart(
+        self, rank: int, plan: RankPlan | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
         """Kill one rank, if it lives, and start it again as its agent would; the others live on."""
         self.kill_one(rank)
         self._processes[rank].close()
+        self._requests[rank][2].update(environment or {})
         if plan is not None:
             self._requests[rank][2][config.RANK_PLAN] = codec.encode(plan).decode()
         self._processes[rank] = _started(self._requests[rank])
@@ -237,6 +246,7 @@ class RankGroup:
             "WORLD_SIZE": str(self.world),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(self._store.port),
+            config.STORE_ADDRESS: f"127.0.0.1:{self._store.port}",
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             config.TRACE: str(self.trace),
         }

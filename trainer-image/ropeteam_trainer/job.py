@@ -60,7 +60,9 @@ class Job:
         saved_at_end = (
             DisabledCheckpoints() if assignment.servers else self._checkpoints
         )  # servers save in their loop
-        self._end = ScriptEnd(self._world, self._heart, saved_at_end, role.save_now)
+        self._end = ScriptEnd(
+            self._world, self._heart, saved_at_end, role.save_now, lambda: role.has_all_ranks
+        )
 
     @property
     def batch_weight(self) -> float:
@@ -92,7 +94,10 @@ class Job:
         """
         from ropeteam_trainer.strategies.wrap import LoopValues
 
-        progress = LoopValues(lambda: self.batch_weight, lambda: self.step, lambda: self._feed.leaves)
+        feed = self._feed
+        progress = LoopValues(
+            lambda: self.batch_weight, lambda: self.step, lambda: feed.leaves, feed.other_leaves
+        )
         wrapped = self._role.wrap(model, optimizer, progress, loss, tensor_plan)
         self.dp_rank, self.dp_size = self._role.dp_rank, self._role.dp_size
         return wrapped
@@ -155,7 +160,12 @@ class Job:
         if self._link.connected and self._plan.checkpoint is None and self.rank == 0:
             notice(_NO_CHECKPOINT)
         found = self._role.restore(model, optimizer, extra)
-        return self._resume_at(found.step, found.data) if found is not None else 0
+        if found is None:
+            return 0
+        step = self._resume_at(found.step, found.data)
+        if self.rank in self._plan.started and self._link.paused:  # the ranks that it has joined wait now
+            self._take_part_in_drain()
+        return step
 
     def _resume_at(self, step: int, data: dict[str, int] | None) -> int:
         """Continue after `step`, at this position in the data (None: their start). Returns the step."""
@@ -251,10 +261,11 @@ class Job:
         if not self._end.failed:
             self._role.leave()
         self._end.save_and_report_last_step()
+        has_all_ranks = self._role.has_all_ranks
         self._role.release_model()
         self._checkpoints.close()
         self._link.close()
-        if self._end.failed:
+        if self._end.failed or not has_all_ranks:
             seconds = 0.0  # peers would not come
         elif self._link.connected and not self._heart.script_has_ended:
             seconds = 1.0  # not marked by the shim: maybe a sys.exit(3), while peers wait in a collective

@@ -81,7 +81,9 @@ def join_world(
         here = discovery.assignment_of(os.environ, chosen.servers)
         world = World.alone(device if here.server_index is None else "cpu")
     else:
-        world = World.join(device, timeout_seconds)
+        rank = int(os.environ.get("RANK", "0"))
+        joins_others = plan is not None and rank in plan.started
+        world = (World.apart if joins_others else World.join)(device, timeout_seconds)
         here = discovery.RankAssignment(world.rank, world.size, 0)
     return world, plan or _plan_without_agent(world, checkpoint, strategy), here
 

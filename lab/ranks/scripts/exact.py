@@ -5,8 +5,9 @@
 STRATEGY: JSON of spec.strategy. MODEL: everything (LayerNorm, BatchNorm, dropout, tied weights, parameters
 that some or all micro-batches do not use, a schedule, an average of the weights, clipping), statistics
 (BatchNorm, dropout) or tiny (a GPT that tensor parallelism can split). Resumes from checkpoints in the folder
-CHECKPOINTS, if set. ORDER: "shuffled" puts the micro-batches of each world on other leaves of the tree;
-"balance" requests it, "unequal" gives rank 1 more threads. Rank 0 prints RESULT {digests, losses}.
+CHECKPOINTS, if set; a step takes STEP_SECONDS longer. ORDER: "shuffled" puts the micro-batches of each world
+on other leaves of the tree; "balance" requests it, "unequal" gives rank 1 more threads. Each rank prints STEP
+with number, digest and loss of each step; at the end rank 0 prints RESULT {digests, losses}.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import os
 import random
 import sys
+import time
 from typing import Any
 
 import torch
@@ -89,8 +91,10 @@ def main() -> None:
     more = {"average": average} if average is not None else {}
     job.restore(model=model, optimizer=optimizer, schedule=schedule, **more)
     digests, losses = [], []
+    pause = float(os.environ.get("STEP_SECONDS", "0"))
     for batch in job.batches(data, global_batch=BATCH, epochs=99, balance=sys.argv[4:] == ["balance"]):
         optimizer.zero_grad()
+        time.sleep(pause)
         loss = model(*batch)
         (loss * job.batch_weight).backward()
         norm = job.clip_grad_norm(1.0)
@@ -102,6 +106,7 @@ def main() -> None:
             digest([*model.state_dict().values(), norm, *(average.parameters() if average else [])])
         )
         losses.append(float(loss.detach()).hex())
+        print("STEP", job.step + 1, digests[-1], losses[-1], flush=True)
         model.eval()
         with torch.no_grad():
             model(*batch)

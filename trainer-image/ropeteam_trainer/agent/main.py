@@ -106,9 +106,7 @@ class Agent:
         self._events: deque[Event] = deque()
         self._busy = False
         """Events are being applied: those that are posted meanwhile wait in `_events`."""
-        self._rank_effects: asyncio.Queue[StartRanks | KillRanks | TerminateRanks | SendToRank] = (
-            asyncio.Queue()
-        )
+        self._rank_effects: asyncio.Queue[StartRanks | KillRanks | TerminateRanks] = asyncio.Queue()
         self._done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         """The exit code."""
         self._sent_urgent = urgent_part(agent_report(self._state))
@@ -207,8 +205,10 @@ class Agent:
         queued for `_run_rank_effects`. A kill is carried out now, too: a start that is under way can take a
         minute."""
         match effect:
-            case StartRanks() | TerminateRanks() | SendToRank():
+            case StartRanks() | TerminateRanks():
                 self._rank_effects.put_nowait(effect)
+            case SendToRank(world_id, rank, message):
+                self._pod.ranks.send(world_id, rank, message)
             case KillRanks(world_id, ranks):
                 self._pod.ranks.kill(world_id, ranks)
                 self._rank_effects.put_nowait(effect)
@@ -240,14 +240,12 @@ class Agent:
         during a start reaches the ranks that start last, too."""
         while True:
             match await self._rank_effects.get():
-                case StartRanks(plan, fork, restore):
-                    await self._pod.ranks.start(replace(plan, restore=restore), fork)
+                case StartRanks(plan, ranks, fork, restore):
+                    await self._pod.ranks.start(replace(plan, restore=restore), ranks, fork)
                 case KillRanks(world_id, ranks):
                     self._pod.ranks.kill(world_id, ranks)
                 case TerminateRanks(world_id, ranks):
                     self._pod.ranks.terminate(world_id, ranks)
-                case SendToRank(world_id, rank, message):
-                    self._pod.ranks.send(world_id, rank, message)
 
     async def _claim(self, plan: Plan) -> None:
         """Claim the checkpoint folder on the disk, and post how that ended."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from ropeteam_trainer.agent.executor import DaemonThreadExecutor
@@ -33,7 +33,7 @@ DYING_SECONDS = 0.01
 class RankProcesses(Protocol):
     """The ranks of this pod: see Ranks in processes/ranks.py."""
 
-    async def start(self, plan: Plan, fork: bool) -> None: ...
+    async def start(self, plan: Plan, ranks: Sequence[int], fork: bool) -> None: ...
 
     def kill(self, world_id: WorldId, ranks: Iterable[int]) -> None: ...
 

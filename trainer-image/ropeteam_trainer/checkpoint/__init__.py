@@ -9,6 +9,7 @@
     dcp.py         one save of all ranks, in the format of torch.distributed.checkpoint
     files.py       files that are hashed while they are written
     reader.py      find, verify, load
+    handover.py    the state without a volume, from one rank to another
     directory.py   location of the checkpoint directory
     deletion.py    deletion of one checkpoint
     agreement.py   agreement of all ranks on the checkpoint to restore

@@ -1,7 +1,8 @@
 """Decision when to save: every so many steps, every so many seconds, or both.
 
 Steps are the same on all ranks, clocks are not: rank 0's clock decides, and its decision is broadcast about
-once a second at most, in steps that all ranks know beforehand.
+once a second at most, in steps that all ranks know beforehand. Ranks that continue without rank 0 exchange
+with each step whether the clock of one of them demands a save.
 """
 
 from __future__ import annotations
@@ -26,16 +27,28 @@ class Cadence:
         self._until_check = 1
         """Steps until rank 0's clock is checked again."""
 
-    def due(self, step: int) -> bool:
+    @property
+    def is_late(self) -> bool:
+        """Whether this rank's clock demands a save."""
+        return self._seconds is not None and time.monotonic() - self._saved >= self._seconds
+
+    def note_saved(self) -> None:
+        """A save that due() did not demand counts, too."""
+        self._saved = time.monotonic()
+
+    def due(self, step: int, some_rank_is_late: bool | None = None) -> bool:
         """Whether to save after this step; True counts as a save. Call it exactly once for every step, on all
-        ranks: it counts steps and can be a collective."""
+        ranks: it counts steps and can be a collective. some_rank_is_late: `is_late` of any rank, if they have
+        exchanged it; None: rank 0's clock decides."""
         self._done += 1
         now = time.monotonic()
         if self._steps is not None and step % self._steps == 0:
             self._saved = now
             return True
-        if self._seconds is None:
-            return False
+        if some_rank_is_late:
+            self._saved = now
+        if self._seconds is None or some_rank_is_late is not None:
+            return bool(some_rank_is_late)
         self._until_check -= 1
         if self._until_check > 0:
             return False

@@ -25,7 +25,7 @@ class DisabledCheckpoints:
     def restore(self, heart: HeartbeatWriter) -> None:
         pass
 
-    def due(self, _: int) -> bool:
+    def due(self, step: int, some_rank_is_late: bool | None = None) -> bool:  # noqa: ARG002
         return False
 
     def is_unsaved(self, _: int) -> bool:

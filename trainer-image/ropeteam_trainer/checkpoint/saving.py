@@ -11,13 +11,15 @@ soon as all ranks have written; those saves are synchronous.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ropeteam_trainer.checkpoint import reader
+import torch
+
+from ropeteam_trainer.checkpoint import handover, reader
 from ropeteam_trainer.checkpoint.agreement import Agreement, call_with_retries
 from ropeteam_trainer.checkpoint.cadence import Cadence
 from ropeteam_trainer.checkpoint.decisions.manifest import (
@@ -70,9 +72,9 @@ class Checkpoints:
         self._keep = plan.checkpoint.keep
         self._plan, self._world, self._link = plan, world, link
         self._directory = checkpoint_directory(plan.checkpoint)
-        self._world_id = WorldId.parse(plan.world_id)
+        self._world_id = WorldId.parse(plan.saves_as or plan.world_id)
         self._cadence = Cadence(plan.checkpoint, world.number_of_rank_0)
-        self._writer = ShardWriter(self._directory, self._world_id, world, self._on_written, plan.job_uid)
+        self._writer = self._new_writer()
         self._objects = SavedObjects({})
         self._own: Mapping[str, Any] = {}
         self.newest = -1
@@ -98,6 +100,11 @@ class Checkpoints:
         that could not be loaded again."""
         self._objects, self._own = SavedObjects(objects, optional), own or {}
 
+    @property
+    def is_late(self) -> bool:
+        """As Cadence.is_late."""
+        return self._cadence.is_late
+
     def close(self) -> None:
         """Finish the current save, and release all objects: they may reference the model, and with it the
         process group."""
@@ -122,6 +129,7 @@ class Checkpoints:
         """
         if step == self.newest:
             return
+        self._cadence.note_saved()
         self.newest, self._reports, self._unreported = step, report, FromRank()
         state = self._objects.state(with_others=self._world.rank == 0)
         own = {name: obj.state_dict() for name, obj in self._own.items()}
@@ -225,10 +233,38 @@ class Checkpoints:
         if fault:
             raise KeyError(f"checkpoint {folder(ref)} does not fit: {fault}")
 
-    def _on_written(self, step: int, files: tuple[ShardFile, ...]) -> None:
+    # ---- ranks that join others
+
+    def captured(self, step: int, data: dict[str, int] | None, more: Mapping[str, int]) -> list[torch.Tensor]:
+        """State of this step for another rank, as handover.captured()."""
+        return handover.captured(self._objects, step, data, self.newest, more)
+
+    def adopt(self, parts: Sequence[memoryview]) -> handover.HandedOver:
+        """Load the state that another rank has captured."""
+        found = handover.load(self._objects, parts)
+        rng.reseed(found.step, self._world.rank)
+        self.newest = found.newest
+        return found
+
+    def join_again(self, saves_as: WorldId) -> None:
+        """Save with another process group from now on, under the name of this world. A save that has not
+        ended may wait for a lost rank."""
+        self._world_id = saves_as
+        self._writer = self._new_writer()
+        self.wait = self._writer.wait
+
+    def form_group(self) -> None:
+        """Form the process group of saves now, not in the first save. A collective."""
+        self._writer.form_group()
+
+    def _new_writer(self) -> ShardWriter:
+        written = partial(self._on_written, self._world_id)
+        return ShardWriter(self._directory, self._world_id, self._world, written, self._plan.job_uid)
+
+    def _on_written(self, world_id: WorldId, step: int, files: tuple[ShardFile, ...]) -> None:
         """Report the files of this rank, now or by report(). Called in the writer thread."""
         self._shard = files
-        message = FromRank(shard_step=step, shard_files=files)
+        message = FromRank(shard_step=step, shard_files=files, shard_world=world_id)
         if self._reports:
             self._link.send(message)
         else:

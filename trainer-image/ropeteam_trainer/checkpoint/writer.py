@@ -59,14 +59,18 @@ class ShardWriter:
             began = time.monotonic()
             self._thread.join()
             self.stalled_seconds += time.monotonic() - began
-        if self._group is None and self._world.size > 1:
-            self._group = dist.new_group(backend="gloo", timeout=_PATIENCE)
+        self.form_group()
         locals_ = {name: local_part(tensor) for name, tensor in state.tensors.items()}
         copy = self._snapshot.copy({"locals": locals_, "shared": state.shared, "files": dict(files)})
         self._thread = threading.Thread(
             target=self._write, args=(step, state, copy), daemon=True, name="ropeteam-save"
         )
         self._thread.start()
+
+    def form_group(self) -> None:
+        """Form the process group of saves, if there is none. A collective."""
+        if self._group is None and self._world.size > 1:
+            self._group = dist.new_group(backend="gloo", timeout=_PATIENCE)
 
     def wait(self) -> None:
         """Wait until the last save is on disk, or has failed."""

@@ -266,6 +266,11 @@ class RankPlan:
     """File with the keys of the checkpoint folder (seals.py), after those of `checkpoint.signing`. Empty:
     there are none."""
     trust: Trust = Trust.SIGNED
+    started: tuple[int, ...] = ()
+    """Ranks that this world starts. (): all. Otherwise the others live on and have the state of the training,
+    which these get from them."""
+    saves_as: str = ""
+    """World under whose name checkpoints are stored; "": `world_id`."""
 
     @property
     def signs(self) -> bool:

@@ -15,7 +15,9 @@ Python's own functions would expect a builtin, that is its second base. Private 
         BadMessage                  ValueError, rank/exchange.py
         WrongSecret                 ConnectionError, strategies/parameterserver/wire.py
         ServerRefused               RuntimeError, strategies/parameterserver/requests.py
-      ReplicaLost                   ConnectionError, strategies/exact/exchange.py
+      ReplicaLost                   ConnectionError, strategies/exact/sums.py
+      CannotTakeOver                ConnectionError, strategies/exact/members.py
+      UntracedArgument              TypeError, data/substitution.py
       StorageError                  files cannot be used, now or ever
         CheckpointUnavailable       OSError, checkpoint/decisions/restore.py
           UnavailableElsewhere      checkpoint/decisions/restore.py

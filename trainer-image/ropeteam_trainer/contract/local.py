@@ -20,7 +20,7 @@ import zlib
 from dataclasses import dataclass
 
 from ropeteam_trainer.contract.codec import stored_as
-from ropeteam_trainer.contract.world import CheckpointRef, ShardFile
+from ropeteam_trainer.contract.world import CheckpointRef, ShardFile, WorldId
 
 _LAYOUT = struct.Struct("<QQQQB7xdQ")
 _UINT64 = struct.Struct("<Q")
@@ -128,11 +128,15 @@ class FromRank:
     shard_step: int | None = None
     shard_files: tuple[ShardFile, ...] = ()
     """With shard_step: these files are written and synced."""
+    shard_world: WorldId | None = None
+    """With shard_step: the world under whose name they are stored. None: the one that started the rank."""
     paused: int | None = None
     """Step after which the rank waits in report(), for `stop_at`."""
     drained: int | None = None
     """Step after which the rank has stopped; its shard was sent before (feature level 2 and up)."""
     served: Served | None = None
+    regroups: bool | None = None
+    """True: if other ranks are lost, this one can continue with those that are left (sync Exact)."""
     left: bool | None = None
     """True: its parameter servers do not wait for it any more; of a server: all its workers have left."""
     wants_secret: bool | None = None
@@ -160,6 +164,20 @@ class FromRank:
 
 
 @dataclass(frozen=True)
+class LiveWorld:
+    """A world in which ranks of an earlier one live on, for these and for the ranks that it starts."""
+
+    world_id: WorldId
+    store_host: str
+    store_port: int
+    started: tuple[int, ...]
+    """Ranks that it starts. All others have the state of the training."""
+    saves_as: WorldId
+    """World under whose name checkpoints are stored: the one that started the leading rank."""
+    restart_count: int = 0
+
+
+@dataclass(frozen=True)
 class ToRank:
     """One line to a rank."""
 
@@ -171,3 +189,7 @@ class ToRank:
     """Current addresses of the parameter servers; () while those of this rank's own plan are valid."""
     secret: str = ""
     """Secret by which workers and parameter servers authenticate to each other. Sent on request only."""
+    live_world: LiveWorld | None = None
+    """Newest world that this rank lives on in. None: that in which it was started."""
+    lost: tuple[int, ...] = ()
+    """Ranks of that world that are lost. The others continue without them."""

@@ -65,6 +65,10 @@ class RankReport:
     """The rank, or a process that it started, has called init_process_group."""
     hang: Hang | None = stored_as("stands", None)
     """Set when the rank has made no step for most of the time that one may take."""
+    regroups: bool = False
+    """If other ranks are lost, it can continue with those that are left (sync Exact)."""
+    dying: bool = False
+    """`exit` is known, but a process of it still lives: what is known of the exit may not be all."""
 
 
 @dataclass(frozen=True)
@@ -218,6 +222,8 @@ class Orders:
     """Number of these orders to this agent on this connection, from 1."""
     plan: Plan | None = None
     """Ranks of this plan live on, if the world that it names for this slot started them."""
+    lost: tuple[int, ...] = ()
+    """Ranks of the plan that are lost. The others continue without them."""
     host_store: WorldId | None = None
     """Hold a store for this world (and no other, except that of `plan`)."""
     grant: Grant | None = None

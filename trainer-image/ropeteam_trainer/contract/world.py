@@ -68,8 +68,8 @@ class Member:
     """Ranks on this slot. Ranks are dense in slot order: the first rank of a slot is the sum of those
     before."""
     started_in: WorldId | None = codec.stored_as("born", None)
-    """The earlier world that started its ranks, if they live on: its agent adopts the new world and starts
-    nothing. None: they are started now."""
+    """The earlier world that started its ranks, if they live on: its agent adopts the new world, and starts
+    only those in `Plan.started`. None: they are started now."""
 
 
 @dataclass(frozen=True)
@@ -106,9 +106,12 @@ class Plan:
     job)."""
     restart_count: int = 0
     origin: WorldId | None = None
-    """With parameter servers: the first world of the server generation that this world continues. A server
-    that has been in each of its worlds still has its state in memory. None: a generation begins, all ranks
-    resume from `restore`."""
+    """The first world of the generation that this world continues: ranks that have been in each of its worlds
+    still have the state of the training in memory (parameter servers; any rank under sync Exact). None: a
+    generation begins, all ranks resume from `restore`."""
+    started: tuple[int, ...] = ()
+    """Under sync Exact, if ranks live on: the others, which get the state of the training from them. () if
+    none lives on."""
     whole: PlanSummary | None = None
     """Summary of the whole plan. None: `members` are all members."""
 

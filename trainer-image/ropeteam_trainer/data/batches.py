@@ -100,10 +100,9 @@ def load_batches(
     Without workers a tensor is indexed with all ids at once. Otherwise samples are read one by one, and go
     through `collate` (None: torch's default_collate). Close the generator to stop loading.
     """
-    collate = collate or default_collate
     if workers:
-        return _by_processes(dataset, planned, collate, workers)
-    fetched = ((after, share, _fetch(dataset, share.loaded, collate)) for after, share in planned)
+        return _by_processes(dataset, planned, collate or default_collate, workers)
+    fetched = ((after, share, load(dataset, share.loaded, collate)) for after, share in planned)
     return prefetched(fetched, prefetch) if prefetch else fetched
 
 
@@ -125,8 +124,8 @@ def _by_processes(
         yield after, share, batch
 
 
-def _fetch(dataset: torch.Tensor | Sequence[Any], indices: Sequence[int], collate: Collate) -> Any:
-    """Batch of the samples with these indices, loaded in this thread."""
+def load(dataset: torch.Tensor | Sequence[Any], indices: Sequence[int], collate: Collate | None) -> Any:
+    """Batch of the samples with these indices, loaded in this thread. collate: None: torch's."""
     if isinstance(dataset, torch.Tensor):
         return dataset[torch.tensor([*indices])]
-    return collate([dataset[index] for index in indices])
+    return (collate or default_collate)([dataset[index] for index in indices])

@@ -5,9 +5,9 @@ One Feed per job; batches() may be called again, and continues where the last ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -16,6 +16,7 @@ from ropeteam_trainer.data import batches as loading
 from ropeteam_trainer.data.balancing import Balancer
 from ropeteam_trainer.data.computetimer import ComputeTimer
 from ropeteam_trainer.data.decisions.plan import DataPlan, Deal, Leaf, Position, Share
+from ropeteam_trainer.data.substitution import TracedBatch
 from ropeteam_trainer.rank.world import World
 
 
@@ -58,7 +59,16 @@ class Feed:
         self._saved: dict[str, int] | None = None
         self._clock: ComputeTimer | None = None
         self._loaded: loading.Loaded | None = None
+        self._request: BatchRequest | None = None
+        self._last: tuple[Position, TracedBatch] | None = None
+        """The last batch, and its position. None: without sync Exact."""
         self._to_skip = 0
+        self._is_checked = False
+        """Under sync Exact: whether no call of batches() is compared with those of other ranks any more."""
+
+    def join_begun(self) -> None:
+        """Begin batches() without the others, which have begun it already."""
+        self._is_checked = True
 
     def skip(self, count: int) -> None:
         """Skip so many of the next batches: steps that were done without this rank. The position advances
@@ -71,9 +81,9 @@ class Feed:
 
     def state(self) -> dict[str, int] | None:
         """Position for a checkpoint, and for a process that replaces this one: after the batches that are
-        still to be skipped. None: batches() was not used."""
+        still to be skipped. None: batches() was not used, nor in a restored checkpoint."""
         if self._plan is None:
-            return None
+            return self._saved
         at = self._position
         for _ in range(self._to_skip):
             at = self._plan.after(at)
@@ -101,9 +111,11 @@ class Feed:
         """Yield part `rank` of `ways` of each batch, to the end of the requested epochs. A collective when it
         starts, and with `balance` before some batches. `loading_now`: context in which a batch is awaited.
         Raises ValueError if the data are not those of the checkpoint, or arguments differ between ranks."""
-        self._plan = request.plan
+        self._plan, self._request = request.plan, request
         self._position = _start_position(self._saved, request.plan, self._position)
-        loading.require_equal_arguments(self._world, request.plan, request.epochs)
+        if not self._is_checked:
+            loading.require_equal_arguments(self._world, request.plan, request.epochs)
+        self._is_checked = request.deal is not None  # a rank that joins the others cannot take part
         balancer = self._balancer(request) if request.balance and ways > 1 else None
         speeds = balancer.speeds if balancer else loading.equal_speeds
         planned = loading.shares_from(
@@ -125,8 +137,24 @@ class Feed:
                     self._to_skip -= 1
                     self._position = after
                     continue
+                if request.deal is not None:
+                    self._last = self._position, TracedBatch(batch)
                 self._record_batch(after, share)
                 yield batch
+
+    def other_leaves(self, numbers: Sequence[int], arguments: Any) -> tuple[tuple[Leaf, ...], Any]:
+        """Micro-batches of another rank in the step of the last batch, and the arguments of model() for all
+        of their samples. arguments: those of the script's call, with the last batch. Raises
+        UntracedArgument."""
+        assert self._last is not None
+        assert self._request is not None
+        assert self._request.deal is not None
+        (at, traced), request = self._last, self._request
+        share = request.plan.dealt_share(at, replace(self._request.deal, mine=numbers))
+        samples = sum(max(len(leaf.ids), 1) for leaf in self.leaves)
+        self.taken += share.ids
+        batch = loading.load(request.dataset, share.loaded, request.collate)
+        return share.leaves, traced.with_samples_of(batch, arguments, samples)
 
     def end_step(self) -> None:
         """Stop the timer of this step, if speeds are measured. Call it once per step, before

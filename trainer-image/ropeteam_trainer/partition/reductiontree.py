@@ -20,7 +20,7 @@ to the last. Both times the sum is ((0 + 1) + (2 + 3)) + (4 + 5).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -93,21 +93,19 @@ def most_buffers(owned: Iterable[int], leaves: int) -> int:
     return most
 
 
-def redealt(owned: Sequence[Iterable[int]], lost: Iterable[int]) -> tuple[tuple[int, ...], ...]:
-    """Leaves of each replica once those of the `lost` ones are taken over by the others: neighbours by
-    number, each the next one of the replica that has the fewest. The same on all replicas; a lost one gets
-    none. Raises ValueError if all are lost."""
-    gone = frozenset(lost)
-    result = [[] if replica in gone else sorted(leaves) for replica, leaves in enumerate(owned)]
-    living = [replica for replica in range(len(result)) if replica not in gone]
-    if not living:
+def redealt(owned: Mapping[int, Collection[int]], leaves: int) -> dict[int, tuple[int, ...]]:
+    """Leaves of each replica in `owned` once those that none of them has are taken over: neighbours by
+    number, each the next one of the replica that has the fewest. The same on all replicas. Raises ValueError
+    if there is no replica."""
+    if not owned:
         raise ValueError("all replicas are lost")
-    orphans = sorted(number for replica in gone for number in owned[replica])
-    counts = {replica: len(result[replica]) for replica in living}
+    result = {replica: sorted(numbers) for replica, numbers in owned.items()}
+    orphans = sorted({*range(leaves)}.difference(*owned.values()))
+    counts = {replica: len(numbers) for replica, numbers in owned.items()}
     for _ in orphans:
-        counts[min(living, key=lambda replica: (counts[replica], replica))] += 1
-    for replica in living:
+        counts[min(counts, key=lambda replica: (counts[replica], replica))] += 1
+    for replica in sorted(result):
         missing = counts[replica] - len(result[replica])
         result[replica] = sorted(result[replica] + orphans[:missing])
         orphans = orphans[missing:]
-    return tuple(map(tuple, result))
+    return {replica: tuple(numbers) for replica, numbers in result.items()}

@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
@@ -30,6 +30,8 @@ from ropeteam_trainer.contract.local import (
 )
 from ropeteam_trainer.system.notice import notice
 
+_WAIT_SECONDS = 1.0
+"""Interval of the heartbeats of a rank that waits."""
 _LOSS_SECONDS = 1.0
 """Minimum interval between two losses that are sent."""
 _ANSWER_SECONDS = 60.0
@@ -47,6 +49,8 @@ class HeartbeatWriter:
                 self._page = memoryview(mmap.mmap(file.fileno(), PAGE_SIZE))
         self._sequence = 0
         self._writing = threading.Lock()  # threads that serve write too
+        self._is_waiting = False
+        self._watch: threading.Thread | None = None
         self.step = 0
         """Steps done by the job."""
         self.steps_here = 0
@@ -82,6 +86,25 @@ class HeartbeatWriter:
             self.phase = before
             self.write()
 
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Context in which this rank does nothing but wait for others: heartbeats show that it lives, so that
+        only a rank that these wait for can hang."""
+        if self._watch is None:
+            self._watch = threading.Thread(target=self._show_waits, daemon=True, name="ropeteam-waits")
+            self._watch.start()
+        self._is_waiting = True
+        try:
+            yield
+        finally:
+            self._is_waiting = False
+
+    def _show_waits(self) -> None:
+        while True:
+            time.sleep(_WAIT_SECONDS)
+            if self._is_waiting:
+                self.write()
+
     @property
     def script_has_ended(self) -> bool:
         """Whether the agent's shim, which runs the script, has marked its regular end."""
@@ -106,6 +129,9 @@ class AgentLink:
         """Step at which this rank saves and stops. None: not decided yet, or no drain."""
         self.servers: tuple[str, ...] = ()
         """Addresses of the parameter servers, if they have changed since this rank was started."""
+        self.newest = ToRank()
+        """The agent's newest line."""
+        self._has_ended = False
         self._loss: Any = None
         self._total_steps: int | None = None
         threading.Thread(target=self._read, daemon=True, name="ropeteam-read").start()
@@ -135,6 +161,13 @@ class AgentLink:
             self._changed.wait_for(lambda: self.stop_at is not None or not self.paused)
             return self.stop_at
 
+    def wait_until(self, holds: Callable[[ToRank], bool], seconds: float) -> ToRank | None:
+        """Wait for a line of the agent of which this holds, and return it. None: not within so many
+        seconds, or the agent has ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: holds(self.newest) or self._has_ended, seconds)
+            return self.newest if holds(self.newest) else None
+
     def close(self) -> None:
         """Send the queued messages, for two seconds at most, and close the connection."""
         self._outbox.put(None)
@@ -150,8 +183,11 @@ class AgentLink:
                 message = codec.decode(ToRank, line)
                 with self._changed:
                     self.paused, self.stop_at = message.pause, message.stop_at
-                    self.servers = message.servers
+                    self.servers, self.newest = message.servers, message
                     self._changed.notify_all()
+        with self._changed:
+            self._has_ended = True
+            self._changed.notify_all()
 
     def _write(self) -> None:
         """Body of a thread: send queued messages, and every second the newest loss, until close() or an
@@ -185,6 +221,7 @@ class NoAgent:
     paused = False
     stop_at: int | None = None
     servers: tuple[str, ...] = ()
+    newest = ToRank()
 
     def send(self, message: FromRank) -> None:
         pass
@@ -196,6 +233,9 @@ class NoAgent:
         pass
 
     def wait_for_stop_at(self) -> int | None:
+        return None
+
+    def wait_until(self, holds: Callable[[ToRank], bool], seconds: float) -> ToRank | None:  # noqa: ARG002
         return None
 
     def close(self) -> None:

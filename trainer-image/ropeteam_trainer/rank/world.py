@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,11 +15,14 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import distributed_c10d as c10d
 
+from ropeteam_trainer.contract.local import LiveWorld
 from ropeteam_trainer.rank import exchange
 from ropeteam_trainer.rank.exchange import PLAIN, Vocabulary
 
 T = TypeVar("T")
+_POLL_SECONDS = 0.005
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,18 @@ class World:
         return cls(0, 1, chosen)
 
     @classmethod
+    def apart(cls, device: str | torch.device | None, timeout_seconds: int) -> World:
+        """World of torchrun's environment, whose other ranks train already. device: as for alone()."""
+        chosen = cls.alone(device).device
+        return cls(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), chosen, timeout_seconds)
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether this rank has no process group (yet): others train already, and it joins them at the end
+        of a step (join_again())."""
+        return self.size > 1 and not dist.is_initialized()
+
+    @classmethod
     def alone(cls, device: str | torch.device | None) -> World:
         """World of one rank, whatever the environment says. device: None: CUDA if available. A CUDA device
         without an index gets that of LOCAL_RANK, and becomes torch's current one."""
@@ -58,7 +76,7 @@ class World:
     def communicates(self) -> bool:
         """Whether collectives move data. False for one rank alone, and in a dry run (`ropeteam plan`), where
         torch's fake backend completes them at once."""
-        return self.size > 1 and dist.get_backend() != "fake"
+        return self.size > 1 and not self.is_apart and dist.get_backend() != "fake"
 
     def from_rank_0(self, answer: Callable[[], T], names: Vocabulary = PLAIN) -> T:
         """Call `answer()` on rank 0 and return its result on all ranks. If it raises there, all ranks raise
@@ -66,7 +84,7 @@ class World:
 
         names: classes of ours that the result, or the error, may contain.
         """
-        if self.size == 1:
+        if self.size == 1 or self.is_apart:
             return answer()
         mine, failed = (b"", b""), None  # (result, error) as sent: one of them is None
         if self.rank == 0:
@@ -85,7 +103,7 @@ class World:
 
     def number_of_rank_0(self, number: int) -> int:
         """Rank 0's `number`, on all ranks."""
-        if self.size == 1:
+        if self.size == 1 or self.is_apart:
             return number
         tensor = torch.tensor([number])
         dist.broadcast(tensor, src=0)
@@ -94,7 +112,7 @@ class World:
     def gather(self, value: T, names: Vocabulary = PLAIN) -> list[T]:
         """Values of all ranks, by rank, on all ranks. names: classes of ours that they may contain. Raises
         BadMessage, with the rank whose value cannot be decoded."""
-        if self.size == 1:
+        if self.size == 1 or self.is_apart:
             return [value]
         received = self._all_gather(exchange.pack(value, names))
         return [_unpacked(rank, content, names) for rank, content in enumerate(received)]
@@ -132,6 +150,60 @@ class World:
         """Device of exchanged objects, the one that torch's own functions use: earlier releases call
         these."""
         return torch.device("cpu") if "cpu:" in dist.get_backend_config() else self.device
+
+    def join_again(self, world: LiveWorld, is_over: Callable[[], bool], and_then: Callable[[], None]) -> None:
+        """Replace the process group by one that all ranks of this world form in its store, and call
+        `and_then()`, a collective. Returns without a group when `is_over()`: a rank has been lost meanwhile.
+        Raises ConnectionError where a group cannot be formed.
+
+        No call of torch ends early. So it is called once all ranks are here, and in a thread, which is left
+        alone if it is over.
+        """
+        if dist.is_initialized():
+            inspect.unwrap(dist.destroy_process_group)()
+        c10d._world.group_count = 0  # of an attempt that was over; names of groups have this number
+        os.environ |= {
+            "MASTER_ADDR": world.store_host,
+            "MASTER_PORT": str(world.store_port),
+            "TORCHELASTIC_RESTART_COUNT": str(world.restart_count),
+        }
+        failures: list[Exception] = []
+        formed = threading.Event()
+
+        def form() -> None:
+            try:
+                if self._all_are_here(world, is_over):
+                    self._form_group(world)
+                    and_then()
+            except Exception as error:
+                failures.append(error)
+            formed.set()
+
+        threading.Thread(target=form, daemon=True, name="ropeteam-group").start()
+        while not formed.wait(_POLL_SECONDS) and not is_over():
+            pass
+        if failures and not is_over():
+            raise ConnectionError(f"Connection closed by peer: no process group: {failures[0]}")
+
+    def _all_are_here(self, world: LiveWorld, is_over: Callable[[], bool]) -> bool:
+        """Wait until all ranks have called this. False: it is over."""
+        store = PrefixStore("ropeteam/again", self._store_of(world))
+        store.add("arrived", 1)
+        while store.add("arrived", 0) < self.size:
+            if is_over():
+                return False
+            time.sleep(_POLL_SECONDS)
+        return True
+
+    def _form_group(self, world: LiveWorld) -> None:
+        store = PrefixStore("ropeteam/group", self._store_of(world))
+        backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
+        timeout = timedelta(seconds=self.timeout_seconds)
+        dist.init_process_group(backend, timeout=timeout, store=store, rank=self.rank, world_size=self.size)
+
+    def _store_of(self, world: LiveWorld) -> TCPStore:
+        timeout = timedelta(seconds=self.timeout_seconds)
+        return TCPStore(world.store_host, world.store_port, is_master=False, timeout=timeout)
 
     def leave(self, seconds: float) -> None:
         """Destroy the process group when all ranks have called this, or after `seconds`; 0: do not wait.

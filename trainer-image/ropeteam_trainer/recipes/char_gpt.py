@@ -166,7 +166,8 @@ def main() -> None:
         parts = common.own_batches(job, validation, 64)
         own_sum = sum(model(part[:, :-1], part[:, 1:]).item() * len(part) for part in parts)
         loss_sum, count = common.summed_over_ranks(own_sum, sum(len(part) for part in parts))
-    common.print_result(job, validation_loss=round(loss_sum / count, 4), windows=int(count), steps=job.step)
+    figures = {"validation_loss": round(loss_sum / count, 4), "windows": int(count), "steps": job.step}
+    common.print_result(job, **figures, weights=common.digest(model))
 
 
 if __name__ == "__main__":

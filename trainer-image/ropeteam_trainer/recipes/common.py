@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import sys
@@ -9,6 +10,8 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
 
 from ropeteam_trainer import Job
 
@@ -50,6 +53,15 @@ def print_on_rank_0(job: Job, text: str) -> None:
 def print_result(job: Job, **figures: Any) -> None:
     """Print the results of a finished training as one line: `RESULT {"validation_loss": 1.5, ...}`."""
     print_on_rank_0(job, f"RESULT {json.dumps(figures)}")
+
+
+def digest(model: nn.Module) -> str:
+    """First half of the SHA-256 of the parameters that this rank holds, as hexadecimal digits."""
+    whole = hashlib.sha256()
+    for parameter in model.parameters():
+        own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        whole.update(own.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return whole.hexdigest()[:32]
 
 
 def exit_with_error(message: str) -> NoReturn:

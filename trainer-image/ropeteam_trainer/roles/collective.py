@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from ropeteam_trainer.checkpoint.saving import Restored
-from ropeteam_trainer.contract.strategy import Strategy
+from ropeteam_trainer.checkpoint.saving import Checkpoints, Restored
+from ropeteam_trainer.contract.config import STORE_ADDRESS
+from ropeteam_trainer.contract.local import FromRank, LiveWorld
+from ropeteam_trainer.contract.strategy import Strategy, SyncType
 from ropeteam_trainer.data.decisions.plan import Deal
+from ropeteam_trainer.rank.agentlink import AgentLink
 from ropeteam_trainer.roles import role
 from ropeteam_trainer.roles.role import Loss, Session, TensorPlan
 
 if TYPE_CHECKING:
+    from ropeteam_trainer.strategies.exact.members import WorldsOfJob
+    from ropeteam_trainer.strategies.exact.step import ExactStep
     from ropeteam_trainer.strategies.wrap import LoopValues, Wrapped
 
 
@@ -45,6 +52,7 @@ class CollectiveRole:
 
         role.check_not_wrapped(self._wrapped is not None)
         world, strategy = self._session.world, self._strategy or Strategy()
+        progress = replace(progress, worlds=self._worlds())
         self._wrapped = wrap(model, optimizer, strategy, world, progress, loss, tensor_plan)
         grid = self._wrapped.layout
         self.dp_rank, self.dp_size = grid.dp_rank(world.rank), grid.dp_size
@@ -63,7 +71,14 @@ class CollectiveRole:
                 objects["model"] = self._wrapped.parts
         given = {name: obj for name, obj in objects.items() if obj is not None}
         self._checkpoints.register(given, optional, own)
-        return self._checkpoints.restore(self._session.heart)
+        if self._session.world.is_apart:
+            return self._joined()
+        found = self._checkpoints.restore(self._session.heart)
+        if self._recovering:
+            assert isinstance(self._checkpoints, Checkpoints)
+            self._checkpoints.form_group()  # while all ranks are here
+            self._can_regroup()
+        return found
 
     def enter_loop(self, _: str) -> None:
         """Raise StrategyError if spec.strategy is set and wrap() was not called."""
@@ -76,13 +91,19 @@ class CollectiveRole:
     def after_step(self, step: int) -> None:
         """Save if a checkpoint is due; under local SGD at the next step after which all ranks have the same
         weights."""
-        self._save_due |= self._checkpoints.due(step)
-        if self._save_due and (self._wrapped is None or self._wrapped.in_sync()):
+        exact = self._recovering
+        due = self._checkpoints.due(step, exact.some_rank_is_late if exact else None)
+        if self._admits_new_replicas(step):
+            self._save_due = True  # those that were due meanwhile, by all ranks together, after the next step
+            return
+        self._save_due |= due
+        if self._save_due and self.has_all_ranks and (self._wrapped is None or self._wrapped.in_sync()):
             self._save(step, report=True)
 
     def save_now(self, step: int, report: bool = True) -> None:
-        """As RankRole.save_now(). Weights that differ between ranks are averaged first."""
-        if self._checkpoints.is_unsaved(step):
+        """As RankRole.save_now(). Weights that differ between ranks are averaged first. Nothing is saved as
+        long as a rank is lost, because all ranks save together."""
+        if self.has_all_ranks and self._checkpoints.is_unsaved(step):
             if self._wrapped is not None:
                 self._wrapped.synchronize()
             self._save(step, report)
@@ -92,6 +113,81 @@ class CollectiveRole:
         self._save_due = False
         with self._session.heart.during("checkpoint"):
             self._checkpoints.save(step, self._session.feed.state(), report=report)
+
+    # ---- replicas that take the places of lost ones
+
+    def _worlds(self) -> WorldsOfJob | None:
+        """None: a lost replica ends this rank's world."""
+        from ropeteam_trainer.strategies.exact.members import WorldsOfJob, world_of
+
+        session, strategy = self._session, self._strategy
+        is_exact = strategy is not None and strategy.sync.type is SyncType.EXACT
+        saves = session.plan.checkpoint is not None
+        is_job = isinstance(session.link, AgentLink) and STORE_ADDRESS in os.environ
+        if not is_exact or not saves or not is_job:
+            return None
+        assert isinstance(session.link, AgentLink)
+        return WorldsOfJob(session.link, world_of(session.plan))
+
+    @property
+    def _recovering(self) -> ExactStep | None:
+        """The steps of this rank, if it can continue without others."""
+        exact = self._wrapped.exact if self._wrapped else None
+        return exact if exact and exact.recovers else None
+
+    def _can_regroup(self) -> None:
+        """Report that this rank can continue without others from now on."""
+        exact, checkpoints = self._recovering, self._checkpoints
+        assert exact is not None
+        assert isinstance(checkpoints, Checkpoints)
+        exact.is_late, exact.waiting = lambda: checkpoints.is_late, self._session.heart.waiting
+        self._session.link.send(FromRank(regroups=True))
+
+    @property
+    def has_all_ranks(self) -> bool:
+        """As RankRole.has_all_ranks."""
+        exact = self._wrapped.exact if self._wrapped else None
+        return exact is None or (exact.is_whole and not self._session.world.is_apart)
+
+    def _admits_new_replicas(self, step: int) -> bool:
+        """Admit new replicas, if all have chosen this step. Whether they have."""
+        exact = self._wrapped.exact if self._wrapped else None
+        arrival = exact.due if exact else None
+        if exact is None or arrival is None:
+            return False
+        assert isinstance(self._checkpoints, Checkpoints)
+        checkpoints, data = self._checkpoints, self._session.feed.state()
+        with self._session.heart.during("restore"):
+            exact.admit(arrival, lambda: checkpoints.captured(step, data, {"exchanges": exact.done}))
+            checkpoints.join_again(arrival.world.saves_as)
+            self._join_group(arrival.world)
+        return True
+
+    def _joined(self) -> Restored:
+        """Join replicas that train already, with their state. Returns their position."""
+        session, worlds = self._session, self._worlds()
+        assert worlds is not None
+        assert self._wrapped is not None
+        assert self._wrapped.exact is not None
+        assert isinstance(self._checkpoints, Checkpoints)
+        with session.heart.during("restore"):
+            found = self._checkpoints.adopt(self._wrapped.exact.receive_state(session.heart.write))
+            self._wrapped.exact.join(worlds.first.world_id, found.more["exchanges"])
+            self._join_group(worlds.first)
+        self._can_regroup()
+        session.feed.join_begun()
+        self._save_due = True
+        return Restored(found.step, found.data)
+
+    def _join_group(self, world: LiveWorld) -> None:
+        """Form the process group of this world with all of its ranks, unless one of them is lost."""
+        link = self._session.link
+        assert isinstance(self._checkpoints, Checkpoints)
+        self._session.world.join_again(
+            world,
+            lambda: bool(link.newest.lost) or link.newest.live_world not in (None, world),
+            self._checkpoints.form_group,
+        )
 
     def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
         return role.clip_wrapped(self._wrapped, max_norm)

@@ -35,9 +35,11 @@ class ScriptEnd:
         heart: HeartbeatWriter,
         checkpoints: Checkpoints | DisabledCheckpoints,
         save: Callable[[int, bool], None],
+        has_all_ranks: Callable[[], bool],
     ) -> None:
-        """save: RankRole.save_now, called by all ranks together."""
+        """save: RankRole.save_now, called by all ranks together. has_all_ranks: as in RankRole."""
         self._world, self._heart, self._checkpoints, self._save = world, heart, checkpoints, save
+        self._has_all_ranks = has_all_ranks
         self._attempted_step = 0
         """Step that was last tried: the barrier is not repeated for it, even if it timed out."""
         self.failed = False
@@ -72,7 +74,8 @@ class ScriptEnd:
         """Save the last step if it is not saved yet, and all ranks arrive here after the same step within
         END_SECONDS. One attempt for each step."""
         step = self._heart.step
-        if self._checkpoints.is_unsaved(step) and step != self._attempted_step:
+        is_due = self._checkpoints.is_unsaved(step) and step != self._attempted_step
+        if is_due and self._has_all_ranks():
             self._attempted_step = step
             if self._world.barrier(f"end/{step}", END_SECONDS):
                 self._save(step, report)

@@ -83,6 +83,10 @@ class RankRole(Protocol):
         """Save this step, due or not, unless it is saved. Called by all ranks together. report: whether the
         agent is notified now."""
 
+    @property
+    def has_all_ranks(self) -> bool:
+        """Whether all ranks train, as far as is known. If not, this one must not wait for the others."""
+
     def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
         """Scale gradients in place so that their norm is at most `max_norm`. Returns the norm that they had.
         Raises StrategyError without wrap()."""

@@ -110,6 +110,10 @@ class ServerRole:
     def save_now(self, step: int, report: bool = True) -> None:
         pass
 
+    @property
+    def has_all_ranks(self) -> bool:
+        return True
+
     def measured_model(self) -> None:
         pass
 

@@ -128,6 +128,10 @@ class WorkerRole:
     def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
         return role.clip_wrapped(self._wrapped, max_norm)
 
+    @property
+    def has_all_ranks(self) -> bool:
+        return True
+
     def measured_model(self) -> NoReturn:
         raise role.not_balanced_error()
 

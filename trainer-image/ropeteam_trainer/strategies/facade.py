@@ -16,7 +16,7 @@ from torch import nn
 from ropeteam_trainer.checkpoint.format.names import plain_name
 from ropeteam_trainer.data.decisions.plan import Leaf
 from ropeteam_trainer.strategies import fsdp
-from ropeteam_trainer.strategies.exact.step import ExactStep
+from ropeteam_trainer.strategies.exact.step import ExactStep, MoreLeaves
 from ropeteam_trainer.strategies.model import eager, microbatch
 from ropeteam_trainer.strategies.pipeline import Pipeline
 from ropeteam_trainer.strategies.precision import LossScale
@@ -65,11 +65,15 @@ class ModelFacade(nn.Module):
         self._pipeline, self.is_needed = pipeline, True
 
     def use_exact(
-        self, step: ExactStep, leaves: Callable[[], tuple[Leaf, ...]], steps_done: Callable[[], int]
+        self,
+        step: ExactStep,
+        leaves: Callable[[], tuple[Leaf, ...]],
+        steps_done: Callable[[], int],
+        more: MoreLeaves,
     ) -> None:
         """Run all later batches in the micro-batches that `leaves` returns, and add their gradients over all
         replicas."""
-        self._exact = lambda batch: step.run(self._compute_whole_batch, batch, leaves(), steps_done())
+        self._exact = lambda batch: step.run(self._compute_whole_batch, batch, leaves(), steps_done(), more)
         self.is_needed = True
 
     def forward(self, *inputs: Any, **named: Any) -> Any:

@@ -7,7 +7,7 @@ The loop that uses model and optimizer stays the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -44,10 +44,13 @@ from ropeteam_trainer.strategies import (
     zero1,
 )
 from ropeteam_trainer.strategies.ddp import Hook
+from ropeteam_trainer.strategies.exact.arrivals import Reception, join_living_replicas
 from ropeteam_trainer.strategies.exact.joining import computes_with, join_replicas
+from ropeteam_trainer.strategies.exact.members import AgentMembership, Replication, WorldsOfJob
 from ropeteam_trainer.strategies.exact.step import ExactStep
 from ropeteam_trainer.strategies.facade import Loss, ModelFacade
 from ropeteam_trainer.strategies.local import LocalState, PeriodicAveraging
+from ropeteam_trainer.strategies.model.microbatch import ModelArguments
 from ropeteam_trainer.strategies.model.naming import named_parameters, rebind_optimizer
 
 
@@ -61,6 +64,10 @@ class LoopValues:
     """Job.step."""
     leaves: Callable[[], tuple[Leaf, ...]] = tuple
     """Micro-batches of the last batch, under sync Exact."""
+    other_leaves: Callable[[Sequence[int], Any], tuple[tuple[Leaf, ...], Any]] | None = None
+    """Feed.other_leaves()."""
+    worlds: WorldsOfJob | None = None
+    """None: the first loss of a rank ends its world."""
 
 
 @dataclass(frozen=True)
@@ -134,8 +141,8 @@ def wrap(
     loss: Loss | None = None,
     tensor_plan: tensor.PlanMaker | None = None,
 ) -> Wrapped:
-    """Apply the strategy to the model and the optimizer, which are changed in place. All ranks call it
-    together. Raises StrategyError with the field to change; in most cases before any change.
+    """Apply the strategy to model and optimizer, in place. All ranks call it together, except ranks that join
+    others. Raises StrategyError with the field to change; in most cases before any change.
 
     The order is that of this module's docstring. Each step needs the one before: a stage is split by layers
     that tensor parallelism has replaced, and the optimizer is bound to the parameters that are left.
@@ -143,8 +150,8 @@ def wrap(
     grid = layout(strategy, world.size)
     check_settings(strategy, optimizer, loss)
     before = named_parameters([model])
-    mesh = _mesh(grid, world.device)
-    if world.size > 1:
+    mesh = None if world.is_apart else _mesh(grid, world.device)
+    if world.size > 1 and not world.is_apart:
         _broadcast_weights(model)
     if grid.tensor > 1:
         assert mesh is not None
@@ -168,11 +175,11 @@ def wrap(
     if grid.pipeline > 1:
         assert mesh is not None
         facade.use_pipeline(_pipeline(stages, strategy, grid, mesh, world.device, facade.pipeline_loss))
-    exact, deal = None, None
+    exact = deal = None
     if strategy.sync.type is SyncType.EXACT:
-        extra["exact"] = exact = _exact_step(parts, optimizer, strategy, grid, world, mesh)
+        extra["exact"] = exact = _exact_step(parts, optimizer, strategy, grid, world, mesh, progress.worlds)
         deal = _deal(strategy, grid, world.rank)
-        facade.use_exact(exact, progress.leaves, progress.steps_done)
+        facade.use_exact(exact, progress.leaves, progress.steps_done, partial(_more_leaves, progress))
     called = facade if facade.is_needed or parts[0] is not model else model
     return Wrapped(called, optimizer, parts, extra, own, grid, steps, scale, mesh, deal, exact)
 
@@ -184,6 +191,7 @@ def _exact_step(
     grid: Layout,
     world: World,
     mesh: DeviceMesh | None,
+    job: WorldsOfJob | None,
 ) -> ExactStep:
     """Steps of sync Exact. Raises StrategyError where ranks would not compute the same bits."""
     _check_parameters(optimizer, named_parameters(parts))
@@ -193,7 +201,26 @@ def _exact_step(
     seed = world.number_of_rank_0(torch.initial_seed() >> 1)  # an int64
     group = mesh["shard"].get_group() if mesh is not None and grid.shard > 1 else None
     join = partial(join_replicas, world, grid, strategy.leaves)
-    return ExactStep(parts, strategy.leaves, seed, join, computes, group)
+    membership = None
+    if job is not None and grid.replicate == world.size > 1:
+        membership = AgentMembership(job.link, job.first, world.size, world.timeout_seconds)
+        if world.is_apart:
+            join = partial(join_living_replicas, world, job.first, strategy.leaves, computes)
+    replica = grid.coordinate(world.rank).replicate
+    replicas = Replication(replica, grid.replicate, membership)
+    exact = ExactStep(parts, strategy.leaves, seed, join, computes, group, replicas)
+    if job is not None and membership is not None:
+        Reception(job, replica, computes, world.timeout_seconds, exact)
+    return exact
+
+
+def _more_leaves(
+    progress: LoopValues, numbers: Sequence[int], own: ModelArguments
+) -> tuple[Sequence[Leaf], ModelArguments]:
+    """As MoreLeaves."""
+    assert progress.other_leaves is not None
+    leaves, arguments = progress.other_leaves(numbers, tuple(own))
+    return leaves, ModelArguments(*arguments)
 
 
 def _check_parameters(optimizer: Optimizer, of_model: Mapping[str, nn.Parameter]) -> None:

@@ -1,6 +1,7 @@
 """The agent's state machine: state and event in, next state and effects out. Pure.
 
 step.py              the rules; checkpointrules.py: those on checkpoints
+keepingrules.py      rules on ranks that live on when a world ends
 events.py            events; state.py: the state; effects.py: effects
 apply.py             the facts of an event; childreports.py: those of reports of child processes
 hang.py              hang detection; stacks.py: the frame in which a rank hangs

@@ -148,7 +148,10 @@ def _apply_rank_event(
         return state
     match event:
         case RanksStarted():
-            ranks = tuple(replace(rank, started_at=state.now) for rank in world.ranks)
+            ranks = tuple(
+                rank if rank.started_at is not None else replace(rank, started_at=state.now)
+                for rank in world.ranks
+            )
             return replace(state, world=replace(world, ranks=ranks))
         case HeartbeatsRead(_, heartbeats):
             ranks = tuple(
@@ -195,13 +198,14 @@ def _with_exit(
     Python exits for an exception, because the kill would hide its failure. During a drain by SIGTERM every
     exit is the agent's.
     """
-    ending = (world.killing and exit.signal == signal.SIGKILL) or world.terminate_by is not None
+    drained = world.terminate_by is not None
     reported = next((rank for rank in world.ranks if rank.rank == exiting), None)
     for rank in world.ranks:
         if reported and rank.alive and (rank is reported or state.launch.per_pod):
-            by_agent = ending and (rank.exit is None or rank.exit.killed)
+            killing = (world.killing or rank.is_lost) and exit.signal == signal.SIGKILL
+            by_agent = (killing or drained) and (rank.exit is None or rank.exit.killed)
             failing = reported.failing and state.now - reported.error_at <= childreports.CHILD_SECONDS
-            if by_agent and failing and world.terminate_by is None:
+            if by_agent and failing and not drained:
                 by_agent, exit = False, replace(exit, code=1, signal=None)
             with_reports = replace(
                 rank, error=reported.error, error_at=reported.error_at, ended_rank=reported.ended_rank
@@ -275,6 +279,8 @@ def _with_message(world: LocalWorld, sender: int, message: FromRank, now: float)
         rank = replace(rank, paused=message.paused)
     if message.drained is not None:
         rank = replace(rank, drained=message.drained)
+    if message.regroups:
+        rank = replace(rank, regroups=True)
     if message.left:
         rank = replace(rank, left=True)
     if message.served is not None:
@@ -290,7 +296,8 @@ def _with_message(world: LocalWorld, sender: int, message: FromRank, now: float)
     if message.group is not None:
         world = replace(world, groups=childreports.with_group(world.groups, sender, message.group))
     if message.shard_step is not None:
-        shard = Shard(sender, world.started_in, message.shard_step, message.shard_files)
+        world_id = message.shard_world or world.started_in
+        shard = Shard(sender, world_id, message.shard_step, message.shard_files)
         others = tuple(s for s in world.shards if (s.rank, s.step) != (shard.rank, shard.step))
         world = replace(world, shards=(*others, shard))
     if rank is not world.ranks[0]:

@@ -28,8 +28,8 @@ _OWN, _CHILD, _LAUNCHER, _BLAMES_PEER = range(4)
 def with_group(groups: tuple[GroupReport, ...], rank: int, formed: GroupFormed) -> tuple[GroupReport, ...]:
     """The groups with the process that reports `formed`, on the socket of `rank`, added to its group.
 
-    Groups are the same if id and size are. Of more than MOST_GROUPS the largest stay. Unchanged if the sizes
-    make no sense: any process may write to the socket.
+    Groups are the same if id and size are. Of more than MOST_GROUPS the largest stay, and the newest of
+    these. Unchanged if the sizes make no sense: any process may write to the socket.
     """
     if not 0 <= formed.rank < formed.size <= MOST_RANKS:
         return groups
@@ -38,7 +38,7 @@ def with_group(groups: tuple[GroupReport, ...], rank: int, formed: GroupFormed) 
     known = next((each for each in groups if (each.id, each.size) == key), None)
     if known is None:
         new = GroupReport(formed.id, formed.size, formed.who, (rank,), (formed.rank,))
-        return tuple(sorted((*groups, new), key=lambda each: -each.size)[:MOST_GROUPS])
+        return tuple(sorted((new, *groups), key=lambda each: -each.size)[:MOST_GROUPS])
     if rank in known.ranks and (formed.rank in known.members or len(known.members) >= MOST_MEMBERS):
         return groups
     more = replace(known, ranks=_added(known.ranks, rank), members=_added(known.members, formed.rank))

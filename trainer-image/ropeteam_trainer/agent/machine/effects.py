@@ -25,9 +25,10 @@ class ClaimRun:
 
 @dataclass(frozen=True)
 class StartRanks:
-    """Start the ranks of this pod. RanksStarted follows, also if some of them could not be started."""
+    """Start ranks of this pod. RanksStarted follows, also if some of them could not be started."""
 
     plan: Plan
+    ranks: tuple[int, ...]
     fork: bool
     """Fork from the zygote if one is ready, else exec."""
     restore: tuple[CheckpointRef, ...] = ()

@@ -147,6 +147,8 @@ def rank_plan(settings: WorkerConfig, plan: Plan, identity: PodIdentity) -> Rank
         line=str(plan.server_generation) if settings.servers else "",
         keys=identity.keys_file,
         trust=settings.trust,
+        started=plan.started,
+        saves_as=str(plan.started_in(settings.lead_slot)) if plan.started else "",
     )
 
 

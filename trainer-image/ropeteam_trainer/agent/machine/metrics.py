@@ -47,7 +47,7 @@ def updated_counts(counts: Counts, state: AgentState) -> Counts:
         return counts
     world_id = state.world.started_in
     return {
-        rank.rank: _updated_counters(counts.get(rank.rank, RankCounters()), rank, world_id)
+        rank.rank: _updated_counters(counts.get(rank.rank, RankCounters()), rank, rank.started_in or world_id)
         for rank in state.world.ranks
     }
 

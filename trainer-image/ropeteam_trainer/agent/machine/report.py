@@ -91,6 +91,8 @@ def _rank_report(rank: RankState, feature_level: int) -> RankReport:
         rank.exit,
         rank.joins,
         rank.hang,
+        rank.regroups,
+        dying=rank.exit is not None and rank.alive,
     )
 
 

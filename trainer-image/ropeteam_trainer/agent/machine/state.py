@@ -61,6 +61,12 @@ class RankState:
     """Step after which the rank has stopped for good, as it reported."""
     served: Served | None = None
     """Newest counters of a parameter server."""
+    regroups: bool = False
+    """If other ranks are lost, it can continue with those that are left."""
+    started_in: WorldId | None = None
+    """The world that started it, if it was started again beside others of this pod. None: it is theirs."""
+    is_lost: bool = False
+    """The others continue without it. SIGKILL was requested."""
     left: bool = False
     """Worker: its parameter servers do not wait for it any more. Server: all its workers have left."""
     error: FromRank | None = None
@@ -92,8 +98,8 @@ class LocalWorld:
 
     plan: Plan
     started_in: WorldId
-    """The world that started the ranks. Events and effects name them by it, also where `plan` is a later one
-    that keeps them."""
+    """The world that started the ranks, or the first of them. Events and effects name them by it, also where
+    `plan` is a later one that keeps them."""
     ranks: tuple[RankState, ...]
     """The local ranks, lowest first; never empty."""
     killing: bool = False

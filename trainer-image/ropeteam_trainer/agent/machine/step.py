@@ -3,10 +3,11 @@
 Every event first updates the state (apply.py). Then the rules (`_RULES`) read the whole state, in this order,
 and each brings one part of it nearer to the orders, so a lost, repeated or early event costs nothing:
   deadlines, exit       clocks of fence, hang, drain; reasons to exit
+  end lost ranks        ranks without which all others continue are killed
   adopt a plan          a plan that names the world of the ranks here is theirs from now on
   end the world         ranks that the orders do not name are killed
   start a world         once no process of the previous one lives
-  stores, zygote, messages to ranks, checkpoints (checkpointrules.py)
+  stores, zygote, messages to ranks (keepingrules.py), checkpoints (checkpointrules.py)
   exit                  once all ranks are dead
 Each rule returns the next state and its effects; a state that it does not change, without effects, means that
 there is nothing to do.
@@ -21,7 +22,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 
-from ropeteam_trainer.agent.machine import checkpointrules, hang
+from ropeteam_trainer.agent.machine import checkpointrules, hang, keepingrules
 from ropeteam_trainer.agent.machine.apply import Stepped, apply_event
 from ropeteam_trainer.agent.machine.effects import (
     CloseStore,
@@ -29,17 +30,14 @@ from ropeteam_trainer.agent.machine.effects import (
     Exit,
     HostStore,
     KillRanks,
-    SendToRank,
     ShowStacks,
     StartRanks,
     TerminateRanks,
     WarmUp,
 )
-from ropeteam_trainer.agent.machine.environment import server_addresses
 from ropeteam_trainer.agent.machine.events import Event
 from ropeteam_trainer.agent.machine.state import AgentState, LocalWorld, RankState
 from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
-from ropeteam_trainer.contract.local import ToRank
 from ropeteam_trainer.contract.messages import EXIT_FAILED, StoreOffer
 from ropeteam_trainer.contract.world import Plan, ProcessExit, WorldId
 from ropeteam_trainer.launchers import Launch
@@ -161,25 +159,13 @@ def _drain_by_signal(state: AgentState) -> Stepped:
 # ---- rules: one world ends, the next begins
 
 
-def _adopt_plan(state: AgentState) -> Stepped:
-    """Adopt a newer plan that keeps exactly the ranks of this pod, in whatever state they are: a rank that
-    has exited, or is being killed, is reported under the new world, and so replaced by the world after that.
-
-    A plan that keeps other ranks than those here is for `_start_world`.
-    """
-    plan, world = state.desired_plan, state.world
-    if plan is None or world is None or plan.world_id <= world.plan.world_id:
-        return state, ()
-    if plan.started_in(state.identity.slot) != world.started_in:
-        return state, ()
-    return replace(state, world=replace(world, plan=plan)), ()
-
-
 def _end_world(state: AgentState) -> Stepped:
     """Kill all ranks of a world that is not the desired one. If that is because of a fence or a newer world,
     their exits say so; otherwise they are a consequence of the orders (`ProcessExit.killed`)."""
     world = state.world
     if world is None or world.killing or not world.alive_ranks or state.runs_desired_plan:
+        return state, ()
+    if keepingrules.plan_that_keeps_ranks(state):  # it will be adopted
         return state, ()
     ranks = world.ranks
     why = _isolation_exit(state)
@@ -191,13 +177,15 @@ def _end_world(state: AgentState) -> Stepped:
 
 def _decide_unkillable_exit(state: AgentState) -> Stepped:
     """Decide to exit if a process cannot be killed: it ends with this container, and another pod takes the
-    slot. Not if all such ranks had exited cleanly by themselves: then the release ends the container.
+    slot. Not if all such ranks had exited cleanly by themselves: then the release ends the container. A
+    plan that starts lost ranks again waits for their end.
     """
     world = state.world
     if world is None or state.exit_code is not None:
         return state, ()
     unkilled = [rank.exit for rank in world.ranks if rank.alive and rank.unkillable and rank.exit]
-    if not unkilled or (not world.killing and all(exit.clean for exit in unkilled)):
+    ends = world.killing or any(rank.is_lost for rank in world.ranks)
+    if not unkilled or (not ends and all(exit.clean for exit in unkilled)):
         return state, ()
     return replace(state, exit_code=EXIT_UNKILLABLE), ()
 
@@ -243,7 +231,7 @@ def _start_world(state: AgentState) -> Stepped:
         return checkpointrules.request_claim(state, plan)
     restore = state.restore if checkpointrules.is_lead_agent(state) else plan.restore
     return replace(state, world=LocalWorld(plan, started_in, ranks)), (
-        StartRanks(plan, state.may_fork, restore),
+        StartRanks(plan, tuple(rank.rank for rank in ranks), state.may_fork, restore),
     )
 
 
@@ -282,6 +270,8 @@ def _host_stores(state: AgentState) -> Stepped:
     """
     plan = state.desired_plan
     keep = {plan.world_id} if plan else set()
+    if state.world and keepingrules.plan_that_keeps_ranks(state):  # not adopted yet
+        keep.add(state.world.plan.world_id)
     if _may_start_services(state) and state.orders and state.orders.host_store:
         keep.add(state.orders.host_store)
     surplus = tuple(sorted(state.requested_stores - keep))
@@ -326,37 +316,19 @@ def _warm_zygote(state: AgentState) -> Stepped:
     return replace(state, warmed=world_id), (WarmUp(),)
 
 
-def _send_to_ranks(state: AgentState) -> Stepped:
-    """Send pause, committed step and servers' addresses to each rank whose newest message differs from that.
-    Ranks that live on from an earlier world need new addresses; others have them from their environment."""
-    world, orders = state.world, state.orders
-    if world is None or orders is None or world.killing:
-        return state, ()
-    paused = orders.pause == world.plan.world_id
-    stop_at = orders.stop_at if paused else None
-    is_preserved = world.plan.world_id != world.started_in
-    servers = server_addresses(state.config, world.plan) if is_preserved else ()
-    message = ToRank(paused, stop_at, checkpointrules.committed_step(state, world), servers)
-    effects: tuple[Effect, ...] = ()
-    for rank in world.ranks:
-        if rank.alive and rank.has_library and rank.sent != message:
-            world = world.with_rank(replace(rank, sent=message))
-            effects += (SendToRank(world.started_in, rank.rank, message),)
-    return replace(state, world=world), effects
-
-
 _RULES: tuple[Callable[[AgentState], Stepped], ...] = (
     _fence,
     _decide_exit,
     _detect_hangs,
     _drain_by_signal,
-    _adopt_plan,
+    keepingrules.end_lost_ranks,
+    keepingrules.adopt_plan,
     _decide_unkillable_exit,
     _end_world,
     _start_world,
     _host_stores,
     _warm_zygote,
-    _send_to_ranks,
+    keepingrules.send_to_ranks,
     checkpointrules.write_manifest,
     checkpointrules.prune,
     _exit,

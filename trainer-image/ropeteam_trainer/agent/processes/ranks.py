@@ -16,7 +16,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -105,11 +105,12 @@ class Ranks:
         self._oom_kills = proc.oom_kill_count()
         self._memory_thread, self._proc_thread = DaemonThreadExecutor("memory"), DaemonThreadExecutor("proc")
 
-    async def start(self, plan: Plan, fork: bool) -> None:
-        """Start all ranks of `plan` in this pod, one after the other, then post RanksStarted. One that cannot
-        start is posted as RankExited, and the others start. Precondition: no rank of another world lives."""
-        assert not self._processes, "the machine starts a world only when the previous one is gone"
-        ranks = plan.ranks(self._settings.slot)
+    async def start(self, plan: Plan, ranks: Sequence[int], fork: bool) -> None:
+        """Start ranks of `plan` in this pod, one after the other, then post RanksStarted. One that cannot
+        start is posted as RankExited, and the others start. Precondition: none of them lives, nor one that
+        the plan does not keep."""
+        assert not {*ranks} & {*self._processes}, "the machine starts ranks only when those before are gone"
+        world_id = plan.started_in(self._settings.slot)
         if self._settings.launch.per_pod:
             ranks = ranks[:1]
         fork = fork and await self._zygote.may_fork_ranks()
@@ -118,11 +119,11 @@ class Ranks:
             try:
                 if memory and plan.origin is None and rank == ranks[0]:
                     await loop.run_in_executor(self._memory_thread, empty_folder, memory)
-                process = self._processes[rank] = self._prepare(plan.world_id, rank)
+                process = self._processes[rank] = self._prepare(world_id, rank)
                 await self._start_process(process, plan, fork)
             except _START_ERRORS as error:
-                self._report_start_failure(plan.world_id, rank, error)
-        self._post(RanksStarted(plan.world_id))
+                self._report_start_failure(world_id, rank, error)
+        self._post(RanksStarted(world_id))
 
     def kill(self, world_id: WorldId, ranks: Iterable[int]) -> None:
         """Send SIGKILL to those of `ranks` that run in this world. RankExited or RankUnkillable follows."""

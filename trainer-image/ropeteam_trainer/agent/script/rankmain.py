@@ -22,6 +22,8 @@ from typing import Any, NoReturn
 from ropeteam_trainer.agent.script import childhooks, hooks, reporting
 
 _OURS = "ropeteam_trainer"
+library: dict[str, types.ModuleType] = {}
+"""Modules of the job's library that the zygote has imported. Empty in a process that was exec'ed."""
 _NAMES = {"code": "-c", "stdin": "-"}
 """sys.argv[0] of `python -c` and `python -`, where the script is text."""
 
@@ -35,7 +37,7 @@ def main(root: str, kind: str, argv: list[str]) -> NoReturn:
     Order: imports are set up before anything is hooked; an uncaught exception is reported to the agent before
     it is printed; the end is marked before exit handlers run. SystemExit passes through.
     """
-    _prepare_imports(root)
+    prepare_imports(root)
     _set_process_name()
     childhooks.install()
     childhooks.mark_as_rank()
@@ -60,7 +62,7 @@ def main(root: str, kind: str, argv: list[str]) -> NoReturn:
     sys.exit(0)
 
 
-def _prepare_imports(root: str) -> None:
+def prepare_imports(root: str) -> None:
     """Remove the shim's folder from sys.path and our package from sys.modules, and append `root` to sys.path,
     so that a ropeteam_trainer in the image is imported instead of ours. Its release is not checked: what all
     releases have in common is in contract/local.py. Modules that this file has imported stay usable."""
@@ -69,6 +71,18 @@ def _prepare_imports(root: str) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == _OURS]:
         del sys.modules[name]
     sys.path.append(root)
+
+
+def _use_imported_library() -> None:
+    """Put the library that the zygote has imported into sys.modules, unless the script would find another
+    one: beside itself, for example. Call it when sys.path is that of the script."""
+    if not library:
+        return
+    import importlib.util
+
+    spec = importlib.util.find_spec(_OURS)
+    if spec is not None and spec.origin == library[_OURS].__file__:
+        sys.modules.update(library)
 
 
 def _hide_servers_secret(root: str) -> None:
@@ -112,20 +126,24 @@ def _run_user_code(kind: str, target: str, root: str) -> None:
     if kind == "run-path" or (kind == "script" and not os.path.isfile(target)):
         # A folder or zip with a __main__.py, or the error for a path that does not exist.
         _hide_servers_secret(root)
+        _use_imported_library()
         runpy.run_path(os.path.join(os.getcwd(), target), run_name="__main__")
         return
     module = types.ModuleType("__main__")
     if kind in _NAMES:
         if not is_safe:
             sys.path.insert(0, "")
+        _use_imported_library()
         code = _text_code(module, kind, target)
     elif kind == "module":
         if not is_safe:
             sys.path.insert(0, os.getcwd())
+        _use_imported_library()
         code = _module_code(module, target)
     else:
         if not is_safe:
             sys.path.insert(0, os.path.dirname(os.path.realpath(target)))
+        _use_imported_library()
         code = _script_code(module, target)
     _hide_servers_secret(root)  # depends on the library that the script will import, which may lie beside it
     sys.modules["__main__"] = module

@@ -10,17 +10,22 @@ would change before `import torch` (threads apart) are fixed when the zygote sta
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import struct
 import sys
+import types
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """At 1 while the zygote imports: a pool of threads would not survive the fork."""
+_OURS = "ropeteam_trainer"
+_LIBRARY = ("joining", "job", "strategies.wrap", "checkpoint.saving")
+"""Modules with which a script imports all that it needs of the library: 80, in a fifth of a second."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,7 @@ class Child:
 def main(root: str, fd: int) -> NoReturn:
     """Serve requests on socket `fd` until the agent closes it. In a child: become the requested rank or
     store. `root`: the folder or zip that holds our package."""
-    child = _serve(socket.socket(fileno=fd))
+    child = _serve(socket.socket(fileno=fd), root)
     if child is None:
         sys.exit(0)
     if child.request["op"] == "store":
@@ -48,7 +53,7 @@ def main(root: str, fd: int) -> NoReturn:
     rankmain.main(root, child.request["kind"], child.request["argv"])
 
 
-def _serve(agent: socket.socket) -> Child | None:
+def _serve(agent: socket.socket, root: str) -> Child | None:
     """Import torch, send the first message, then answer requests. Returns None when the agent has closed the
     socket, and in each forked child its Child. Hooks come first: they wait for torch to be imported."""
     from ropeteam_trainer.agent.script import childhooks
@@ -61,7 +66,7 @@ def _serve(agent: socket.socket) -> Child | None:
         request, fds = received
         answer: dict[str, Any] = {}
         if request["op"] == "warm":
-            _import_rest()
+            _import_rest(root)
         elif problem := _fork_obstacle():
             answer = {"error": problem}
         else:
@@ -76,13 +81,46 @@ def _serve(agent: socket.socket) -> Child | None:
     return None
 
 
-def _import_rest() -> None:
-    """Import what `torch.optim` and DistributedDataParallel import later, which takes as long as torch."""
+def _import_rest(root: str) -> None:
+    """Import what `torch.optim` and DistributedDataParallel import later, which takes as long as torch, and
+    the library."""
     import gc
 
     import torch._dynamo  # noqa: F401
 
+    from ropeteam_trainer.agent.script import rankmain
+
+    rankmain.library = _imported_library(root)
     gc.freeze()  # a collection would write to pages that children share
+
+
+def _imported_library(root: str) -> dict[str, types.ModuleType]:
+    """Modules of the library that a script would import: that of the image, or ours. Neither sys.path nor the
+    modules of our package that this process uses are changed. A library that cannot be imported here fails in
+    the script, where people see it; one of another release may have other modules."""
+    import importlib
+
+    from ropeteam_trainer.agent.script import rankmain
+
+    path, own = [*sys.path], _modules_of_ours()
+    rankmain.prepare_imports(root)
+    try:
+        importlib.import_module(_OURS)
+        for name in _LIBRARY:
+            with contextlib.suppress(Exception):
+                importlib.import_module(f"{_OURS}.{name}")
+        return _modules_of_ours()
+    except Exception:
+        return {}
+    finally:
+        for name in _modules_of_ours():
+            del sys.modules[name]
+        sys.modules.update(own)
+        sys.path[:] = path
+
+
+def _modules_of_ours() -> dict[str, types.ModuleType]:
+    return {name: module for name, module in sys.modules.items() if name.partition(".")[0] == _OURS}
 
 
 def _fork_obstacle() -> str:

@@ -89,13 +89,14 @@ def _slot_obstacle(state: CoordinatorState, slot: int, now: float) -> str:
 
 
 def unfinished_slots(state: CoordinatorState) -> slotset.Slots:
-    """Slots with a registered agent whose ranks may still live: it can be ordered to end them. Without slots
-    that are preserved. An agent's `stopped` is no proof until it has applied the withdrawal of the plan
-    (`quiesced`): it might still start those ranks."""
+    """Slots with a registered agent whose ranks may still live: it can be ordered to end them. Of slots that
+    are preserved only those in which a lost rank still lives. An agent's `stopped` is no proof until it has
+    applied the withdrawal of the plan (`quiesced`): it might still start those ranks."""
     world, here = state.world, slotindex.present_slots(state)
     if world is None:
         return here & state.facts.busy
-    return here & ~world.preserved & (state.facts.busy | (state.facts.member & ~world.quiesced))
+    ending = here & ~world.preserved & (state.facts.busy | (state.facts.member & ~world.quiesced))
+    return ending | (here & preserving.slots_of_dying(state))
 
 
 def stuck_slots(state: CoordinatorState, now: float) -> slotset.Slots:
@@ -162,15 +163,16 @@ def start_next_world(state: CoordinatorState, at: Moment) -> CoordinatorState:
     """The state in which the next world runs: its plan is in the orders from now on. Only without an
     obstacle.
 
-    With parameter servers that still have their state in memory the plan names their server generation
-    (`origin`), and steps lost are known at once; otherwise they are once the checkpoint is restored. A
-    pending grant stays if the rank that writes its manifest was preserved.
+    If ranks still have the state of the training in memory the plan names their generation (`origin`), and
+    steps lost are known at once; otherwise they are once the checkpoint is restored. A pending grant stays if
+    the rank that writes its manifest was preserved.
     """
     offer, desired, previous = offered_store(state), state.desired, state.world
     assert offer is not None
     assert desired is not None
     preserved = previous.preserved if previous else slotset.NONE
-    resumes_in_memory = previous is not None and preserving.can_resume_in_memory(state)
+    has_state = bool(preserved or state.config.servers)
+    resumes_in_memory = has_state and preserving.can_resume_in_memory(state)
     plan = Plan(
         world_id=state.next_world_id,
         attempt=desired.attempt,
@@ -180,7 +182,10 @@ def start_next_world(state: CoordinatorState, at: Moment) -> CoordinatorState:
         restore=commits.restore_candidates(state),
         restart_count=state.restarts,
         origin=previous.plan.server_generation if previous and resumes_in_memory else None,
+        started=preserving.lost_ranks(state) if resumes_in_memory else (),
     )
+    if previous and not resumes_in_memory:
+        state = incidents.note_later_steps(state, previous.step)
     state = replace(
         state,
         worlds_planned=state.worlds_planned + 1,

@@ -99,9 +99,11 @@ def is_per_pod(state: CoordinatorState) -> bool:
 
 def expects_group(state: CoordinatorState) -> bool:
     """Whether one process group of all ranks is expected. Not with parameter servers, for one rank, or if
-    each pod may train a world of its own."""
+    each pod may train a world of its own; nor if ranks live on from an earlier world, which had one."""
     world, config = state.world, state.config
-    return world is not None and world.plan.world_size > 1 and not (config.servers or config.worlds_per_pod)
+    if world is None or world.plan.started:
+        return False
+    return world.plan.world_size > 1 and not (config.servers or config.worlds_per_pod)
 
 
 def _is_start_overdue(state: CoordinatorState, since: float | None, now: float) -> bool:

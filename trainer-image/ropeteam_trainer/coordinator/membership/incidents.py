@@ -346,6 +346,15 @@ def count_lost_steps(state: CoordinatorState, base: int) -> CoordinatorState:
     )
 
 
+def note_later_steps(state: CoordinatorState, step: int) -> CoordinatorState:
+    """The state with the last incident at this step, which ranks that lived on have made after it: it is lost
+    with them."""
+    fault = state.fault
+    if fault is None or fault.incident.steps_lost is not None or step <= fault.incident.step:
+        return state
+    return _with_last_fault(state, replace(fault, incident=replace(fault.incident, step=step)))
+
+
 def _milliseconds_since(fault: Fault, at: Moment) -> int:
     return max(0, round((at.now - fault.at) * 1000))
 

@@ -13,7 +13,7 @@ from ropeteam_trainer.contract import LEASES
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.messages import AgentReport, Orders
 from ropeteam_trainer.contract.world import Plan
-from ropeteam_trainer.coordinator.membership import commits, lease
+from ropeteam_trainer.coordinator.membership import commits, lease, preserving
 from ropeteam_trainer.coordinator.membership.drains import drains_by_sigterm
 from ropeteam_trainer.coordinator.membership.forming import STORE_SLOT
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
@@ -113,6 +113,7 @@ class Replies:
             term=state.config.term,
             boot=state.boot,
             number=0,
+            lost=preserving.lost_ranks(state) if lives else (),
             host_store=state.next_world_id if hosts else None,
             grant=state.grant if grantee else None,
             lineage=self._lineage,
@@ -189,7 +190,7 @@ def _common_inputs(state: CoordinatorState) -> tuple[object, ...]:
         state.drain_requested,
         state.dismissed,
         state.worlds_planned,
-        world and (world.plan.world_id, world.preserved, world.stop_at),
+        world and (world.plan.world_id, world.preserved, world.lost, world.stop_at),
         commits.retained_checkpoints(state),
         state.grant,
         drains_by_sigterm(state),

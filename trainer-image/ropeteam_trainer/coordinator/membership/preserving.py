@@ -1,12 +1,15 @@
-"""Slots whose ranks live on when a world ends, and whether the next world resumes from servers' memory.
+"""Slots whose ranks live on when a world ends, and whether the next world resumes from memory.
 
-Only with parameter servers: ranks that need each other in a collective end together. Order: the world ends
--> healthy slots are preserved: their agents are still sent its plan -> a preserved slot that fails meanwhile
-is not preserved any more, and never again -> the next plan names the world in which the preserved ranks were
-started.
+Only with parameter servers, and under sync Exact: other ranks that need each other in a collective end
+together. Order: the world ends -> healthy slots are preserved: their agents are still sent its plan -> a
+preserved slot that fails meanwhile is not preserved any more, and never again -> the next plan names the
+world in which the preserved ranks were started.
 Updates acknowledged by servers are in the memory of their pods. While each of those pods lives the next world
 resumes from there, even if no rank lives on. If one is lost, so is its part of the parameters: all ranks go
 back to the checkpoint together.
+Under sync Exact each rank has all parameters. Preserved ranks learn which others are lost, and continue in
+the step without them; ranks that the next world starts get the state from one of them. A slot is preserved
+if one of its ranks is: its agent starts the others again beside it.
 Limits: a world that is being drained ends as a whole. A drain requested while slots are being replaced keeps
 no slot: the job resumes from its newest checkpoint.
 """
@@ -15,8 +18,15 @@ from __future__ import annotations
 
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.coordinator.membership import progress
+from ropeteam_trainer.coordinator.membership.evidence import AGENT_REPORTED, ERROR, Evidence
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
 from ropeteam_trainer.coordinator.membership.state.events import Moment
+from ropeteam_trainer.coordinator.membership.state.ranks import (
+    can_regroup,
+    ranks_of_member,
+    ranks_of_members,
+)
+from ropeteam_trainer.coordinator.membership.state.slots import agent_of_slot
 from ropeteam_trainer.coordinator.membership.state.slotset import Slots
 from ropeteam_trainer.coordinator.membership.state.state import (
     CoordinatorState,
@@ -26,11 +36,23 @@ from ropeteam_trainer.coordinator.membership.state.state import (
 )
 
 
-def stop_world(state: CoordinatorState, at: Moment) -> CoordinatorState:
+def stop_world(state: CoordinatorState, at: Moment, evidence: Evidence | None = None) -> CoordinatorState:
     """The state in STOPPING: the plan of the world is withdrawn, except for the slots that are preserved.
-    Without parameter servers these are none."""
+    After evidence that a rank cannot join those that live on, none is."""
     state = progress.record_dead_slots(enter_phase(state, WorldPhase.STOPPING, at))
-    return with_world(state, preserved=_healthy_slots(state))
+    preserved = slotset.NONE if evidence and _cannot_join(state, evidence) else _healthy_slots(state)
+    return _with_preserved(state, preserved)
+
+
+def _cannot_join(state: CoordinatorState, evidence: Evidence) -> bool:
+    """Whether a rank that was to join others has failed or hung by itself before its first step. Its script
+    may need all ranks to begin with it."""
+    world, member_ranks = state.world, ranks_of_member(state, evidence.slot)
+    assert world is not None
+    if evidence.weight not in (AGENT_REPORTED, ERROR) or evidence.rank not in world.plan.started:
+        return False
+    report = member_ranks.known.get(evidence.rank) if member_ranks else None
+    return report is None or report.steps_here == 0
 
 
 def drop_unhealthy_slots(state: CoordinatorState) -> CoordinatorState:
@@ -39,9 +61,28 @@ def drop_unhealthy_slots(state: CoordinatorState) -> CoordinatorState:
     world = state.world
     if world is None or not world.preserved:
         return state
-    preserved = world.preserved & _healthy_slots(state)
-    quiesced = world.quiesced | (state.facts.dead & ~preserved)
-    return with_world(state, preserved=preserved, quiesced=quiesced)
+    state = _with_preserved(state, world.preserved & _healthy_slots(state))
+    assert state.world is not None
+    quiesced = world.quiesced | (state.facts.dead & ~state.world.preserved)
+    return with_world(state, quiesced=quiesced)
+
+
+def _with_preserved(state: CoordinatorState, preserved: Slots) -> CoordinatorState:
+    """The state with these slots preserved. Under sync Exact the ranks of each that cannot continue are lost
+    from now on, and slots without any other rank are not preserved."""
+    world = state.world
+    assert world is not None
+    lost = world.lost
+    if not state.config.servers:
+        for each in ranks_of_members(state, preserved & ~state.facts.whole_regroups):
+            lost |= slotset.of(
+                rank
+                for rank, report in zip(each.ranks, each.reports, strict=True)
+                if report is None or not can_regroup(report)
+            )
+            if all(slotset.has(lost, rank) for rank in each.ranks):
+                preserved &= ~slotset.one(each.member.slot)
+    return with_world(state, preserved=preserved, lost=lost)
 
 
 def preserved_text(state: CoordinatorState) -> str:
@@ -50,21 +91,48 @@ def preserved_text(state: CoordinatorState) -> str:
     return f"; the ranks of {preserved} {'slot' if preserved == 1 else 'slots'} continue" if preserved else ""
 
 
-def can_resume_in_memory(state: CoordinatorState) -> bool:
-    """Whether the next world can resume from the memory of parameter servers: each of their pods still has
-    the state of the current server generation and stays. Not after a failure, a drain (ranks have stopped at
-    its step), or for a new attempt."""
+def slots_of_dying(state: CoordinatorState) -> Slots:
+    """Under sync Exact, preserved slots in which a process of a lost rank still lives, as the agent last
+    reported."""
     world = state.world
-    if (
-        world is None
-        or not state.config.servers
-        or state.failure
-        or state.drain_requested
-        or is_new_attempt(state)
-    ):
+    if world is None or state.config.servers:
+        return slotset.NONE
+    found = (
+        agent_of_slot(state, slot) for slot in slotset.each(world.preserved & ~state.facts.whole_regroups)
+    )
+    return slotset.of(
+        agent.report.slot
+        for agent in found
+        if agent
+        and any(
+            slotset.has(world.lost, rank.rank) and (rank.exit is None or rank.dying)
+            for rank in agent.report.ranks
+        )
+    )
+
+
+def lost_ranks(state: CoordinatorState) -> tuple[int, ...]:
+    """Under sync Exact, ranks of the current world without which its preserved ones continue. (): none lives
+    on, or the world runs."""
+    world = state.world
+    if world is None or not world.preserved or state.config.servers or state.phase is WorldPhase.RUNNING:
+        return ()
+    gone = state.all_slots & ~world.preserved
+    whole = slotset.of(rank for slot in slotset.each(gone) for rank in world.plan.ranks(slot))
+    return (*slotset.each(whole | world.lost),)
+
+
+def can_resume_in_memory(state: CoordinatorState) -> bool:
+    """Whether the next world can resume from memory. Not after a failure, a drain (ranks have stopped at its
+    step), or for a new attempt. With parameter servers each of their pods must still have the state of the
+    current server generation and stay; under sync Exact one rank that can continue."""
+    world = state.world
+    if world is None or state.failure or state.drain_requested or is_new_attempt(state):
         return False
     if world.paused_at is not None or state.facts.drained:
         return False
+    if not state.config.servers:
+        return bool(_staying_slots(state) & state.facts.regroups)
     servers = state.all_slots & ~slotset.up_to(state.config.workers)
     return servers & _staying_slots(state) & state.facts.in_generation == servers
 
@@ -79,5 +147,7 @@ def _healthy_slots(state: CoordinatorState) -> Slots:
     the next world can resume in memory."""
     if not can_resume_in_memory(state):
         return slotset.NONE
+    if not state.config.servers:
+        return _staying_slots(state) & state.facts.regroups
     aborted = slotset.NONE if state.facts.clean else state.facts.aborted
     return _staying_slots(state) & state.facts.healthy & ~aborted

@@ -310,7 +310,7 @@ def _end_faulty_world(
     evidence = incidents.strongest_evidence(all_evidence)
     if evidence and not is_new_attempt(state):
         state = incidents.open_incident(state, drains.terminating_evidence(state) or evidence, at)
-    return preserving.stop_world(incidents.fail_on_exit_code(state, at, slotset.ALL), at)
+    return preserving.stop_world(incidents.fail_on_exit_code(state, at, slotset.ALL), at, evidence)
 
 
 def _decide_stopping(state: CoordinatorState, at: Moment) -> Decided:

@@ -13,6 +13,7 @@ list could. It is a good shuffle, not a cipher.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ropeteam_trainer.data.decisions.balance import part_sizes
@@ -35,7 +36,7 @@ class Deal:
 
     leaves: int
     """Micro-batches of a step, whose number does not depend on the ranks."""
-    mine: range
+    mine: Sequence[int]
     """Numbers of those that this rank computes, or shares in."""
     shard: int = 0
     shards: int = 1

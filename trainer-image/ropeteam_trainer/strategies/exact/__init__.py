@@ -3,9 +3,11 @@
 step.py       micro-batches of a step, and what they add to
 gradients.py  this replica's part of the tree (partition/reductiontree.py), in buckets
 buffers.py    running statistics of BatchNorm
-exchange.py   sums over all replicas
+sums.py       sums over the replicas that are members
+exchange.py   sums over all replicas, also after one of them is lost
 links.py      connections between replicas, and their thread
-joining.py    how these come about
+joining.py    how these come about; arrivals.py: with new replicas, while the others train
+members.py    which replicas are members, and their micro-batches
 
 A step is V micro-batches, whose number is in the manifest. Their gradients are added along one binary tree,
 wherever they are computed. So 1, 2, 3 or 8 replicas give the same weights, to the last bit.

@@ -1,252 +1,363 @@
-"""The sum of a step's gradients over all replicas, along the fixed tree, bucket by bucket.
+"""The exchange of gradients with the other replicas, also after one of them is lost, or a new one has come.
 
-Each replica is responsible for one slice of each bucket. It is sent that slice of all maximal nodes of the
-others (reduce-scatter), adds them along the tree as they come, and sends the sum to all (all-gather).
-Cost per step and replica: with n replicas that have one node each, 2 (n-1)/n x 4P bytes sent, as in a ring
-all-reduce; each further node another (n-1)/n x 4P. Messages: (n-1) x (nodes + 1) per bucket. Memory: the
-nodes, the sum, and the slices that have come and have no sibling yet.
+sums.py adds them, among members that have a number. When a replica is lost, the others regroup(), each when
+it has to wait for the lost one: they are the next members, and send each other how many sums they have, and
+for which leaves they have gradients of the next one. That one is then begun again, with the lost replica's
+leaves dealt among them.
+One may have a sum that others do not have, but never two, because none is complete without the nodes of all.
+Others are sent it whole, by the lowest replica that has it. Messages among earlier members are dropped,
+those among later ones are left unread until this replica is one of them.
 
-Each replica has one node at least, so no sum is complete before all have added theirs. All of it happens in
-the thread of the connections, except wait().
+Example: replica 2 of three dies after it has sent the sum of its slice to replica 0, but not to replica 1.
+
+    0: has sum 7, computes its leaves of 8    1: waits for sum 7     2: dead
+    0: waits for sum 8, regroups              1: regroups
+    0: position 8, sends sum 7 to 1           1: position 7, receives sum 7, steps, computes its leaves of 8
+    both add their leaves of 8, and those of replica 2
+
+A new replica connects to all others (connect()). At the end of a step that all of them choose, they
+admit() it, and the lowest sends it the state of the training. Until it has that, others that regroup()
+continue without it: it answers with no position, and ends.
 """
 
 from __future__ import annotations
 
+import socket
+import struct
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 
-from ropeteam_trainer.contract.errors import RopeteamError
-from ropeteam_trainer.partition.reductiontree import Node, parent_and_sibling
+from ropeteam_trainer.partition.reductiontree import Node
 from ropeteam_trainer.strategies.exact.links import Header, Links
+from ropeteam_trainer.strategies.exact.sums import BucketShape, ReplicaLost, WorldSums, as_bytes
 
-NODE, SUM = 1, 2
-"""Kinds of messages: a slice of one node; the sum of a slice."""
-
-
-class ReplicaLost(RopeteamError, ConnectionError):
-    """A replica has ended, or cannot be reached, before the sum of a step was complete."""
-
-
-@dataclass(frozen=True)
-class BucketShape:
-    """A bucket of gradients: a flat tensor, the same on all replicas."""
-
-    numel: int
-    dtype: torch.dtype
-
-    def slice_of(self, replica: int, replicas: int) -> slice:
-        """The part of the flat tensor for which a replica is responsible."""
-        return slice(self.numel * replica // replicas, self.numel * (replica + 1) // replicas)
+WHOLE, POSITION, STATE = 3, 4, 5
+"""Kinds of messages: the whole sum of a bucket; a Position, whose leaves are the payload; a part of the
+state."""
+_LEAF = struct.Struct("<I")
+_ALIVE_SECONDS = 5.0
+"""Interval in which a replica that waits for its state shows that it lives."""
+_NOTHING = (1 << 64) - 1
+"""In a message: the position of a replica without state."""
 
 
-@dataclass
-class _Sum:
-    """The sum of one bucket in one step, as far as it has come."""
+class Position(NamedTuple):
+    """Progress of a replica when it regroups."""
 
-    parts: dict[Node, torch.Tensor] = field(default_factory=dict)
-    """This replica's slice of the nodes that have no sibling yet."""
-    arriving: dict[tuple[int, Node], torch.Tensor] = field(default_factory=dict)
-    """Slices that are being received, by sender."""
-    result: torch.Tensor | None = None
-    """The whole bucket; None: this replica has not added its own nodes yet."""
-    awaited: set[int] = field(default_factory=set)
-    """Replicas whose slice of the result has not come yet, this one too. A replica sends it after its nodes,
-    so one that is not awaited is not needed any more."""
-    unsent: int = 0
-    """Peers that have not been sent this replica's slice. Only then the result may be changed."""
-    failure: Exception | None = None
-    done: threading.Event = field(default_factory=threading.Event)
+    done: int
+    """Number of its complete exchanges. -1: it has no state yet."""
+    leaves: tuple[int, ...] = ()
+    """Leaves whose gradients it has, or will have, for the next one."""
 
 
 class Exchange:
     """Sums of the gradients of `replicas`, of which this is number `replica`. `leaves` of the tree.
 
-    Order in each step: add() for each bucket once, then wait() for each. Without connections (one replica, or
-    a dry run) the nodes of this replica are all that is added.
+    Order in each step: add() for each bucket once, then wait() for each, then keep(). After ReplicaLost:
+    regroup(), sums_of_another() if this replica's position is behind, or add() and wait() again. Without
+    connections (one replica, or a dry run) the nodes of this replica are all that is added.
     """
 
     def __init__(
         self, replica: int, replicas: int, leaves: int, shapes: Sequence[BucketShape], seconds: int = 600
     ) -> None:
-        """seconds: time limit of wait()."""
-        self._replica, self._replicas, self._leaves, self._shapes = replica, replicas, leaves, shapes
-        self._root, self._seconds = Node(0, leaves), seconds
-        self._sums: dict[tuple[int, int], _Sum] = {}
-        """By step and bucket. Peers may be a step ahead."""
+        """seconds: time limit of waits."""
+        self._replica, self._leaves, self._shapes, self._seconds = replica, leaves, shapes, seconds
+        self._first_members = frozenset(range(replicas))
         self._links: Links | None = None
+        self._world = 0
+        """Number of the present members."""
+        self._sums: WorldSums | None = None
+        """Of the present members. None: they are not known yet, but for their positions."""
         self._gone: dict[int, Exception] = {}
         """Replicas that are lost."""
-        self._lock = threading.Lock()
-        self._spare: dict[tuple[int, torch.dtype], list[torch.Tensor]] = {}
-        """Slices that are free again."""
+        self._retained: list[torch.Tensor] = []
+        """Sums of all buckets in the last complete exchange."""
+        self._expected: frozenset[int] = frozenset()
+        """Replicas whose positions are awaited."""
+        self._positions: dict[int, dict[int, Position]] = {}
+        """By number of the members, and replica."""
+        self._wholes: dict[int, torch.Tensor] = {}
+        """Sums that are sent to this replica, by bucket. None of them is complete before its number is in
+        `_whole_buckets`."""
+        self._whole_buckets: set[int] = set()
+        self._state: dict[int, memoryview] | None = None
+        """Parts of the state that this replica is sent. None: it was there from the begin."""
+        self._awaits_state, self._source = False, -1
+        self._changed = threading.Condition()
+        """Guards what is awaited, and is notified of changes."""
 
-    def use(self, links: Links) -> None:
-        """Exchange over these connections, whose Receiver this is. Not called for a single replica."""
-        self._links = links
+    def use(self, links: Links, world: int = 0) -> None:
+        """Exchange over these connections, whose Receiver this is, as one of all replicas. world: their
+        number. Not called for a single replica."""
+        self._links, self._world = links, world
+        self._sums = self._sums_of(world, self._first_members, links)
         links.start()
 
     def add(self, step: int, bucket: int, nodes: Mapping[Node, torch.Tensor], result: torch.Tensor) -> None:
-        """Add this replica's maximal nodes of a bucket, flat tensors that must not change before wait()
-        returns. The sum over all replicas will be in `result`."""
-        if self._links is None:
-            for values in nodes.values():
-                result.copy_(values)
+        """As WorldSums.add()."""
+        if self._sums is not None:
+            self._sums.add(step, bucket, nodes, result)
             return
-        self._sum(step, bucket)
-        copied = dict(nodes)  # read in another thread, also just after the sum is complete
-        self._links.run(lambda: self._add(step, bucket, copied, result))
+        for values in nodes.values():
+            result.copy_(values)
 
     def wait(self, step: int, bucket: int) -> None:
-        """Return when the sum of this bucket is complete. Raises ReplicaLost if a replica is lost whose part
-        is missing, also after the time limit."""
-        if self._links is None:
-            return
-        sums = self._sum(step, bucket)
-        if not sums.done.wait(self._seconds):
-            missing = ", ".join(map(str, sorted(sums.awaited - {self._replica})))
-            raise ReplicaLost(
-                f"no gradients {f'came from replicas {missing}' if missing else 'were taken by a replica'} "
-                f"within {self._seconds} s, the timeout_seconds of ropeteam_trainer.init()"
-            )
-        if sums.failure is not None:
-            raise sums.failure
-        with self._lock:
-            del self._sums[step, bucket]
+        """As WorldSums.wait()."""
+        if self._sums is not None:
+            self._sums.wait(step, bucket, self._seconds)
+
+    def keep(self, results: Sequence[torch.Tensor]) -> None:
+        """Keep a copy of the sums of all buckets, for replicas without one when this is lost: the script
+        may change gradients."""
+        if not self._retained:
+            self._retained = [shape.new() for shape in self._shapes]
+        for retained, result in zip(self._retained, results, strict=True):
+            retained.copy_(result)
+
+    # ---- a replica is lost
+
+    def regroup(self, world: int, members: Iterable[int], mine: Position) -> dict[int, Position]:
+        """Continue with the members that are left. Returns the positions of those that have state: they are
+        the members from now on. What was added in this exchange may be changed, and is to be added again.
+        Raises ReplicaLost if another one is lost meanwhile, also after the time limit."""
+        links, chosen = self._links, frozenset(members)
+        assert links is not None
+        links.run(lambda: self._enter(world, chosen, mine, links))
+        self._wait_for(lambda: self._world == world and self._sums is not None, world, chosen)
+        return _with_state(self._positions[world])
+
+    def sums_of_another(self) -> list[torch.Tensor]:
+        """The sums of all buckets in the exchange after this replica's position, from one that has them.
+        Raises ReplicaLost, as regroup()."""
+        assert self._sums is not None
+        everything = {*range(len(self._shapes))}
+        self._wait_for(lambda: self._whole_buckets == everything, self._world, self._sums.members)
+        return [self._wholes[bucket] for bucket in sorted(everything)]
+
+    def drop(self, replicas: Callable[[], Iterable[int]]) -> None:
+        """End the connections to these replicas, if they are lost without a sign, as by a node that is off.
+        Called in the thread of the connections."""
+        links = self._links
+        assert links is not None
+
+        def drop_all() -> None:
+            for replica in replicas():
+                links.drop(replica, "the coordinator counts it as lost")
+
+        links.run(drop_all)
+
+    # ---- a replica has come
+
+    def connect(self, newcomers: Mapping[int, socket.socket]) -> None:
+        """Serve the connections to new replicas. Returns once that is done."""
+        links = self._links
+        assert links is not None
+
+        def add() -> None:
+            for replica in newcomers:
+                links.drop(replica, "it was started again")
+            with self._changed:
+                for replica in newcomers:
+                    self._gone.pop(replica, None)
+            links.add(newcomers)
+
+        links.call(add)
+
+    def admit(self, world: int, members: Iterable[int], state: Mapping[int, Sequence[torch.Tensor]]) -> None:
+        """Continue with these members from the next exchange, and send each of these replicas the state:
+        tensors on the CPU that must not change any more."""
+        links, chosen = self._links, frozenset(members)
+        assert links is not None
+
+        def enter() -> None:
+            self._begin_world(world, chosen, links)
+            for replica, tensors in state.items():
+                for number, values in enumerate(tensors):
+                    header = Header(STATE, world, number, 0, len(tensors), 0)
+                    links.send(replica, header, as_bytes(values))
+            links.resume()
+
+        links.call(enter)
+
+    def expect_state(self, source: int) -> None:
+        """This replica is new, and will be sent state by this one. Called before use()."""
+        self._state, self._awaits_state, self._source = {}, True, source
+
+    def received_state(self, alive: Callable[[], None]) -> list[memoryview]:
+        """The parts of the state, once all have come, however long that takes. alive: called now and then.
+        Raises ReplicaLost."""
+        assert self._state is not None
+        while self._awaits_state:
+            alive()
+            self._wait_for(lambda: not self._awaits_state, self._world, {self._source}, _ALIVE_SECONDS)
+        parts, self._state = self._state, {}
+        return [part for _, part in sorted(parts.items())]
 
     def close(self) -> None:
         if self._links is not None:
             self._links.close()
 
-    def buffer(self, peer: int, header: Header, size: int) -> memoryview:
-        """As Receiver.buffer()."""
-        shape = self._shape(header.bucket)
-        sums = self._sum(header.step, header.bucket)
-        if header.kind == NODE:
-            mine = shape.slice_of(self._replica, self._replicas)
-            into = self._new_slice(mine.stop - mine.start, shape.dtype)
-            node = Node(header.begin, header.end)
-            if node in sums.parts or any(node == arriving for _, arriving in sums.arriving):
-                raise ValueError(f"it sent the sum of {node} twice")
-            sums.arriving[peer, node] = into
-        elif header.kind == SUM and sums.result is not None:
-            into = sums.result[shape.slice_of(peer, self._replicas)]
-        else:
-            raise ValueError(f"it sent a message of kind {header.kind} that was not due")
-        view = as_bytes(into)
-        if len(view) != size:
-            raise ValueError(f"it sent {size} bytes for a slice of {len(view)}")
-        return view
+    # ---- messages, in the thread of the connections
 
-    def received(self, peer: int, header: Header) -> None:
+    def buffer(self, peer: int, header: Header, size: int) -> memoryview | None:
+        """As Receiver.buffer()."""
+        if header.kind == POSITION:
+            if size > _LEAF.size * self._leaves:
+                raise ValueError(f"it sent a position of {size} bytes")
+        elif header.world >= self._world:
+            if header.world > self._world or self._sums is None:
+                return None
+            if header.kind == WHOLE:
+                return self._buffer_of_whole(header, size)
+            if header.kind != STATE:
+                return self._sums.buffer(peer, header, size)
+            if self._state is None or header.bucket in self._state:
+                raise ValueError(f"it sent part {header.bucket} of the state, which was not due")
+        return memoryview(bytearray(size))
+
+    def received(self, peer: int, header: Header, payload: memoryview) -> None:
         """As Receiver.received()."""
-        sums = self._sum(header.step, header.bucket)
-        if header.kind == SUM:
-            sums.awaited.discard(peer)
-            self._note_progress(sums)
-            return
-        node = Node(header.begin, header.end)
-        self._join(header.step, header.bucket, sums, node, sums.arriving.pop((peer, node)))
+        if header.kind == POSITION:
+            leaves = tuple(number for (number,) in _LEAF.iter_unpack(payload))
+            done = -1 if header.step == _NOTHING else header.step
+            self._note_position(header.world, peer, Position(done, leaves))
+        elif header.world != self._world or self._sums is None:
+            pass  # among earlier members
+        elif header.kind == WHOLE:
+            with self._changed:
+                self._whole_buckets.add(header.bucket)
+                self._changed.notify_all()
+        elif header.kind == STATE:
+            self._note_state(header, payload)
+        else:
+            self._sums.received(peer, header)
 
     def lost(self, peer: int, reason: str) -> None:
-        """As Receiver.lost(). Waits end that still need this replica: one that has ended after its last step
-        is no loss."""
-        lost = ReplicaLost(
-            f"Connection closed by peer: replica {peer} is lost in the exchange of gradients: {reason}"
-        )
-        with self._lock:
-            self._gone[peer] = lost
-            for sums in self._sums.values():
-                self._fail_if_awaited(sums)
+        """As Receiver.lost()."""
+        text = f"Connection closed by peer: replica {peer} is lost in the exchange of gradients: {reason}"
+        self._end_waits({peer: ReplicaLost(text)})
 
     def failed(self, error: Exception) -> None:
-        """As Receiver.failed(). All waits end."""
-        with self._lock:
-            self._gone |= dict.fromkeys(range(self._replicas), error)
-            for sums in self._sums.values():
-                self._fail_if_awaited(sums)
+        """As Receiver.failed()."""
+        self._end_waits(dict.fromkeys(self._first_members, error))
 
-    def _fail_if_awaited(self, sums: _Sum) -> None:
-        for peer, reason in self._gone.items():
-            if peer in sums.awaited and sums.failure is None:
-                sums.failure = reason
-                sums.done.set()
+    def _buffer_of_whole(self, header: Header, size: int) -> memoryview:
+        if header.bucket in self._wholes or header.bucket >= len(self._shapes):
+            raise ValueError(f"it sent the sum of bucket {header.bucket}, which was not due")
+        whole = self._wholes[header.bucket] = self._shapes[header.bucket].new()
+        view = as_bytes(whole)
+        if len(view) != size:
+            raise ValueError(f"it sent {size} bytes for a sum of {len(view)}")
+        return view
 
-    def _sum(self, step: int, bucket: int) -> _Sum:
-        with self._lock:
-            if (step, bucket) not in self._sums:
-                sums = _Sum(awaited={*range(self._replicas)})
-                self._fail_if_awaited(sums)
-                self._sums[step, bucket] = sums
-            return self._sums[step, bucket]
+    def _sums_of(self, world: int, members: Iterable[int], links: Links) -> WorldSums:
+        return WorldSums(world, self._replica, members, self._leaves, self._shapes, links)
 
-    def _shape(self, bucket: int) -> BucketShape:
-        if bucket >= len(self._shapes):
-            raise ValueError(f"it sent a message about bucket {bucket} of {len(self._shapes)}")
-        return self._shapes[bucket]
+    def _begin_world(self, world: int, members: frozenset[int], links: Links) -> None:
+        """Add with these members from now on."""
+        sums = self._sums_of(world, members, links)
+        with self._changed:
+            self._world, self._sums = world, sums
+            self._positions = {later: at for later, at in self._positions.items() if later >= world}
+            self._changed.notify_all()
+        sums.end_waits(self._gone)
+        if (later := max(self._positions, default=0)) > world:
+            sums.end_waits(dict.fromkeys(members, _continued(later)))
 
-    def _add(self, step: int, bucket: int, nodes: Mapping[Node, torch.Tensor], result: torch.Tensor) -> None:
-        sums, shape = self._sum(step, bucket), self._shapes[bucket]
-        sums.result, sums.unsent = result, self._replicas - 1
-        assert self._links is not None
-        for node, values in nodes.items():
-            for peer in range(self._replicas):
-                if peer != self._replica:
-                    part = as_bytes(values[shape.slice_of(peer, self._replicas)])
-                    self._links.send(peer, Header(NODE, bucket, *node, step), part)
-        mine = shape.slice_of(self._replica, self._replicas)
-        for node, values in nodes.items():
-            copied = self._new_slice(mine.stop - mine.start, shape.dtype).copy_(values[mine])
-            self._join(step, bucket, sums, node, copied)
+    def _enter(self, world: int, chosen: frozenset[int], mine: Position, links: Links) -> None:
+        """Drop what the last members had begun, and send this replica's position to the next ones."""
+        links.withdraw()
+        with self._changed:
+            self._wholes, self._whole_buckets = {}, set()
+            self._world, self._sums, self._expected = world, None, chosen
+        for peer in chosen - {self._replica}:
+            self._send_position(peer, world, mine, links)
+        self._note_position(world, self._replica, mine)
+        links.resume()
 
-    def _join(self, step: int, bucket: int, sums: _Sum, node: Node, part: torch.Tensor) -> None:
-        """Add a slice of a node to its sibling, and so on upwards. The root goes to all."""
-        while node != self._root:
-            parent, sibling = parent_and_sibling(node, self._leaves)
-            if sibling not in sums.parts:
-                break
-            other = sums.parts.pop(sibling)
-            part.add_(other)
-            self._release(other)
-            node = parent
-        sums.parts[node] = part
-        if node == self._root:
-            self._finish(step, bucket, sums)
+    def _send_position(self, peer: int, world: int, mine: Position, links: Links) -> None:
+        leaves = memoryview(b"".join(map(_LEAF.pack, mine.leaves)))
+        done = _NOTHING if mine.done < 0 else mine.done
+        links.send(peer, Header(POSITION, world, 0, 0, 0, done), leaves)
 
-    def _finish(self, step: int, bucket: int, sums: _Sum) -> None:
-        shape, whole = self._shapes[bucket], sums.parts.pop(self._root)
-        assert sums.result is not None
-        assert self._links is not None
-        mine = sums.result[shape.slice_of(self._replica, self._replicas)]
-        mine.copy_(whole)
-        self._release(whole)
-        for peer in range(self._replicas):
-            if peer != self._replica:
-                header = Header(SUM, bucket, *self._root, step)
-                self._links.send(peer, header, as_bytes(mine), lambda: self._note_sent(sums))
-        sums.awaited.discard(self._replica)
-        self._note_progress(sums)
+    def _note_position(self, world: int, replica: int, position: Position) -> None:
+        """Record a position. The first among later members ends all waits among these: its sender adds
+        nothing here any more. The last one shows who has to send sums."""
+        links = self._links
+        assert links is not None
+        with self._changed:
+            is_first = world not in self._positions
+            positions = self._positions.setdefault(world, {})
+            positions[replica] = position
+            self._changed.notify_all()
+        if world > self._world:
+            if self._sums is not None:
+                self._sums.end_waits(dict.fromkeys(self._sums.members, _continued(world)))
+            if is_first and self._awaits_state:
+                for peer in self._first_members - {self._replica}:
+                    self._send_position(peer, world, Position(-1), links)
+        elif world == self._world and self._sums is None and positions.keys() >= self._expected:
+            members = _with_state({member: positions[member] for member in self._expected})
+            self._positions[world] = members
+            self._begin_world(world, frozenset(members), links)
+            self._send_sums(members, links)
+            links.resume()
 
-    def _note_sent(self, sums: _Sum) -> None:
-        sums.unsent -= 1
-        self._note_progress(sums)
+    def _send_sums(self, positions: Mapping[int, Position], links: Links) -> None:
+        """Send the last sums to replicas without them, if this is the lowest one that has them."""
+        most = max(position.done for position in positions.values())
+        if self._replica != min(member for member, position in positions.items() if position.done == most):
+            return
+        for peer, position in positions.items():
+            if position.done < most:
+                for bucket, retained in enumerate(self._retained):
+                    header = Header(WHOLE, self._world, bucket, 0, self._leaves, position.done)
+                    links.send(peer, header, as_bytes(retained))
 
-    def _note_progress(self, sums: _Sum) -> None:
-        if not sums.awaited and not sums.unsent:
-            sums.done.set()
+    def _note_state(self, header: Header, payload: memoryview) -> None:
+        assert self._state is not None
+        with self._changed:
+            self._state[header.bucket] = payload
+            self._awaits_state = len(self._state) < header.end
+            self._changed.notify_all()
 
-    def _new_slice(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        spare = self._spare.get((numel, dtype))
-        return spare.pop() if spare else torch.empty(numel, dtype=dtype, device="cpu")
+    # ---- waits
 
-    def _release(self, part: torch.Tensor) -> None:
-        self._spare.setdefault((part.numel(), part.dtype), []).append(part)
+    def _end_waits(self, gone: Mapping[int, Exception]) -> None:
+        with self._changed:
+            self._gone |= gone
+            self._changed.notify_all()
+        if self._sums is not None:
+            self._sums.end_waits(gone)
+
+    def _wait_for(
+        self, is_there: Callable[[], bool], world: int, members: Iterable[int], seconds: float | None = None
+    ) -> None:
+        """Wait for what members send. Raises the reason if one of them is lost first, or continues with
+        later members. seconds: return after these; None: raise ReplicaLost after the time limit."""
+
+        def reasons() -> list[Exception]:
+            lost = [reason for member, reason in self._gone.items() if member in members]
+            return lost + [_continued(later) for later in self._positions if later > world]
+
+        with self._changed:
+            self._changed.wait_for(lambda: is_there() or reasons(), seconds or self._seconds)
+            if is_there() or (seconds and not reasons()):
+                return
+            late = ReplicaLost(
+                f"Connection closed by peer: replicas did not regroup within {self._seconds} s, the timeout "
+                "of init()"
+            )
+            raise [*reasons(), late][0]
 
 
-def as_bytes(values: torch.Tensor) -> memoryview:
-    """The memory of a contiguous tensor on the CPU."""
-    array: Any = values.view(torch.uint8).numpy()
-    return memoryview(array)
+def _with_state(positions: Mapping[int, Position]) -> dict[int, Position]:
+    return {member: position for member, position in positions.items() if position.done >= 0}
+
+
+def _continued(world: int) -> ReplicaLost:
+    return ReplicaLost(f"Connection closed by peer: another replica continues without this one ({world})")

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from ropeteam_trainer.contract.strategy import StrategyError
 from ropeteam_trainer.partition.cost import filled_buckets
 from ropeteam_trainer.partition.reductiontree import Node, leaf, parent_and_sibling
-from ropeteam_trainer.strategies.exact.exchange import BucketShape
+from ropeteam_trainer.strategies.exact.sums import BucketShape
 
 
 class Flat(NamedTuple):
@@ -119,9 +119,9 @@ class Bucket:
 
 
 class GradientTree:
-    """All buckets of a model. Order in each step: begin_step(); for each leaf of this replica, in ascending
-    order, begin_leaf(), backward passes, end_leaf(). `complete` is called with each bucket's number once its
-    sums of all leaves are there, which is during the last backward pass."""
+    """All buckets of a model. Order in each step: begin_step(); for each leaf of this replica, best in
+    ascending order, begin_leaf(), backward passes, end_leaf(). `complete` is called with each bucket's number
+    once its sums of all leaves are there, which is during the last backward pass."""
 
     def __init__(
         self, parameters: Sequence[nn.Parameter], leaves: int, complete: Callable[[int], None]

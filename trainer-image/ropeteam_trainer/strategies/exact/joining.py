@@ -16,8 +16,9 @@ import torch
 from ropeteam_trainer.contract.strategy import StrategyError
 from ropeteam_trainer.partition.layout import Layout
 from ropeteam_trainer.rank.world import World
-from ropeteam_trainer.strategies.exact.exchange import BucketShape, Exchange, ReplicaLost
+from ropeteam_trainer.strategies.exact.exchange import Exchange
 from ropeteam_trainer.strategies.exact.links import Links
+from ropeteam_trainer.strategies.exact.sums import BucketShape, ReplicaLost
 from ropeteam_trainer.strategies.parameterserver import wire
 from ropeteam_trainer.system.notice import notice
 
@@ -35,22 +36,21 @@ def join_replicas(world: World, grid: Layout, leaves: int, shapes: Sequence[Buck
     if grid.replicate == 1 or not world.communicates:
         return exchange
     secret = world.from_rank_0(lambda: secrets.token_hex(16))
-    host = _own_address()
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    host = own_address(*_store())
     deadline = time.monotonic() + world.timeout_seconds
-    with socket.create_server((host, 0), family=family, backlog=grid.replicate) as listener:
-        addresses = world.gather(f"{host}:{listener.getsockname()[1]}")
+    with listener_at(host, grid.replicate) as listener:
+        addresses = world.gather(address_of(listener))
         peers = {grid.coordinate(rank).replicate: rank for rank in _same_part(grid, world.rank)}
         at = {other: addresses[rank] for other, rank in peers.items()}
-        connections = {other: _connected(at[other], secret, replica, deadline) for other in range(replica)}
+        connections = {other: connected(at[other], secret, replica, deadline) for other in range(replica)}
         awaited = {*range(replica + 1, grid.replicate)}
         while awaited:
             listener.settimeout(max(deadline - time.monotonic(), 0.001))
-            number, connection = _accepted(listener, secret, awaited)
+            number, connection = accepted(listener, secret, awaited)
             connections[number] = connection
             awaited.discard(number)
     for connection in connections.values():
-        _set_time_limit(connection, world.timeout_seconds)
+        set_time_limit(connection, world.timeout_seconds)
     exchange.use(Links(connections, exchange))
     return exchange
 
@@ -88,21 +88,35 @@ def _same_part(grid: Layout, rank: int) -> list[int]:
     return [other for other in range(grid.world) if replace(grid.coordinate(other), replicate=0) == mine]
 
 
-def _own_address() -> str:
-    """Address from which this pod reaches the job's store, and at which peers reach it. Raises
-    StrategyError."""
+def _store() -> tuple[str, int]:
+    """Address of the job's store. Raises StrategyError."""
     try:
-        store = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     except KeyError as error:
         raise StrategyError(
             f"spec.strategy.sync: Exact needs {error} in the environment, as torchrun sets it, to know "
             "the address of this rank; start the script by torchrun, or in a TrainingJob"
         ) from None
-    with socket.create_connection(store, timeout=60) as to_store:
+
+
+def own_address(host: str, port: int) -> str:
+    """Address from which this pod reaches the job's store, and at which peers reach it."""
+    with socket.create_connection((host, port), timeout=60) as to_store:
         return str(to_store.getsockname()[0])
 
 
-def _connected(address: str, secret: str, replica: int, deadline: float) -> socket.socket:
+def listener_at(host: str, backlog: int) -> socket.socket:
+    """Socket on which other replicas are awaited."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, 0), family=family, backlog=backlog)
+
+
+def address_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"{host}:{port}"
+
+
+def connected(address: str, secret: str, replica: int, deadline: float) -> socket.socket:
     """Connection to the replica at this address. One that drops us, because it was busy with others, is
     tried again until the deadline (on time.monotonic()). Raises ReplicaLost."""
     while True:
@@ -118,7 +132,7 @@ def _connected(address: str, secret: str, replica: int, deadline: float) -> sock
         return connection
 
 
-def _accepted(listener: socket.socket, secret: str, awaited: set[int]) -> tuple[int, socket.socket]:
+def accepted(listener: socket.socket, secret: str, awaited: set[int]) -> tuple[int, socket.socket]:
     """The next of the awaited replicas that connects and has the secret: its number, and the connection.
     Others are dropped. Raises ReplicaLost after the listener's timeout."""
     while True:
@@ -144,7 +158,7 @@ def _accepted(listener: socket.socket, secret: str, awaited: set[int]) -> tuple[
         return number, connection
 
 
-def _set_time_limit(connection: socket.socket, seconds: int) -> None:
+def set_time_limit(connection: socket.socket, seconds: int) -> None:
     """Set how long a peer may take nothing of what is sent to it: as long as a collective. A debugger or a
     pause of the machine is no loss."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, seconds * 1000)

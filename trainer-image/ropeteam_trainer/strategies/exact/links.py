@@ -2,7 +2,7 @@
 
 Each replica has one connection to each other. Messages are a fixed header, then raw bytes:
 
-    kind 4 | bucket 4 | begin 4 | end 4 | step 8 | length of the payload 8
+    kind 4 | world 8 | bucket 4 | begin 4 | end 4 | step 8 | length of the payload 8
 
 One thread per process reads and writes all connections, and calls the Receiver: what that does needs no lock.
 Other threads reach it by run(). A connection begins with mutual proof of a secret, as to parameter servers;
@@ -21,15 +21,19 @@ import struct
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-_HEADER = struct.Struct("<IIIIQQ")
+_HEADER = struct.Struct("<IQIIIQQ")
 
 
 class Header(NamedTuple):
     """Header of a message; exchange.py has the meanings."""
 
     kind: int
+    world: int
+    """Number of the members among whom it is sent."""
     bucket: int
     begin: int
     end: int
@@ -39,10 +43,11 @@ class Header(NamedTuple):
 class Receiver(Protocol):
     """Called in the thread of the connections."""
 
-    def buffer(self, peer: int, header: Header, size: int) -> memoryview:
-        """Where the payload of a message goes. Raises ValueError for a message that cannot be."""
+    def buffer(self, peer: int, header: Header, size: int) -> memoryview | None:
+        """Where the payload of a message goes. None: it is too early, and its connection is not read before
+        Links.resume(). Raises ValueError for a message that cannot be."""
 
-    def received(self, peer: int, header: Header) -> None:
+    def received(self, peer: int, header: Header, payload: memoryview) -> None:
         """The payload is in its buffer."""
 
     def lost(self, peer: int, reason: str) -> None:
@@ -52,20 +57,39 @@ class Receiver(Protocol):
         """The thread ends by an error of ours. Nothing is called any more."""
 
 
+@dataclass
+class _Message:
+    """A message, as far as it is still to be sent."""
+
+    header: memoryview
+    payload: memoryview
+    sent: Callable[[], None] | None
+    """Called when all of it is sent, or never will be."""
+
+    @property
+    def has_begun(self) -> bool:
+        return len(self.header) < _HEADER.size
+
+
 class _Peer:
     """One connection, what is to be sent there, and the message that is being received."""
 
     def __init__(self, number: int, connection: socket.socket) -> None:
         self.number, self.connection = number, connection
-        self.outbox: collections.deque[tuple[memoryview, Callable[[], None] | None]] = collections.deque()
-        """Bytes, and what to call when they are sent."""
+        self.outbox: collections.deque[_Message] = collections.deque()
         self.is_full = False
         """Whether the connection took less than there was to send."""
         self.takes = True
         """Whether the connection can be sent anything. If not, what it has sent may still be read."""
+        self.waits = False
+        """Whether nothing is read, because the payload of `header` is too early."""
         self.head = bytearray(_HEADER.size)
         self.header: Header | None = None
         """Header of the message whose payload is being received. None: a header is."""
+        self.size = 0
+        """Size of that payload."""
+        self.payload = memoryview(b"")
+        """Buffer of that payload."""
         self.rest = memoryview(self.head)
         """Part of the present buffer that is still to be received."""
 
@@ -90,10 +114,8 @@ class Links:
         self._wake, self._woken = socket.socketpair()
         self._woken.setblocking(False)
         self._selector.register(self._woken, selectors.EVENT_READ)
-        self._peers = {number: _Peer(number, connection) for number, connection in connections.items()}
-        for peer in self._peers.values():
-            peer.connection.setblocking(False)
-            self._selector.register(peer.connection, selectors.EVENT_READ, peer)
+        self._peers: dict[int, _Peer] = {}
+        self.add(connections)
         self._calls: collections.deque[Callable[[], None]] = collections.deque()
         self._closed = False
         _open.add(self)
@@ -107,6 +129,35 @@ class Links:
         self._calls.append(call)
         self._wake.send(b"x")
 
+    def call(self, call: Callable[[], None]) -> None:
+        """Have the thread of the connections call this, and return once it has, or has ended."""
+        done = threading.Event()
+
+        def call_and_note() -> None:
+            try:
+                call()
+            finally:
+                done.set()
+
+        self.run(call_and_note)
+        while not done.wait(1.0) and self._thread.is_alive():
+            pass
+
+    def add(self, connections: Mapping[int, socket.socket]) -> None:
+        """Serve more connections: {replica: connected socket}, to replicas that have none. In the thread of
+        the connections only."""
+        for number, connection in connections.items():
+            connection.setblocking(False)
+            self._peers[number] = _Peer(number, connection)
+            self._selector.register(connection, selectors.EVENT_READ, self._peers[number])
+
+    def resume(self) -> None:
+        """Take messages that were too early. In the thread of the connections only."""
+        for peer in [peer for peer in self._peers.values() if peer.waits]:
+            peer.waits = False
+            self._watch(peer)
+            self._receive(peer)
+
     def send(
         self, to: int, header: Header, payload: memoryview, sent: Callable[[], None] | None = None
     ) -> None:
@@ -117,10 +168,22 @@ class Links:
             if sent:
                 sent()
             return
-        peer.outbox.append((memoryview(_HEADER.pack(*header, len(payload))), None))
-        peer.outbox.append((payload, sent))
+        peer.outbox.append(_Message(memoryview(_HEADER.pack(*header, len(payload))), payload, sent))
         if not peer.is_full:
             self._flush(peer)
+
+    def withdraw(self) -> None:
+        """Send none of the messages that are still to be sent: their memory may change now. The rest of one
+        that has begun is copied, and sent. In the thread of the connections only."""
+        for peer in self._peers.values():
+            for message in self._emptied(peer):
+                if message.has_begun:
+                    peer.outbox.append(_Message(message.header, memoryview(bytes(message.payload)), None))
+
+    def drop(self, number: int, reason: str) -> None:
+        """End a connection, as if the peer had. In the thread of the connections only."""
+        if peer := self._peers.get(number):
+            self._drop(peer, reason)
 
     def close(self) -> None:
         """End the thread and all connections."""
@@ -155,10 +218,14 @@ class Links:
                 self._run_calls()
                 continue
             peer: _Peer = key.data
-            if events & selectors.EVENT_WRITE:
+            if events & selectors.EVENT_WRITE and self._is_served(peer):
                 self._flush(peer)
-            if events & selectors.EVENT_READ and peer.number in self._peers:
+            if events & selectors.EVENT_READ and self._is_served(peer):
                 self._receive(peer)
+
+    def _is_served(self, peer: _Peer) -> bool:
+        """Whether this connection has not been ended since."""
+        return self._peers.get(peer.number) is peer
 
     def _run_calls(self) -> None:
         self._woken.recv(4096)
@@ -169,34 +236,44 @@ class Links:
         """Send what the connection takes now; the rest when it takes more."""
         try:
             while peer.outbox:
-                content, sent = peer.outbox[0]
-                content = content[peer.connection.send(content) if content else 0 :]
-                if content:
-                    peer.outbox[0] = content, sent
-                    continue
+                message = peer.outbox[0]
+                while message.header:
+                    message.header = message.header[peer.connection.send(message.header) :]
+                while message.payload:
+                    message.payload = message.payload[peer.connection.send(message.payload) :]
                 peer.outbox.popleft()
-                if sent:
-                    sent()
+                if message.sent:
+                    message.sent()
         except BlockingIOError:
             pass
         except OSError:
             self._stop_sending(peer)
         if peer.is_full != bool(peer.outbox):
             peer.is_full = bool(peer.outbox)
-            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.is_full else 0)
-            self._selector.modify(peer.connection, wanted, peer)
+            self._watch(peer)
+
+    def _watch(self, peer: _Peer) -> None:
+        """Wait for what this connection is to do next."""
+        wanted = (0 if peer.waits else selectors.EVENT_READ) | (selectors.EVENT_WRITE if peer.is_full else 0)
+        with suppress(KeyError):  # it waited for nothing
+            self._selector.unregister(peer.connection)
+        if wanted:
+            self._selector.register(peer.connection, wanted, peer)
 
     def _receive(self, peer: _Peer) -> None:
         """Receive what is there."""
         try:
-            while peer.number in self._peers:  # what is received may end connections
+            if peer.header is not None and not peer.rest:
+                self._begin_payload(peer, peer.header)  # it was too early
+            while self._is_served(peer) and not peer.waits:  # what is received may end connections
+                if not peer.rest:
+                    self._begin_next_part(peer)
+                    continue
                 count = peer.connection.recv_into(peer.rest)
                 if count == 0:
                     self._drop(peer, "it has closed the connection")
                     return
                 peer.rest = peer.rest[count:]
-                while not peer.rest:
-                    self._begin_next_part(peer)
         except BlockingIOError:
             pass
         except (OSError, ValueError) as error:
@@ -205,27 +282,46 @@ class Links:
     def _begin_next_part(self, peer: _Peer) -> None:
         """A header is complete: its payload is next. A payload is: a header is next."""
         if peer.header is None:
-            *fields, size = _HEADER.unpack(peer.head)
+            *fields, peer.size = _HEADER.unpack(peer.head)
             peer.header = Header(*fields)
-            peer.rest = self._receiver.buffer(peer.number, peer.header, size)
+            self._begin_payload(peer, peer.header)
         else:
             header, peer.header, peer.rest = peer.header, None, memoryview(peer.head)
-            self._receiver.received(peer.number, header)
+            self._receiver.received(peer.number, header, peer.payload)
+
+    def _begin_payload(self, peer: _Peer, header: Header) -> None:
+        payload = self._receiver.buffer(peer.number, header, peer.size)
+        if payload is None:
+            peer.waits = True
+            self._watch(peer)
+        else:
+            peer.rest = peer.payload = payload
 
     def _drop(self, peer: _Peer, reason: str) -> None:
         """End one connection, and report that, once."""
-        if self._peers.pop(peer.number, None) is None:
+        if not self._is_served(peer):
             return
-        self._selector.unregister(peer.connection)
+        del self._peers[peer.number]
+        self._close(peer)
+        self._receiver.lost(peer.number, reason)
+
+    def _close(self, peer: _Peer) -> None:
+        with suppress(KeyError):  # it waited for nothing
+            self._selector.unregister(peer.connection)
         peer.connection.close()
         self._stop_sending(peer)
-        self._receiver.lost(peer.number, reason)
 
     def _stop_sending(self, peer: _Peer) -> None:
         """Drop what is to be sent to a peer that takes nothing any more. Its end is read after what it has
         sent."""
         peer.takes = False
-        while peer.outbox:
-            _, sent = peer.outbox.popleft()
-            if sent:
-                sent()
+        self._emptied(peer)
+
+    def _emptied(self, peer: _Peer) -> list[_Message]:
+        """The messages that were to be sent to a peer, which is sent none of them now."""
+        messages = [*peer.outbox]
+        peer.outbox.clear()
+        for message in messages:
+            if message.sent:
+                message.sent()
+        return messages

@@ -6,7 +6,9 @@ the job's seed, the step and the micro-batch. Nothing in it knows the number of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -14,16 +16,35 @@ import torch.distributed as dist
 from torch import nn
 
 from ropeteam_trainer.contract.strategy import StrategyError
+from ropeteam_trainer.contract.world import WorldId
 from ropeteam_trainer.data.decisions.plan import Leaf, mix
+from ropeteam_trainer.data.substitution import UntracedArgument
 from ropeteam_trainer.partition.reductiontree import Node
 from ropeteam_trainer.strategies.exact.buffers import RunningStatistics
-from ropeteam_trainer.strategies.exact.exchange import BucketShape, Exchange
+from ropeteam_trainer.strategies.exact.exchange import Exchange, Position
 from ropeteam_trainer.strategies.exact.gradients import Flat, GradientTree, add_along
+from ropeteam_trainer.strategies.exact.members import (
+    Admission,
+    Arrival,
+    CannotTakeOver,
+    Members,
+    Replication,
+    first_leaves,
+    leaves_of_begun_step,
+    leaves_of_members,
+    members_number,
+)
+from ropeteam_trainer.strategies.exact.sums import BucketShape, ReplicaLost
 from ropeteam_trainer.strategies.model.microbatch import ModelArguments, check_loss, slices
 from ropeteam_trainer.system.notice import notice
 
 Connect = Callable[[Sequence[BucketShape]], Exchange]
 """Makes the exchange of such buckets with the other replicas."""
+
+
+MoreLeaves = Callable[[Sequence[int], ModelArguments], tuple[Sequence[Leaf], ModelArguments]]
+"""Micro-batches with these numbers, and the arguments of model() for their samples. Given: the arguments for
+the rank's own batch."""
 
 
 class ExactStep:
@@ -37,32 +58,48 @@ class ExactStep:
         connect: Connect,
         computes: str,
         group: dist.ProcessGroup | None,
+        replicas: Replication,
     ) -> None:
         """seed: of all ranks. computes: description of what the bits depend on. group: ranks that share each
         micro-batch; None: this one alone."""
         self._parts, self._computes = parts, computes
-        parameters = self._trained()
-        self._parameters = parameters
+        self._parameters = parameters = self._trained()
         self._statistics = RunningStatistics({n: m for part in parts for n, m in part.named_modules()})
         self._tree = GradientTree(parameters, leaves, self._send)
         self._leaves, self._seed, self._group = leaves, seed, group
         self._shard = dist.get_rank(group) if group is not None else 0
+        self._replica, self._replicas = replicas.replica, replicas.replicas
+        self._membership = replicas.membership
+        self._dealt = first_leaves(self._replica, self._replicas, leaves)
+        """Leaves of this replica among the present members."""
+        self._dealt_once: dict[int, tuple[int, ...]] = {}
+        """Leaves of this replica in single exchanges, by their numbers."""
+        self._held: list[int] = []
+        """Leaves whose gradients are in the tree."""
         self._numbers: dict[Node, torch.Tensor] = {}
         """Sums of what is no gradient: the loss, which parameters are used, changes of statistics."""
         self._results: list[Flat] = []
-        self._numbers_count = 1 + self._tree.count + self._statistics.numel
-        shapes = [bucket.shape for bucket in self._tree.buckets]
-        self._exchange = connect([*shapes, BucketShape(self._numbers_count, torch.float64)])
-        cuda = {p.device.index for p in parameters if p.device.type == "cuda"}
-        if torch.cuda.is_initialized():  # where parameters are offloaded, dropout is still there
-            cuda.add(torch.cuda.current_device())
-        self._cuda_devices = sorted(cuda)
+        self._last_loss = torch.empty(0)
+        """Loss of one micro-batch. Of interest are its type and device, which those of a batch are too."""
+        self._numbers_sum = torch.empty(0)
+        self._numbers_shape = BucketShape(4 + self._tree.count + self._statistics.numel, torch.float64)
+        shapes = [*(bucket.shape for bucket in self._tree.buckets), self._numbers_shape]
+        self._exchange = connect(shapes)
+        self._cuda_devices = _cuda_devices(parameters)
         self._done = 0
-        """Number of the exchanges that are done. All replicas have the same."""
-        self._step, self._calls = -1, 0
-        """Step of the last run(), and the number of runs in it."""
+        """Number of the exchanges that are done. All replicas have the same, or one more."""
+        self._step, self._calls = -1, 0  # of the last run(), and the number of runs in it
         self._is_broken = False
         """Whether a run has begun, but not ended: its gradients may be with other replicas."""
+        self._admission = Admission()
+        self.is_whole = True
+        """Whether no replica is missing, as far as this one knows."""
+        self.is_late: Callable[[], bool] = lambda: False
+        """Whether the clock of this rank demands a checkpoint."""
+        self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Context of waits for other replicas."""
+        self.some_rank_is_late = False
+        """Whether the clock of some replica did, in the last run. The same on all replicas."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"seed": self._seed, "computes": self._computes}
@@ -77,12 +114,18 @@ class ExactStep:
             )
 
     def run(
-        self, compute: Callable[..., torch.Tensor], batch: ModelArguments, leaves: Sequence[Leaf], step: int
+        self,
+        compute: Callable[..., torch.Tensor],
+        batch: ModelArguments,
+        leaves: Sequence[Leaf],
+        step: int,
+        more: MoreLeaves,
     ) -> torch.Tensor:
         """Run forward and backward passes over this replica's `leaves` of a step, whose samples are those of
-        `batch` in this order, and set each parameter's grad to the gradient of the mean loss over the samples
-        of all replicas. Returns that mean loss. Raises TypeError as accumulate_gradients(), StrategyError if
-        job.batches() has not dealt the batch, ReplicaLost."""
+        `batch` in this order, and over those that `more` returns for a lost replica. Set each parameter's
+        grad to the gradient of the mean loss over the samples of all replicas. Returns that mean loss. Raises
+        TypeError as accumulate_gradients(), StrategyError if job.batches() has not dealt the batch,
+        ReplicaLost, and CannotTakeOver."""
         if not leaves:
             raise StrategyError(
                 "spec.strategy.sync: Exact deals the micro-batches of a step in job.batches(), and this "
@@ -103,15 +146,38 @@ class ExactStep:
         self._tree.begin_step()
         self._statistics.begin_step()
         self._numbers.clear()
+        self._held.clear()
         self._results = [bucket.new_result() for bucket in self._tree.buckets]
-        pieces = slices(batch, [max(len(leaf.ids), 1) for leaf in leaves])
-        with torch.random.fork_rng(devices=self._cuda_devices):
-            for leaf, piece in zip(leaves, pieces, strict=True):
-                torch.manual_seed(mix(self._seed, step, self._calls, leaf.number, self._shard))
-                loss = self._run_leaf(compute, piece, leaf, leaf is leaves[-1])
-        total = self._finish().to(loss)
+
+        def compute_leaves(numbers: Sequence[int], are_last: bool) -> None:
+            """Leaves of the batch, and others, in ascending order."""
+            pieces = self._pieces(numbers, leaves, batch, more)
+            with torch.random.fork_rng(devices=self._cuda_devices):
+                for leaf, piece in pieces:
+                    self._seed_generators(mix(self._seed, step, self._calls, leaf.number, self._shard))
+                    self._run_leaf(compute, piece, leaf, are_last and leaf is pieces[-1][0])
+
+        compute_leaves(self._dealt_once.pop(self._done, self._dealt), True)
+        total = self._finish(lambda numbers: compute_leaves(numbers, False))
         self._is_broken = False
-        return total
+        return total.to(self._last_loss)
+
+    def _pieces(
+        self, numbers: Sequence[int], own: Sequence[Leaf], batch: ModelArguments, more: MoreLeaves
+    ) -> list[tuple[Leaf, ModelArguments]]:
+        """Micro-batches with their samples, in ascending order. own: those of `batch`."""
+        found: Iterable[tuple[Leaf, ModelArguments]] = zip(own, slices(batch, _sizes(own)), strict=True)
+        missing = [number for number in numbers if number not in {leaf.number for leaf in own}]
+        if missing:
+            try:
+                others, theirs = more(missing, batch)
+            except UntracedArgument as error:
+                raise CannotTakeOver(
+                    f"Connection closed by peer: a replica is lost, and this one cannot compute its "
+                    f"micro-batches {', '.join(map(str, missing))}: {error}"
+                ) from error
+            found = itertools.chain(found, zip(others, slices(theirs, _sizes(others)), strict=True))
+        return sorted((pair for pair in found if pair[0].number in numbers), key=lambda pair: pair[0].number)
 
     def _trained(self) -> list[nn.Parameter]:
         return [p for part in self._parts for p in part.parameters() if p.requires_grad]
@@ -122,36 +188,111 @@ class ExactStep:
 
     def _run_leaf(
         self, compute: Callable[..., torch.Tensor], batch: ModelArguments, leaf: Leaf, is_last: bool
-    ) -> torch.Tensor:
-        """Forward and backward pass over one micro-batch. Returns its loss."""
+    ) -> None:
+        """Forward and backward pass over one micro-batch."""
         self._statistics.begin_leaf()
         self._tree.begin_leaf(leaf.number, is_last)
         loss = compute(*batch.inputs, **batch.named)
         check_loss(loss)
         (loss * leaf.weight).backward()
+        self._last_loss = loss.detach()
         with torch.no_grad():
             self._tree.end_leaf()
-            first = torch.tensor([float(loss) * leaf.weight], dtype=torch.float64, device="cpu")
-            used = torch.tensor([*self._tree.used()], dtype=torch.float64, device="cpu")
+            first = float(loss) * leaf.weight, 0, 0, 0
+            numbers = torch.tensor([*first, *self._tree.used()], dtype=torch.float64, device="cpu")
             changes = [change * leaf.weight for change in self._statistics.changes()]
-            add_along(self._numbers, leaf.number, torch.cat([first, used, *changes]), self._leaves)
-        return loss.detach()
+            add_along(self._numbers, leaf.number, torch.cat([numbers, *changes]), self._leaves)
+        self._held.append(leaf.number)
+
+    def _seed_generators(self, seed: int) -> None:
+        """As torch.manual_seed(), which takes a millisecond where CUDA is not initialized: it formats the
+        stack for each kind of device."""
+        torch.default_generator.manual_seed(seed)
+        for device in self._cuda_devices:
+            torch.cuda.default_generators[device].manual_seed(seed)
 
     def _send(self, bucket: int) -> None:
         """Add a bucket's sums to the exchange. Called during the last backward pass."""
         nodes = {node: flat.values.cpu() for node, flat in self._tree.buckets[bucket].sums.items()}
         self._exchange.add(self._done, bucket, nodes, self._results[bucket].values)
 
+    def _finish(self, compute_leaves: Callable[[Sequence[int]], None]) -> torch.Tensor:
+        """Wait for the sums of all replicas, and set gradients and statistics. Returns the loss. If a replica
+        is lost, continue with the others."""
+        self._add_numbers()
+        members: Members | None = None
+        while True:
+            try:
+                if members is None or not self._has_sums_of_another(members, compute_leaves):
+                    self._wait_for_sums()
+                break
+            except ReplicaLost as lost:
+                with self.waiting():
+                    members = self._membership.after(lost) if self._membership else None
+                if members is None:
+                    raise
+        if self._membership:
+            self._exchange.keep([*(result.values for result in self._results), self._numbers_sum])
+        return self._use_sums(self._numbers_sum)
+
+    def _has_sums_of_another(self, members: Members, compute_leaves: Callable[[Sequence[int]], None]) -> bool:
+        """Regroup. Whether another replica had the sums, and has sent them. If not, they are begun again,
+        with the leaves that are dealt now. Sums have new memory in any case: a lost replica may still send
+        into the old one."""
+        mine = Position(self._done, (*self._held,))
+        with self.waiting():
+            positions = self._exchange.regroup(members.number, self._connected(members), mine)
+        self._admission.note_members(members.number)
+        self.is_whole = False
+        present = frozenset(positions)
+        self._dealt = leaves_of_members(present, self._replicas, self._leaves)[self._replica]
+        dealt = leaves_of_begun_step(positions, self._replicas, self._leaves)[self._replica]
+        most = max(position.done for position in positions.values())
+        self._dealt_once = {}
+        self._results = [bucket.new_result() for bucket in self._tree.buckets]
+        if self._done < most:
+            self._dealt_once[most] = dealt
+            with self.waiting():
+                *sums, received = self._exchange.sums_of_another()
+            for result, values in zip(self._results, sums, strict=True):
+                result.values.copy_(values)
+            self._numbers_sum = received
+            return True
+        compute_leaves([number for number in dealt if number not in self._held])
+        for bucket in range(len(self._tree.buckets)):
+            self._send(bucket)
+        self._add_numbers()
+        return False
+
+    def _connected(self, members: Members) -> frozenset[int]:
+        """The members without newcomers that have not come to this replica."""
+        have_come = self._admission.knows(members.world_id)
+        return members.replicas if have_come else members.replicas - members.newcomers
+
+    def _add_numbers(self) -> None:
+        """Add what is no gradient, with the votes of this replica, and whether its
+        clock demands a checkpoint."""
+        self._admission.begin_exchange()
+        nodes, first = dict(self._numbers), min(self._numbers)
+        votes = [len(self._held) * vote for vote in self._admission.votes]
+        nodes[first] = nodes[first].clone()
+        nodes[first][1:4] = torch.tensor([*votes, self.is_late()], dtype=torch.float64, device="cpu")
+        self._numbers_sum = self._numbers_shape.new()
+        self._exchange.add(self._done, len(self._tree.buckets), nodes, self._numbers_sum)
+
+    def _wait_for_sums(self) -> None:
+        with self.waiting():
+            for bucket in range(len(self._tree.buckets) + 1):
+                self._exchange.wait(self._done, bucket)
+
     @torch.no_grad()
-    def _finish(self) -> torch.Tensor:
-        """Wait for the sums of all replicas, and set gradients and statistics. Returns the loss."""
-        last = len(self._tree.buckets)
-        numbers = torch.empty(self._numbers_count, dtype=torch.float64, device="cpu")
-        self._exchange.add(self._done, last, self._numbers, numbers)
-        self._exchange.wait(self._done, last)
+    def _use_sums(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Set gradients and statistics. Returns the loss."""
+        self._admission.count(numbers[1:3].tolist(), self._leaves)
+        self.some_rank_is_late = bool(numbers[3] > 0)
+        numbers = torch.cat([numbers[:1], numbers[4:]])
         used = iter(numbers[1 : 1 + self._tree.count].tolist())
-        for number, (bucket, result) in enumerate(zip(self._tree.buckets, self._results, strict=True)):
-            self._exchange.wait(self._done, number)
+        for bucket, result in zip(self._tree.buckets, self._results, strict=True):
             bucket.set_gradients(result, used)
         means = torch.cat([numbers[:1], numbers[1 + self._tree.count :]])
         if self._group is not None:  # the weights of parts are made for the mean over these ranks
@@ -160,3 +301,69 @@ class ExactStep:
         self._statistics.end_step(means[1:])
         self._done += 1
         return means[0]
+
+    # ---- lost and new replicas
+
+    def replicas_are_lost(self, replicas: Callable[[], Iterable[int]]) -> None:
+        """End all waits for these replicas. Not in the training's thread."""
+        self._exchange.drop(replicas)
+
+    def replicas_have_come(self, arrival: Arrival) -> None:
+        """Connect to new replicas, and vote for them from the next run on. Not in the training's thread."""
+        self._exchange.connect(arrival.connections)
+        self._admission.arrival = arrival
+
+    @property
+    def due(self) -> Arrival | None:
+        """The arrival that all replicas admit at the end of this step. None: there is none."""
+        return self._admission.due
+
+    def admit(self, arrival: Arrival, state: Callable[[], Sequence[torch.Tensor]]) -> None:
+        """Admit the new replicas of due. The lowest of the others sends them `state()`: tensors on the CPU
+        that must not change."""
+        self._note_joined(arrival.world.world_id)
+        self.is_whole = True
+        self._dealt, self._dealt_once = first_leaves(self._replica, self._replicas, self._leaves), {}
+        members = frozenset(range(self._replicas))
+        source = min(members - {*arrival.connections})
+        sent = dict.fromkeys(arrival.connections, state()) if self._replica == source else {}
+        self._exchange.admit(arrival.number, members, sent)
+
+    def receive_state(self, alive: Callable[[], None]) -> list[memoryview]:
+        """The parts of the state that another replica sends to this one, which is new. alive: called now and
+        then meanwhile."""
+        return self._exchange.received_state(alive)
+
+    @property
+    def recovers(self) -> bool:
+        """Whether this replica can continue without others."""
+        return self._membership is not None
+
+    def join(self, world_id: WorldId, done: int) -> None:
+        """Continue in the world that has started this replica, after so many exchanges, which the others have
+        done."""
+        self._note_joined(world_id)
+        self._done = done
+
+    def _note_joined(self, world_id: WorldId) -> None:
+        self._admission.close(world_id)
+        if self._membership:
+            self._membership.have_joined(members_number(world_id, have_joined=True))
+
+    @property
+    def done(self) -> int:
+        """Number of complete exchanges."""
+        return self._done
+
+
+def _cuda_devices(parameters: Iterable[nn.Parameter]) -> list[int]:
+    """GPUs whose random generators a step uses."""
+    devices = {p.device.index for p in parameters if p.device.type == "cuda"}
+    if torch.cuda.is_initialized():  # where parameters are offloaded, dropout is still there
+        devices.add(torch.cuda.current_device())
+    return sorted(devices)
+
+
+def _sizes(leaves: Sequence[Leaf]) -> list[int]:
+    """Samples of each: a filler, where it has none."""
+    return [max(len(leaf.ids), 1) for leaf in leaves]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ropeteam_trainer.contract.messages import RankReport
+from ropeteam_trainer.contract.messages import RankPhase, RankReport
 from ropeteam_trainer.contract.world import Member, ProcessExit, WorldId
 from ropeteam_trainer.coordinator.membership.state import slotset
 from ropeteam_trainer.coordinator.membership.state.slots import agent_of_member
@@ -15,7 +15,7 @@ from ropeteam_trainer.coordinator.membership.state.state import Agent, Coordinat
 
 class MemberRanks(NamedTuple):
     """The ranks of one member of the current world, as its agent last reported. Preserved ranks may still be
-    reported under their previous world."""
+    reported under their previous world; then those that the current one starts again are not known."""
 
     member: Member
     ranks: range
@@ -44,8 +44,12 @@ def ranks_of_member(state: CoordinatorState, slot: int) -> MemberRanks | None:
     if world is None or member is None:
         return None
     ranks, agent = world.plan.ranks(slot), agent_of_member(state, member)
-    reports = agent.report.ranks if agent and world.has_ranks_of(agent.report) else ()
-    return MemberRanks(member, ranks, agent, {each.rank: each for each in reports if each.rank in ranks})
+    if agent is None or agent.report.plan is None or not world.has_ranks_of(agent.report):
+        return MemberRanks(member, ranks, agent, {})
+    is_earlier = agent.report.plan.world_id != world.plan.world_id
+    replaced = world.plan.started if is_earlier else ()
+    known = {each.rank: each for each in agent.report.ranks if each.rank in ranks}
+    return MemberRanks(member, ranks, agent, {n: each for n, each in known.items() if n not in replaced})
 
 
 def lead_started_in(state: CoordinatorState) -> WorldId | None:
@@ -71,6 +75,11 @@ def counted_shards(state: CoordinatorState, member_ranks: MemberRanks | None) ->
 def is_saver(state: CoordinatorState, slot: int) -> bool:
     """Whether the slot's ranks save checkpoints: all do; with parameter servers only the first server."""
     return not state.config.servers or slot == state.config.lead_slot
+
+
+def can_regroup(rank: RankReport) -> bool:
+    """Whether the rank lives, has made a step, and can continue without others that are lost."""
+    return rank.phase is not RankPhase.EXITED and rank.regroups and rank.steps_here > 0
 
 
 def is_clean(rank: RankReport) -> bool:

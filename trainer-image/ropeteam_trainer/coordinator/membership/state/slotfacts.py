@@ -77,6 +77,10 @@ class Facts(Generic[T]):
     """Some rank ended otherwise."""
     healthy: T
     """All ranks live, or ended well."""
+    regroups: T
+    """Some rank can continue without others that are lost (`can_regroup`)."""
+    whole_regroups: T
+    """All ranks can."""
 
 
 NOBODY: Facts[Slots] = Facts(*[slotset.NONE] * len(fields(Facts)))

@@ -21,6 +21,7 @@ from ropeteam_trainer.coordinator.membership.state.events import Pod, pod_of
 from ropeteam_trainer.coordinator.membership.state.lateness import PAUSE_SECONDS
 from ropeteam_trainer.coordinator.membership.state.ranks import (
     MemberRanks,
+    can_regroup,
     counted_shards,
     is_aborted_at_end,
     is_clean,
@@ -253,13 +254,15 @@ def _rank_facts(member_ranks: MemberRanks) -> dict[str, bool]:
         "ended": whole and len(well) == len(ranks),
         "failed": len(well) < len(gone),
         "healthy": whole and all(rank.phase is not RankPhase.EXITED or rank.rank in well for rank in known),
+        "regroups": any(can_regroup(rank) for rank in known),
+        "whole_regroups": whole and all(can_regroup(rank) for rank in known),
     }
 
 
 _NO_RANK_FACTS = dict.fromkeys(
     (
         *("started", "stepped", "stepped_or_ended", "moved", "paused", "restless", "drained", "arrived"),
-        *("exited", "dead", "clean", "aborted", "ended", "failed", "healthy"),
+        *("exited", "dead", "clean", "aborted", "ended", "failed", "healthy", "regroups"),
     ),
     False,
 )

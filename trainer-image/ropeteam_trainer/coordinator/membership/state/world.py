@@ -68,6 +68,8 @@ class FormedWorld:
     """Time at which a rank was first reported to have ended well while others live."""
     preserved: Slots = slotset.NONE
     """Slots whose ranks live on although the world ended; only ever shrinks."""
+    lost: Slots = slotset.NONE
+    """Under sync Exact, ranks of preserved slots that do not live on: bit n for rank n. Only ever grows."""
 
     def has_ranks_of(self, report: AgentReport) -> bool:
         """Whether the ranks of the reporting agent are those of this world: it reports this plan, or, for

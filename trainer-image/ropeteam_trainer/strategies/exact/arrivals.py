@@ -1,0 +1,183 @@
+"""New replicas that take the places of lost ones, while the others train on.
+
+The agent sends the others the world that starts them. Each of the others opens a listener, and writes its
+address into the store of that world; each new one connects to all others, and to the new ones before it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from ropeteam_trainer.contract.local import LiveWorld, ToRank
+from ropeteam_trainer.contract.strategy import StrategyError
+from ropeteam_trainer.rank.world import World
+from ropeteam_trainer.strategies.exact.exchange import Exchange
+from ropeteam_trainer.strategies.exact.joining import (
+    accepted,
+    address_of,
+    connected,
+    listener_at,
+    own_address,
+    set_time_limit,
+)
+from ropeteam_trainer.strategies.exact.links import Links
+from ropeteam_trainer.strategies.exact.members import Arrival, WorldsOfJob
+from ropeteam_trainer.strategies.exact.step import ExactStep
+from ropeteam_trainer.strategies.exact.sums import BucketShape, ReplicaLost
+from ropeteam_trainer.system.notice import notice
+
+_POLL_SECONDS = 0.2
+"""Interval in which a newer world is noticed."""
+_RETRY_SECONDS, _STORE_SECONDS, _FOREVER_SECONDS = 1.0, 5, 1e6
+_SECRET, _COMPUTES = "secret", "computes"
+
+
+class Reception:
+    """Threads of a replica: one ends its waits for lost replicas, one connects it to new ones."""
+
+    def __init__(
+        self, worlds: WorldsOfJob, replica: int, computes: str, seconds: int, step: ExactStep
+    ) -> None:
+        """computes: description of what this replica computes with. seconds: time limit of collectives."""
+        self._link, self._replica, self._computes = worlds.link, replica, computes
+        self._seconds, self._step = seconds, step
+        self._world = worlds.first.world_id
+        """Newest world whose new replicas have connected, or need not any more."""
+        self._connected = worlds.first.world_id
+        """Newest world whose new replicas are connected to this one."""
+        self._seen = ToRank()
+        """Newest line whose losses are noted."""
+        for run in (self._note_losses, self._connect_to_new):
+            threading.Thread(target=run, name="ropeteam-members", daemon=True).start()
+
+    def _note_losses(self) -> None:
+        while line := self._link.wait_until(lambda line: line != self._seen, _FOREVER_SECONDS):
+            self._seen = line
+            self._step.replicas_are_lost(self._lost)
+
+    def _lost(self) -> set[int]:
+        """Replicas that are lost, as far as the agent knows: also those that the newest world starts again,
+        until the new ones are connected."""
+        line, world = self._link.newest, self._link.newest.live_world
+        started = world.started if world and world.world_id != self._connected else ()
+        return {*line.lost, *started}
+
+    def _connect_to_new(self) -> None:
+        while line := self._link.wait_until(
+            lambda line: line.live_world is not None and line.live_world.world_id != self._world,
+            _FOREVER_SECONDS,
+        ):
+            world = line.live_world
+            assert world is not None
+            try:
+                connections = self._connections(world)
+            except (OSError, dist.DistError, RuntimeError) as error:
+                notice(f"the ranks that world {world.world_id} has started cannot join yet: {error}")
+                time.sleep(_RETRY_SECONDS)
+                continue
+            self._world = world.world_id
+            if connections is not None:
+                self._connected = world.world_id
+                self._step.replicas_have_come(Arrival(world, connections))
+                self._step.replicas_are_lost(self._lost)
+
+    def _connections(self, world: LiveWorld) -> dict[int, socket.socket] | None:
+        """Connections to all replicas that the world starts. None: it has ended. Raises OSError, and errors
+        of the store."""
+        store = _store_of(world, _STORE_SECONDS)
+        host = own_address(world.store_host, world.store_port)
+        with ExitStack() as stack:
+            listener = stack.enter_context(listener_at(host, len(world.started)))
+            secret = _shared_secret(store)
+            store.set(_COMPUTES, self._computes)
+            store.set(_place(self._replica), address_of(listener))
+            return _awaited(
+                listener, secret, world.started, self._seconds, lambda: self._link.newest.live_world == world
+            )
+
+
+def join_living_replicas(
+    world: World, first: LiveWorld, leaves: int, computes: str, shapes: Sequence[BucketShape]
+) -> Exchange:
+    """Exchange of a new rank, which is a replica, with the others, which train meanwhile."""
+    exchange = Exchange(world.rank, world.size, leaves, shapes, world.timeout_seconds)
+    exchange.expect_state(min({*range(world.size)} - {*first.started}))
+    found = _connections_of_newcomer(first, world.rank, world.size, computes, world.timeout_seconds)
+    exchange.use(Links(found, exchange), Arrival(first, found).number)
+    return exchange
+
+
+def _connections_of_newcomer(
+    world: LiveWorld, replica: int, replicas: int, computes: str, seconds: int
+) -> dict[int, socket.socket]:
+    """Connections of a new replica to all others. Raises StrategyError if it computes with something else,
+    and ReplicaLost."""
+    store = _store_of(world, seconds)
+    host = own_address(world.store_host, world.store_port)
+    deadline = time.monotonic() + seconds
+    with listener_at(host, replicas) as listener:
+        store.set(_place(replica), address_of(listener))
+        others = [each for each in range(replicas) if each not in world.started or each < replica]
+        at = {each: store.get(_place(each)).decode() for each in others}
+        theirs = store.get(_COMPUTES).decode()
+        if theirs != computes:
+            raise StrategyError(
+                "spec.strategy.sync: Exact needs ranks that compute the same bits, but the others have "
+                f"{theirs} and this rank has {computes}; use equal nodes and images, or sync AllReduce"
+            )
+        secret = _shared_secret(store)
+        found = {each: connected(address, secret, replica, deadline) for each, address in at.items()}
+        for connection in found.values():
+            set_time_limit(connection, seconds)
+        later = [each for each in world.started if each > replica]
+        found |= _awaited(listener, secret, later, seconds, lambda: True) or {}
+    return found
+
+
+def _awaited(
+    listener: socket.socket,
+    secret: str,
+    replicas: Iterable[int],
+    seconds: int,
+    is_needed: Callable[[], bool],
+) -> dict[int, socket.socket] | None:
+    """Connections of these replicas, once all have come. None: they are not needed any more."""
+    found: dict[int, socket.socket] = {}
+    awaited = {*replicas}
+    listener.settimeout(_POLL_SECONDS)
+    while awaited:
+        if not is_needed():
+            for connection in found.values():
+                connection.close()
+            return None
+        try:
+            number, connection = accepted(listener, secret, awaited)
+        except ReplicaLost:
+            continue
+        set_time_limit(connection, seconds)
+        found[number] = connection
+        awaited.discard(number)
+    return found
+
+
+def _store_of(world: LiveWorld, seconds: int) -> PrefixStore:
+    tcp = TCPStore(world.store_host, world.store_port, is_master=False, timeout=timedelta(seconds=seconds))
+    return PrefixStore("ropeteam/replicas", tcp)
+
+
+def _shared_secret(store: PrefixStore) -> str:
+    """Secret of all replicas in this store: that of the first."""
+    return bytes(store.compare_set(_SECRET, "", secrets.token_hex(16))).decode()
+
+
+def _place(replica: int) -> str:
+    return f"replica/{replica}"

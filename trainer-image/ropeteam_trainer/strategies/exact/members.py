@@ -1,0 +1,217 @@
+"""The replicas that add their gradients, and the micro-batches of each."""
+
+from __future__ import annotations
+
+import os
+import socket
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ropeteam_trainer.contract.config import STORE_ADDRESS, RankPlan
+from ropeteam_trainer.contract.errors import RopeteamError
+from ropeteam_trainer.contract.local import LiveWorld, ToRank
+from ropeteam_trainer.contract.world import WorldId
+from ropeteam_trainer.partition.reductiontree import equal_parts, redealt
+from ropeteam_trainer.rank.agentlink import AgentLink
+from ropeteam_trainer.strategies.exact.exchange import Position
+from ropeteam_trainer.strategies.exact.sums import ReplicaLost
+
+_LINE_SECONDS = 45.0
+"""Time for the agent's line after a loss. None comes if the world ends, or if the other rank has ended with
+no error: before it counts as hanging, this one ends and blames that one."""
+_TERM_BITS, _BOOT_BITS, _N_BITS, _CHANGE_BITS = 15, 12, 24, 13
+
+
+@dataclass(frozen=True)
+class Members:
+    """Replicas that add their gradients."""
+
+    number: int
+    """Greater than that of any earlier members."""
+    replicas: frozenset[int]
+    newcomers: frozenset[int] = frozenset()
+    """Replicas that the newest world starts, which may not have joined yet."""
+    world_id: WorldId | None = None
+    """That world."""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """New replicas that are connected to this one."""
+
+    world: LiveWorld
+    connections: Mapping[int, socket.socket]
+
+    @property
+    def number(self) -> int:
+        """Number of the members from then on."""
+        return members_number(self.world.world_id, have_joined=True)
+
+    @property
+    def code(self) -> int:
+        """Number by which replicas find out that they vote for the same: of 20 bits, so that its square is
+        exact in a sum of float64."""
+        return 1 + zlib.crc32(str(self.world.world_id).encode()) % (1 << 20)
+
+
+class Admission:
+    """Agreement of all replicas on the step after which they admit new ones. Each votes once for
+    each of its leaves, when all of them are computed, and all have the sum of the votes."""
+
+    def __init__(self) -> None:
+        self.arrival: Arrival | None = None
+        """The newest that is connected to this replica. Set in any thread."""
+        self.due: Arrival | None = None
+        """The one that all admit at the end of this step."""
+        self._vote: Arrival | None = None
+        self._admitted: WorldId | None = None
+        """World of the last one."""
+        self._present = 0
+        """Number of the present members. An arrival for earlier ones is void."""
+
+    def begin_exchange(self) -> None:
+        """Choose the vote for all leaves of this exchange."""
+        arrival = self.arrival
+        self._vote = arrival if arrival and arrival.number > self._present else None
+
+    @property
+    def votes(self) -> tuple[int, int]:
+        """Votes of one leaf. Equal for all leaves if, for each of the two, the sum is that of equal ones."""
+        code = self._vote.code if self._vote else 0
+        return code, code**2
+
+    def count(self, votes: Sequence[float], leaves: int) -> None:
+        """Take the sums of the votes of all leaves."""
+        vote = self._vote
+        agreed = vote is not None and [*votes] == [leaves * each for each in self.votes]
+        if vote is not None and agreed and vote.number > self._present:
+            self.due = vote
+
+    def note_members(self, number: int) -> None:
+        """Others are members now: a replica was lost."""
+        self._present = number
+        if self.due and self.due.number < number:
+            self.due = None
+
+    def close(self, world_id: WorldId) -> None:
+        """The new replicas of this world are admitted."""
+        self.due, self._admitted = None, world_id
+        self._present = members_number(world_id, have_joined=True)
+
+    def knows(self, world_id: WorldId | None) -> bool:
+        """Whether the new replicas of this world are admitted, or connected to this one."""
+        return world_id in (self._admitted, self.arrival and self.arrival.world.world_id)
+
+
+@dataclass(frozen=True)
+class WorldsOfJob:
+    """How a rank learns of its job's worlds."""
+
+    link: AgentLink
+    first: LiveWorld
+    """The world in which it was started."""
+
+
+def world_of(plan: RankPlan) -> LiveWorld:
+    """World in which a rank with this plan was started."""
+    host, _, port = os.environ[STORE_ADDRESS].rpartition(":")
+    saves_as = WorldId.parse(plan.saves_as or plan.world_id)
+    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    return LiveWorld(WorldId.parse(plan.world_id), host, int(port), plan.started, saves_as, restarts)
+
+
+class Membership(Protocol):
+    """Source of the next members."""
+
+    def after(self, lost: ReplicaLost) -> Members | None:
+        """The next members, once they are known. None: there are none without a new start of this process."""
+
+    def have_joined(self, number: int) -> None:
+        """New replicas are members now. Only members with a greater number come after these."""
+
+
+@dataclass(frozen=True)
+class Replication:
+    """This replica among all."""
+
+    replica: int = 0
+    replicas: int = 1
+    membership: Membership | None = None
+    """None: the first loss of a replica ends its world."""
+
+
+class CannotTakeOver(RopeteamError, ConnectionError):
+    """A replica is lost, and its micro-batches cannot be computed here."""
+
+
+class AgentMembership:
+    """Membership by the agent's lines. For replicas of one rank, whose number is that of the rank."""
+
+    def __init__(self, link: AgentLink, first: LiveWorld, replicas: int, seconds: float) -> None:
+        """first: the world in which this rank was started. seconds: time limit of waits."""
+        self._link, self._replicas, self._seconds = link, replicas, seconds
+        self._first, self._last = first, members_number(first.world_id)
+
+    def after(self, lost: ReplicaLost) -> Members | None:  # noqa: ARG002
+        """As Membership.after()."""
+        seconds = min(self._seconds, _LINE_SECONDS)
+        line = self._link.wait_until(lambda line: self._members(line).number > self._last, seconds)
+        if line is None:
+            return None
+        members = self._members(line)
+        self._last = members.number
+        return members
+
+    def have_joined(self, number: int) -> None:
+        """As Membership.have_joined()."""
+        self._last = max(self._last, number)
+
+    def _members(self, line: ToRank) -> Members:
+        """New ranks of a world that has lost none are no members: those begin with another number."""
+        world, lost = line.live_world or self._first, {*line.lost}
+        replicas = frozenset(range(self._replicas)) - lost
+        started = replicas & {*world.started}
+        number = members_number(world.world_id, len(lost))
+        if not lost:
+            return Members(number, replicas - started)
+        return Members(number, replicas, started, world.world_id)
+
+
+def members_number(world_id: WorldId, lost: int = 0, have_joined: bool = False) -> int:
+    """Number of the members of a world after so many losses: 64 bits. Greater than that of earlier worlds,
+    and of fewer losses. have_joined: the members that begin with the state that newcomers were sent."""
+    number = 0
+    for value, bits in (
+        (world_id.term, _TERM_BITS),
+        (world_id.boot, _BOOT_BITS),
+        (world_id.n, _N_BITS),
+        (2 * lost + have_joined, _CHANGE_BITS),
+    ):
+        number = number << bits | value & ((1 << bits) - 1)
+    return number
+
+
+def first_leaves(replica: int, replicas: int, leaves: int) -> tuple[int, ...]:
+    """Leaves of a replica while none is lost: its batches have the samples of these."""
+    return tuple(equal_parts(leaves, replicas)[replica])
+
+
+def leaves_of_members(members: frozenset[int], replicas: int, leaves: int) -> dict[int, tuple[int, ...]]:
+    """Leaves of each member in all steps but the one in which it became one. replicas: with all that are
+    lost."""
+    return redealt({member: first_leaves(member, replicas, leaves) for member in members}, leaves)
+
+
+def leaves_of_begun_step(
+    positions: Mapping[int, Position], replicas: int, leaves: int
+) -> dict[int, tuple[int, ...]]:
+    """Leaves of each member in the step in which the members changed: nobody computes again what a member
+    has. positions: of all members. One that is behind has nothing of this step yet."""
+    most = max(position.done for position in positions.values())
+    owned = {
+        member: position.leaves if position.done == most else first_leaves(member, replicas, leaves)
+        for member, position in positions.items()
+    }
+    return redealt(owned, leaves)
