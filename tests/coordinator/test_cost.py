@@ -81,6 +81,29 @@ def test_an_event_costs_the_same_among_many_agents_as_among_few():
     assert {name: cost for name, cost in many.items() if cost > MORE * few[name]} == {}, few
 
 
+def cost_while_a_rank_is_lost(workers: int) -> int:
+    """Under sync Exact, of the report of a rank that lives on."""
+    film, slot = Timeline(workers, feature_level=3, processes=2).up(step=3), workers // 2
+    for each, report in sorted(film.agents.items()):
+        film.reports(each, ranks=tuple(replace(rank, regroups=True) for rank in report.ranks))
+    first, second = film.agents[1].ranks
+    film.reports(1, ranks=(first, replace(second, phase=RankPhase.EXITED, exit=SIGKILL)))
+    ranks = tuple(replace(rank, step=4) for rank in film.agents[slot].ranks)
+    event = membership.ReportReceived(replace(film.agents[slot], ranks=ranks), True)
+
+    def act() -> None:
+        film.event(event)
+        orders = membership.orders_for_slot(film.state, slot, film.now)
+        assert orders is not None
+        assert orders.lost == (3,)
+
+    return calls(act)
+
+
+def test_an_event_costs_the_same_among_many_ranks_that_live_on():
+    assert cost_while_a_rank_is_lost(MANY) <= MORE * cost_while_a_rank_is_lost(FEW)
+
+
 def test_a_lease_costs_next_to_nothing():
     film = Timeline(MANY).up(step=3)
     pods = [Pod(slot, 1, f"pod-{slot}-1") for slot in range(MANY)]

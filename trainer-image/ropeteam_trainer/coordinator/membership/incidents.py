@@ -350,7 +350,7 @@ def note_later_steps(state: CoordinatorState, step: int) -> CoordinatorState:
     """The state with the last incident at this step, which ranks that lived on have made after it: it is lost
     with them."""
     fault = state.fault
-    if fault is None or fault.incident.steps_lost is not None or step <= fault.incident.step:
+    if fault is None:
         return state
     return _with_last_fault(state, replace(fault, incident=replace(fault.incident, step=step)))
 

@@ -18,7 +18,12 @@ from __future__ import annotations
 
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.coordinator.membership import progress
-from ropeteam_trainer.coordinator.membership.evidence import AGENT_REPORTED, ERROR, Evidence
+from ropeteam_trainer.coordinator.membership.evidence import (
+    AGENT_REPORTED,
+    ERROR,
+    Evidence,
+    moved_to_first_hung,
+)
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
 from ropeteam_trainer.coordinator.membership.state.events import Moment
 from ropeteam_trainer.coordinator.membership.state.ranks import (
@@ -47,6 +52,7 @@ def stop_world(state: CoordinatorState, at: Moment, evidence: Evidence | None = 
 def _cannot_join(state: CoordinatorState, evidence: Evidence) -> bool:
     """Whether a rank that was to join others has failed or hung by itself before its first step. Its script
     may need all ranks to begin with it."""
+    evidence = moved_to_first_hung(state, evidence)
     world, member_ranks = state.world, ranks_of_member(state, evidence.slot)
     assert world is not None
     if evidence.weight not in (AGENT_REPORTED, ERROR) or evidence.rank not in world.plan.started:
@@ -95,7 +101,7 @@ def slots_of_dying(state: CoordinatorState) -> Slots:
     """Under sync Exact, preserved slots in which a process of a lost rank still lives, as the agent last
     reported."""
     world = state.world
-    if world is None or state.config.servers:
+    if world is None or not world.lost:
         return slotset.NONE
     found = (
         agent_of_slot(state, slot) for slot in slotset.each(world.preserved & ~state.facts.whole_regroups)
@@ -115,7 +121,7 @@ def lost_ranks(state: CoordinatorState) -> tuple[int, ...]:
     """Under sync Exact, ranks of the current world without which its preserved ones continue. (): none lives
     on, or the world runs."""
     world = state.world
-    if world is None or not world.preserved or state.config.servers or state.phase is WorldPhase.RUNNING:
+    if world is None or not world.preserved or state.config.servers:
         return ()
     gone = state.all_slots & ~world.preserved
     whole = slotset.of(rank for slot in slotset.each(gone) for rank in world.plan.ranks(slot))

@@ -13,7 +13,8 @@ which the last condition for it was met.
        |               |               |
        +-----------> STOPPING <--------+---- a fault (from RUNNING, DRAINING)
 
-With parameter servers the ranks of healthy slots live on from STOPPING to RUNNING (preserving.py).
+With parameter servers, and under sync Exact, ranks of healthy slots live on from STOPPING to RUNNING
+(preserving.py).
 Promises: the number of a world grows strictly; a plan needs every slot, and every rank of the world before it
 dead, fenced or preserved by that plan; once all ranks are done the decision is final; the lineage grows only
 by grants to ranks that live; never raises. Limits: one fixed set of slots, all of them needed; no shrinking.
@@ -318,9 +319,10 @@ def _decide_stopping(state: CoordinatorState, at: Moment) -> Decided:
     incident is reclassified: by slots that changed, and by all slots once the last rank has ended."""
     among = state.touched if forming.unfinished_slots(state) else slotset.ALL
     state = incidents.fail_on_exit_code(incidents.reclassify_incident(state, at, among), at, among)
+    state = preserving.drop_unhealthy_slots(state)
     if state.failure:
         return Decided(enter_phase(state, WorldPhase.FAILED, at))
-    state = commits.grant_next_commit(preserving.drop_unhealthy_slots(state))
+    state = commits.grant_next_commit(state)
     if forming.unfinished_slots(state):
         return Decided(state, forming.stopping_text(state, at.now))
     return Decided(enter_phase(incidents.close_incident(state, at), WorldPhase.FORMING, at))

@@ -1,0 +1,89 @@
+"""A job under sync Exact on the timeline: three pods of two ranks, each rank a whole replica of the model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from lab.coordinator.reports import SIGKILL
+from tests.coordinator.timeline import Timeline
+
+from ropeteam_trainer.contract.messages import RankPhase, RankReport
+from ropeteam_trainer.contract.world import CheckpointRef, Plan, ProcessExit
+
+SLOTS, RANKS = (0, 1, 2), (0, 1, 2, 3, 4, 5)
+
+
+def film(**settings: Any) -> Timeline:
+    """All six ranks at step 10; step 8 is committed."""
+    seen = Timeline(workers=3, **{"processes": 2, "feature_level": 3, **settings}).up(step=10)
+    trains(seen, 10)
+    seen.saves(8)
+    seen.applies_orders()
+    assert [step for step, _ in seen.lineage] == [8]
+    return seen
+
+
+def trains(seen: Timeline, step: int, *slots: int) -> None:
+    """The living ranks of these slots (all, if none is named) have made this step."""
+    for slot in slots or sorted(seen.agents):
+        if slot not in seen.silent:
+            seen.reports(slot, ranks=tuple(_at_step(rank, step) for rank in seen.agents[slot].ranks))
+
+
+def _at_step(rank: RankReport, step: int) -> RankReport:
+    if rank.exit:
+        return rank
+    made = rank.steps_here + 1
+    return replace(rank, phase=RankPhase.RUNNING, step=step, steps_here=made, regroups=True)
+
+
+def dies(seen: Timeline, *ranks: int, how: ProcessExit = SIGKILL, dying: bool = False) -> None:
+    """Ranks end, one after the other, before any agent has received orders."""
+    for rank in ranks:
+        report = seen.agents[rank // 2]
+        exited = tuple(
+            replace(each, phase=RankPhase.EXITED, exit=how, dying=dying) if each.rank == rank else each
+            for each in report.ranks
+        )
+        seen.reports(rank // 2, ranks=exited, stopped=all(each.exit for each in exited))
+
+
+def changes(seen: Timeline, rank: int, **fields: Any) -> None:
+    """The next report on this rank differs in these fields."""
+    ranks = seen.agents[rank // 2].ranks
+    changed = tuple(replace(each, **fields) if each.rank == rank else each for each in ranks)
+    seen.reports(rank // 2, ranks=changed)
+
+
+def plan_of(seen: Timeline, slot: int = 0) -> Plan:
+    plan = seen.sent_orders(slot).plan
+    assert plan is not None
+    return plan
+
+
+def joined(seen: Timeline) -> Plan:
+    """The next plan, once its agents have applied it."""
+    seen.applies_orders()
+    seen.later(3)
+    seen.applies_orders()
+    assert seen.phase == "Running"
+    assert plan_of(seen).world_id == seen.world_id
+    return plan_of(seen)
+
+
+def starting(seen: Timeline) -> list[int]:
+    """Ranks that agents have just started."""
+    ranks = (rank for report in seen.agents.values() for rank in report.ranks)
+    return sorted(rank.rank for rank in ranks if rank.phase is RankPhase.STARTING)
+
+
+def without_plan(seen: Timeline) -> list[int]:
+    """Slots whose ranks are ordered to end."""
+    return [slot for slot in SLOTS if slot not in seen.silent and seen.sent_orders(slot).plan is None]
+
+
+def restores(seen: Timeline, step: int) -> None:
+    """The leading rank's agent reports from which checkpoint of the lineage it resumed."""
+    found = next(ref for ref in seen.state.lineage if ref.step == step)
+    seen.reports(0, restored=CheckpointRef(step, found.world_id, found.digest))
