@@ -195,9 +195,20 @@ class RankGroup:
         self._processes[rank].join()
 
     def freeze_one(self, rank: int) -> None:
-        pid = self._processes[rank].pid
-        assert pid is not None
-        os.kill(pid, signal.SIGSTOP)
+        os.kill(self._pid(rank), signal.SIGSTOP)
+
+    def resume_one(self, rank: int) -> None:
+        """Let a rank run that was stopped."""
+        os.kill(self._pid(rank), signal.SIGCONT)
+
+    def is_stopped(self, rank: int) -> bool:
+        """Whether a signal has stopped the rank."""
+        status = Path(f"/proc/{self._pid(rank)}/stat").read_text()
+        return status.rpartition(")")[2].split()[0] == "T"
+
+    def exit_code(self, rank: int) -> int | None:
+        """None: it lives."""
+        return self._processes[rank].exitcode
 
     def restart(
         self, rank: int, plan: RankPlan | None = None, environment: Mapping[str, str] | None = None
@@ -237,6 +248,11 @@ class RankGroup:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
+
+    def _pid(self, rank: int) -> int:
+        pid = self._processes[rank].pid
+        assert pid is not None
+        return pid
 
     def _environment(self, rank: int) -> dict[str, str]:
         assert self._store is not None

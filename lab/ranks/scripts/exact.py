@@ -6,8 +6,9 @@ STRATEGY: JSON of spec.strategy. MODEL: everything (LayerNorm, BatchNorm, dropou
 that some or all micro-batches do not use, a schedule, an average of the weights, clipping), statistics
 (BatchNorm, dropout) or tiny (a GPT that tensor parallelism can split). Resumes from checkpoints in the folder
 CHECKPOINTS, if set; a step takes STEP_SECONDS longer. ORDER: "shuffled" puts the micro-batches of each world
-on other leaves of the tree; "balance" requests it, "unequal" gives rank 1 more threads. Each rank prints STEP
-with number, digest and loss of each step; at the end rank 0 prints RESULT {digests, losses}.
+on other leaves of the tree; "balance" requests it, "unequal" gives rank 1 more threads, "computed" gives the
+model tensors that the script has computed. Each rank prints STEP with number, digest and loss of each step;
+at the end rank 0 prints RESULT {digests, losses}.
 """
 
 from __future__ import annotations
@@ -95,6 +96,8 @@ def main() -> None:
     for batch in job.batches(data, global_batch=BATCH, epochs=99, balance=sys.argv[4:] == ["balance"]):
         optimizer.zero_grad()
         time.sleep(pause)
+        if sys.argv[4:] == ["computed"]:
+            batch = [each + 0 for each in batch]
         loss = model(*batch)
         (loss * job.batch_weight).backward()
         norm = job.clip_grad_norm(1.0)

@@ -41,7 +41,7 @@ from ropeteam_trainer.checkpoint.objects.stateful import SavedObjects, Shared, T
 from ropeteam_trainer.checkpoint.objects.tensorshard import shard_of
 from ropeteam_trainer.checkpoint.writer import ShardWriter
 from ropeteam_trainer.contract.config import RankPlan
-from ropeteam_trainer.contract.local import FromRank
+from ropeteam_trainer.contract.local import FromRank, LiveWorld
 from ropeteam_trainer.contract.world import CheckpointRef, ShardFile, WorldId
 from ropeteam_trainer.rank.agentlink import AgentLink, HeartbeatWriter, NoAgent
 from ropeteam_trainer.rank.exchange import CONTRACT
@@ -246,20 +246,26 @@ class Checkpoints:
         self.newest = found.newest
         return found
 
-    def join_again(self, saves_as: WorldId) -> None:
-        """Save with another process group from now on, under the name of this world. A save that has not
-        ended may wait for a lost rank."""
-        self._world_id = saves_as
-        self._writer = self._new_writer()
+    def join_again(self, world: LiveWorld) -> None:
+        """Save with the process group of this world from now on. A save that has not ended may wait for a
+        lost rank."""
+        self._world_id = world.saves_as
+        self._writer = self._new_writer(world)
         self.wait = self._writer.wait
 
     def form_group(self) -> None:
         """Form the process group of saves now, not in the first save. A collective."""
         self._writer.form_group()
 
-    def _new_writer(self) -> ShardWriter:
-        written = partial(self._on_written, self._world_id)
-        return ShardWriter(self._directory, self._world_id, self._world, written, self._plan.job_uid)
+    def _new_writer(self, world: LiveWorld | None = None) -> ShardWriter:
+        """Writer of this world. None: of the one that started this rank."""
+        written, link = partial(self._on_written, self._world_id), self._link
+
+        def is_over() -> bool:
+            return bool(link.newest.lost) or link.newest.live_world not in (None, world)
+
+        place, run = (self._directory, self._world_id, self._world), self._plan.job_uid
+        return ShardWriter(*place, written, run, is_over)
 
     def _on_written(self, world_id: WorldId, step: int, files: tuple[ShardFile, ...]) -> None:
         """Report the files of this rank, now or by report(). Called in the writer thread."""

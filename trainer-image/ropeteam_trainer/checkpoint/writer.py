@@ -32,18 +32,28 @@ from ropeteam_trainer.system.notice import notice
 Written = Callable[[int, tuple[ShardFile, ...]], None]
 _PATIENCE = timedelta(hours=1)
 """Time for which a rank waits for the slowest disk. The death of a peer is noticed at once."""
+_POLL_SECONDS = 0.1
+"""Interval in which a wait notices that a rank is lost."""
 
 
 class ShardWriter:
     """Writer of this rank's part of each checkpoint. Only the training thread calls the methods."""
 
     def __init__(
-        self, directory: Location, world_id: WorldId, world: World, written: Written, run: str = ""
+        self,
+        directory: Location,
+        world_id: WorldId,
+        world: World,
+        written: Written,
+        run: str = "",
+        is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         """`run`: UID of the job. `written` is called in the writer thread, only when all files of all ranks
-        are synced."""
+        are synced. is_over: whether a rank of the world is lost, and the others continue without it. A save
+        may wait for it, or for a rank whose save it has ended, for as long as _PATIENCE: so no one waits for
+        the save then."""
         self._directory, self._world_id, self._world, self._written = directory, world_id, world, written
-        self._run = run
+        self._run, self._is_over = run, is_over
         self._snapshot = Snapshot()
         self._group: dist.ProcessGroup | None = None
         self._thread: threading.Thread | None = None
@@ -53,12 +63,15 @@ class ShardWriter:
 
     def start(self, step: int, state: TrainingState, files: Mapping[str, Any]) -> None:
         """Copy the state, and start to write the copy; wait for the last save first. A collective. `files`:
-        content of this rank's small files, by name. Raises TypeError for a sharded tensor in them."""
+        content of this rank's small files, by name. Nothing is written if the last save does not end because
+        a rank is lost. Raises TypeError for a sharded tensor in them."""
         if self._thread is not None and self._thread.is_alive():
             self.stalls += 1
             began = time.monotonic()
-            self._thread.join()
+            self.wait()
             self.stalled_seconds += time.monotonic() - began
+            if self._thread.is_alive():
+                return
         self.form_group()
         locals_ = {name: local_part(tensor) for name, tensor in state.tensors.items()}
         copy = self._snapshot.copy({"locals": locals_, "shared": state.shared, "files": dict(files)})
@@ -73,9 +86,9 @@ class ShardWriter:
             self._group = dist.new_group(backend="gloo", timeout=_PATIENCE)
 
     def wait(self) -> None:
-        """Wait until the last save is on disk, or has failed."""
-        if self._thread is not None:
-            self._thread.join()
+        """Wait until the last save is on disk, or has failed, or a rank is lost."""
+        while self._thread is not None and self._thread.is_alive() and not self._is_over():
+            self._thread.join(_POLL_SECONDS)
 
     def close(self) -> None:
         """Wait for the last save, and drop the reference to the process group, which the world's

@@ -159,7 +159,7 @@ class CollectiveRole:
         checkpoints, data = self._checkpoints, self._session.feed.state()
         with self._session.heart.during("restore"):
             exact.admit(arrival, lambda: checkpoints.captured(step, data, {"exchanges": exact.done}))
-            checkpoints.join_again(arrival.world.saves_as)
+            checkpoints.join_again(arrival.world)
             self._join_group(arrival.world)
         return True
 
