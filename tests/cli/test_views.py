@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from examples.demo import failed_checks, validation_loss
+from examples.demo import failed_checks, failed_comparisons, final_figures
 from rich.console import Console
 
 from ropeteam.api.conditions import Condition, ConditionType
@@ -211,15 +211,47 @@ def test_a_quiet_run_reports_it() -> None:
     assert list(summary_lines(a_job(), None)) == ["gpt: Complete after 2m5s", "  no incidents"]
 
 
-def test_the_demo_passes_only_if_both_faults_were_survived_and_the_model_has_learned() -> None:
-    log = '[rank 0] RESULT {"validation_loss": 1.55, "windows": 9}\n'
-    clean = a_picture(state="Complete", complete=True, incidents=(KILLED, DELETED))
-    assert list(failed_checks(JobResult(clean, {}, log))) == []
-    assert validation_loss(log) == 1.55
+RESULT = '[rank 0] RESULT {"validation_loss": 1.55, "weights": "2d5def"}\n'
+EXACT = KILLED.model_copy(update={"steps_lost": 0})
+
+
+def test_the_demo_passes_only_if_both_faults_cost_no_step_and_the_model_has_learned() -> None:
+    clean = a_picture(state="Complete", complete=True, incidents=(EXACT, DELETED))
+    assert list(failed_checks(JobResult(clean, {}, RESULT))) == []
+    assert final_figures(RESULT) == {"validation_loss": 1.55, "weights": "2d5def"}
     bad = a_picture(state="Failed", incidents=(KILLED.model_copy(update={"steps_lost": None}),))
-    problems = "\n".join(failed_checks(JobResult(bad, {}, log.replace("1.55", "1.7"))))
+    problems = "\n".join(failed_checks(JobResult(bad, {}, RESULT.replace("1.55", "1.7"))))
     for text in ("the job is Failed", "deleted pod of slot 2", "has no recovery time", "loss is 1.7"):
         assert text in problems
+    costly = a_picture(state="Complete", complete=True, incidents=(KILLED, DELETED))
+    assert list(failed_checks(JobResult(costly, {}, RESULT))) == [
+        "incident 1.0.1 (Signal) has cost 3 steps, expected 0"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("more", "log", "problem"),
+    [
+        ({}, RESULT, None),
+        ({}, RESULT.replace("2d", "3d"), "the weights are 2d5def with both faults, and 3d5def undisturbed"),
+        ({}, "", "the weights are 2d5def with both faults, and None undisturbed"),
+        ({"incidents": (EXACT,)}, RESULT, "the undisturbed job has 1 incidents, expected none"),
+        ({"complete": False, "state": "Failed"}, RESULT, "the undisturbed job is Failed: trains"),
+    ],
+)
+def test_the_demo_passes_only_if_the_undisturbed_training_ends_with_the_same_weights(
+    more: dict[str, Any], log: str, problem: str | None
+) -> None:
+    disturbed = JobResult(a_picture(complete=True, incidents=(EXACT, DELETED)), {}, RESULT)
+    undisturbed = JobResult(a_picture(**{"complete": True, "state": "Complete", **more}), {}, log)
+    assert list(failed_comparisons(disturbed, undisturbed)) == ([problem] if problem else [])
+
+
+def test_without_a_result_of_either_training_the_demo_fails() -> None:
+    silent = JobResult(a_picture(complete=True), {}, "")
+    assert list(failed_comparisons(silent, silent)) == [
+        "the weights are None with both faults, and None undisturbed"
+    ]
 
 
 def test_what_is_wrong_with_a_world_is_shown_before_what_it_does() -> None:

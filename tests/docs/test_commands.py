@@ -121,6 +121,7 @@ def test_readme_has_no_command_that_nobody_runs():
         "docs/install.md",
         "docs/metrics.md",
         "docs/peers.md",
+        "docs/recovery.md",
         "docs/security.md",
         "CONTRIBUTING.md",
         "SECURITY.md",
