@@ -1,0 +1,122 @@
+"""Recovery in the step, from the manifest: ranks, pods and the coordinator die under sync Exact, and each
+step of the others is the one that they would have made undisturbed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab import ranks
+from lab.local.cluster import Cluster
+from lab.local.jobs import job
+from lab.waiting import wait_until
+
+pytestmark = pytest.mark.timeout(400)
+SCRIPT = Path(ranks.__file__).parent / "scripts" / "exact.py"
+STRATEGY = {"sync": {"type": "Exact"}, "batch": {"microBatches": 8}}
+IN_SCRIPT = {"sync": {"type": "Exact"}, "batch": {"micro_batches": 8}}
+"""The same as a script names it."""
+WORKERS, LAST_STEP = 3, 290
+
+
+def command(steps: int) -> list[str]:
+    return [str(SCRIPT), json.dumps(IN_SCRIPT), "everything", str(steps)]
+
+
+def exact(name: str, folder: Path) -> dict[str, Any]:
+    """A model with all that makes bits differ, on three workers, each step 0.2 s longer than it needs."""
+    made = job(
+        name,
+        ["python", *command(LAST_STEP)],
+        workers=WORKERS,
+        torch=True,
+        checkpoint={"volume": {"hostPath": {"path": str(folder)}}, "everySteps": 20},
+        recovery={"hangSeconds": 6},
+        strategy=STRATEGY,
+    )
+    made["spec"]["env"] = [{"name": "STEP_SECONDS", "value": "0.2"}]
+    return made
+
+
+def undisturbed_steps(steps: int) -> dict[int, tuple[str, str]]:
+    """Digest and loss by step of the same training in one process."""
+    python = [sys.executable, *command(steps)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    found = subprocess.run(python, capture_output=True, text=True, check=True, env=environment).stdout
+    return {step: of_step for step, *of_step in steps_in(found)}  # type: ignore[misc]
+
+
+def steps_in(text: str) -> Iterator[tuple[int, str, str]]:
+    """Number, digest and loss of each step that was printed."""
+    for line in text.splitlines():
+        if "STEP " in line:
+            _, step, digest, loss = line[line.index("STEP ") :].split()
+            yield int(step), digest, loss
+
+
+def logs(cluster: Cluster, name: str) -> list[str]:
+    return [cluster.logs(pod["metadata"]["name"]) for pod in cluster.pods(name)]
+
+
+def wait_step(cluster: Cluster, name: str, beyond: int) -> None:
+    """Wait until all pods have printed so many more steps than any has now."""
+    newest = max(step for log in logs(cluster, name) for step, *_ in [(0,), *steps_in(log)]) + beyond
+
+    def reached() -> bool:
+        return all(max([0, *(step for step, *_ in steps_in(log))]) >= newest for log in logs(cluster, name))
+
+    wait_until(f"step {newest} in all pods", reached)
+
+
+def has_recovered(cluster: Cluster, name: str, incidents: int) -> bool:
+    seen = cluster.status(name).get("incidents", [])
+    return len(seen) == incidents and bool(seen[-1]["recoveryMilliseconds"].get("firstStep"))
+
+
+def test_each_step_is_the_undisturbed_one_whoever_dies_or_hangs(cluster: Cluster, name: str, tmp_path: Path):
+    """A rank is killed, one hangs, a pod vanishes with its agent, and the coordinator with a rank: one after
+    the other. Only those who died are started again."""
+    cluster.create(exact(name, tmp_path))
+    wait_until("pods", lambda: len(cluster.pods(name)) == WORKERS)
+    wait_step(cluster, name, 5)
+    pids = {rank: cluster.wait_rank(name, rank) for rank in range(WORKERS)}
+
+    def strike(rank: int) -> None:
+        match number:
+            case 1:
+                os.kill(pids[rank], signal.SIGKILL)
+            case 2:
+                os.kill(pids[rank], signal.SIGSTOP)
+            case 3:
+                slot = "ropeteam.dev/slot"
+                pods = {pod["metadata"]["labels"][slot]: pod for pod in cluster.pods(name)}
+                cluster.delete_pod(pods[str(rank)]["metadata"]["name"], grace=0)
+            case 4:
+                os.kill(cluster.coordinator_pid(name), signal.SIGKILL)
+                os.kill(pids[rank], signal.SIGKILL)
+
+    for number, victim in enumerate((1, 2, 0, 2), start=1):
+        strike(victim)
+        cluster.wait_rank(name, victim, pids[victim])
+        wait_until(f"the end of incident {number}", partial(has_recovered, cluster, name, number))
+        wait_step(cluster, name, 3)
+        now = {rank: cluster.wait_rank(name, rank) for rank in range(WORKERS)}
+        assert {rank for rank in now if now[rank] != pids[rank]} == {victim}
+        pids = now
+
+    assert [(seen["slot"], seen.get("stepsLost")) for seen in cluster.status(name)["incidents"]] == [
+        (1, 0), (2, 0), (0, 0), (2, 0)
+    ]  # fmt: skip
+    seen = [step for log in logs(cluster, name) for step in steps_in(log)]
+    cluster.delete(name)
+    expected = undisturbed_steps(max(step for step, *_ in seen))
+    assert {step for step, *_ in seen} >= {*range(30)} - {0}
+    assert [each for each in seen if [*each[1:]] != [*expected[each[0]]]] == []
