@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(400)
 SCRIPT = Path(ranks.__file__).parent / "scripts" / "exact.py"
 STRATEGY = {"sync": {"type": "Exact"}, "batch": {"microBatches": 8}}
 IN_SCRIPT = {"sync": {"type": "Exact"}, "batch": {"micro_batches": 8}}
-"""The same as a script names it."""
+"""STRATEGY as a script names it."""
 WORKERS, LAST_STEP = 3, 290
 
 
@@ -62,16 +62,21 @@ def steps_in(text: str) -> Iterator[tuple[int, str, str]]:
             yield int(step), digest, loss
 
 
+def last_step(text: str) -> int:
+    """Number of the last step that was printed; 0: none was."""
+    return max((step for step, *_ in steps_in(text)), default=0)
+
+
 def logs(cluster: Cluster, name: str) -> list[str]:
     return [cluster.logs(pod["metadata"]["name"]) for pod in cluster.pods(name)]
 
 
 def wait_step(cluster: Cluster, name: str, beyond: int) -> None:
     """Wait until all pods have printed so many more steps than any has now."""
-    newest = max(step for log in logs(cluster, name) for step, *_ in [(0,), *steps_in(log)]) + beyond
+    newest = max(last_step(log) for log in logs(cluster, name)) + beyond
 
     def reached() -> bool:
-        return all(max([0, *(step for step, *_ in steps_in(log))]) >= newest for log in logs(cluster, name))
+        return all(last_step(log) >= newest for log in logs(cluster, name))
 
     wait_until(f"step {newest} in all pods", reached)
 
