@@ -49,6 +49,14 @@ def a_served_plan(n: int = 1, started_in: int | None = None, **changes: Any) -> 
     return replace(plan, members=(first, *plan.members[1:]), origin=world_id(1) if n > 1 else None)
 
 
+def a_recovery_plan(n: int, *started: int, new: tuple[int, ...] = (), **changes: Any) -> Plan:
+    """World n of two pods with two ranks each, under sync Exact: all ranks live on from world 1, except those
+    in `started`. `new`: slots of pods that replace others; all their ranks are started."""
+    plan = a_plan(n, origin=world_id(1), started=started, **changes)
+    members = (replace(each, started_in=None if each.slot in new else world_id(1)) for each in plan.members)
+    return replace(plan, members=tuple(members))
+
+
 def an_identity(slot: int = 0) -> PodIdentity:
     return PodIdentity(slot, 1, f"pod-{slot}", f"10.0.0.{slot}", "node", b"t")
 

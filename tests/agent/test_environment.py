@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.agent.life import a_plan, a_ref, an_identity
+from tests.agent.life import a_plan, a_recovery_plan, a_ref, an_identity
 
 from ropeteam_trainer.agent.machine.environment import (
     interface_variables,
@@ -60,6 +60,19 @@ def test_the_rank_plan_names_where_to_resume():
     later = rank_environment({}, SETTINGS, a_plan(2, restore=(a_ref(5),)), an_identity(), 0)[config.RANK_PLAN]
     assert codec.decode(RankPlan, later).restore == ("step-5/1.0.1#d",)
     assert codec.decode(RankPlan, later).lineage_known
+
+
+def test_the_rank_plan_names_the_ranks_that_join_others_and_whose_checkpoints_are_theirs():
+    plan = a_recovery_plan(2, 1, 2)
+    sent = codec.decode(RankPlan, rank_environment({}, SETTINGS, plan, an_identity(), 1)[config.RANK_PLAN])
+    assert (sent.world_id, sent.started, sent.saves_as) == ("1.0.2", (1, 2), "1.0.1")
+    plan = a_recovery_plan(2, 0, 1, new=(0,))
+    sent = codec.decode(RankPlan, rank_environment({}, SETTINGS, plan, an_identity(), 1)[config.RANK_PLAN])
+    assert (sent.started, sent.saves_as) == ((0, 1), "1.0.2"), "the lead rank is new"
+    sent = codec.decode(
+        RankPlan, rank_environment({}, SETTINGS, a_plan(2), an_identity(), 1)[config.RANK_PLAN]
+    )
+    assert (sent.started, sent.saves_as) == ((), "")
 
 
 def test_a_rank_receives_the_file_of_checkpoint_keys_and_the_trust_policy():

@@ -104,3 +104,5 @@ def test_processes_of_one_group_are_merged():
         groups = childreports.with_group(groups, 0, GroupFormed(1, 0, str(n)))
     assert len(groups) == childreports.MOST_GROUPS
     assert groups[1].id == "c"
+    assert groups[-1].id != "b", "of equal ones the newest stay"
+    assert "39" in {each.id for each in groups}

@@ -100,6 +100,7 @@ def test_preserved_ranks_receive_the_addresses_of_servers():
         world_id(1),
         (f"10.0.0.1:{config.PARAMETER_SERVER_PORT}",),
     )
+    assert sent.message.live_world is None, "they need no process group"
 
 
 def ended(

@@ -8,7 +8,7 @@ import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -21,11 +21,12 @@ from tests.agent.test_checkpoints import run_ref, saved, settings_in
 
 from ropeteam_trainer.agent import checkpoints
 from ropeteam_trainer.agent.executor import DaemonThreadExecutor
-from ropeteam_trainer.agent.machine.events import LinkUp, OrdersReceived, RanksStarted
+from ropeteam_trainer.agent.machine.events import LinkUp, OrdersReceived, RankMessage, RanksStarted
 from ropeteam_trainer.agent.main import Agent
 from ropeteam_trainer.checkpoint.decisions.journal import Held
 from ropeteam_trainer.checkpoint.decisions.manifest import folder
 from ropeteam_trainer.contract.config import CheckpointConfig
+from ropeteam_trainer.contract.local import FromRank, ToRank
 from ropeteam_trainer.contract.messages import Grant, Orders
 from ropeteam_trainer.contract.world import CheckpointRef, Plan, WorldId
 
@@ -37,13 +38,18 @@ class SlowPod:
         self.ranks, self.stores, self.disk = self, self, DaemonThreadExecutor("disk")
         self.starting = asyncio.Event()
         self.killed: list[tuple[int, ...]] = []
+        self.received: dict[int, list[ToRank]] = {}
+        """Messages by rank."""
 
-    async def start(self, plan: Plan, fork: bool) -> None:  # noqa: ARG002
+    async def start(self, plan: Plan, ranks: Sequence[int], fork: bool) -> None:  # noqa: ARG002
         self.starting.set()
         await asyncio.Event().wait()
 
     def kill(self, world_id: WorldId, ranks: Iterable[int]) -> None:  # noqa: ARG002
         self.killed.append(tuple(ranks))
+
+    def send(self, world_id: WorldId, rank: int, message: ToRank) -> None:  # noqa: ARG002
+        self.received.setdefault(rank, []).append(message)
 
     def begin(self, may_fork: bool) -> None: ...
 
@@ -112,6 +118,13 @@ async def test_a_manifest_is_written_while_old_checkpoints_are_deleted_and_the_n
 async def test_ranks_that_have_started_die_before_a_long_start_is_over(run: Run):
     run.ordered()
     assert run.pod.killed == [(0, 1)]
+
+
+async def test_a_rank_that_lives_knows_of_a_lost_one_before_a_long_start_is_over(run: Run):
+    run.agent.post(RankMessage(world_id(), 0, FromRank(hello_pid=1, regroups=True)))
+    run.ordered(plan=a_plan(), lost=(2,))
+    assert run.pod.received == {0: [ToRank(lost=(2,))]}
+    assert run.pod.killed == []
 
 
 async def test_the_loop_of_an_agent_never_waits_for_the_volume(

@@ -6,13 +6,15 @@ from dataclasses import replace
 
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from hypothesis.strategies import booleans, integers, sampled_from
+from hypothesis.strategies import booleans, integers, sampled_from, sets
 from tests.agent.life import Life, a_plan
 
 from ropeteam_trainer.agent.machine.effects import Exit, KillRanks, StartRanks
 from ropeteam_trainer.agent.machine.events import LinkLost, LinkUp, OrdersReceived, RankExited, Terminated
 from ropeteam_trainer.contract.messages import Orders
 from ropeteam_trainer.contract.world import ProcessExit, WorldId
+
+SOME_RANKS = sets(integers(0, 3), max_size=2).map(lambda ranks: tuple(sorted(ranks)))
 
 
 class AgentDay(RuleBasedStateMachine):
@@ -28,13 +30,18 @@ class AgentDay(RuleBasedStateMachine):
     def carry_out(self) -> None:
         for effect in self.life.did:
             match effect:
-                case StartRanks(plan=plan):
-                    assert not self.living, "ranks that two worlds started would live together"
-                    assert plan.started_in(0) == plan.world_id, "what is kept is not started again"
+                case StartRanks(plan=plan, ranks=ranks):
                     assert self.life.state.orders.plan == plan, (
                         "only the plan of the latest orders is started"
                     )
-                    self.living = {(plan.world_id, rank) for rank in plan.ranks(0)}
+                    started = {(plan.started_in(0), rank) for rank in ranks}
+                    assert not started & self.living, "a rank would live twice"
+                    assert {of for of, _ in self.living} <= {plan.started_in(0)}, (
+                        "ranks that two worlds started would live together"
+                    )
+                    if plan.started_in(0) != plan.world_id:
+                        assert {*ranks} <= {*plan.started}, "ranks that live on are not started again"
+                    self.living |= started
                 case KillRanks(world_id, ranks):
                     assert all((world_id, rank) in self.living for rank in ranks)
                 case Exit(code):
@@ -44,17 +51,37 @@ class AgentDay(RuleBasedStateMachine):
     @rule(n=integers(2, 4), started_in=integers(1, 3))
     def orders_that_keep_ranks(self, n, started_in):
         """Ranks live on if they are those of the plan, else they end."""
-        before, plan = self.life.state, a_plan(n)
-        preserved = replace(plan.members[0], started_in=WorldId(1, 0, started_in))
-        plan = replace(plan, members=(preserved, *plan.members[1:]))
+        before = self.life.state
         if (before.term, before.boot) > (1, 0) or started_in >= n:
             return
-        self.life.receives(OrdersReceived(Orders(1, 0, 1, plan)))
+        self.ordered_to_keep(WorldId(1, 0, n), WorldId(1, 0, started_in))
+
+    @precondition(lambda self: self.living and self.life.state.term)
+    @rule(started=SOME_RANKS, lost=SOME_RANKS)
+    def orders_that_start_lost_ranks_again(self, started, lost):
+        """Ranks that are lost, or that the plan starts, end alone."""
+        state, world = self.life.state, self.life.state.world
+        was_killing = world.killing
+        n = world.plan.world_id.n + 1
+        self.ordered_to_keep(WorldId(state.term, state.boot, n), world.started_in, started=started, lost=lost)
+        world, may_live = self.life.state.world, self.life.state.desired_plan is not None
+        if may_live and not was_killing and self.life.state.exit_code is None:
+            ended = {
+                rank for effect in self.life.did if isinstance(effect, KillRanks) for rank in effect.ranks
+            }
+            assert ended <= {*started, *lost}
+            assert not world.killing
+
+    def ordered_to_keep(self, world_id, started_in, started=(), lost=()):
+        plan = a_plan(world_id.n, world_id=world_id, started=started)
+        preserved = replace(plan.members[0], started_in=started_in)
+        plan = replace(plan, members=(preserved, *plan.members[1:]))
+        self.life.receives(OrdersReceived(Orders(world_id.term, world_id.boot, 1, plan, lost=lost)))
         self.carry_out()
         self.answered_at = self.life.now
         world = self.life.state.world
         if self.living and not world.killing:
-            assert {world_id for world_id, _ in self.living} == {preserved.started_in}
+            assert {world_id for world_id, _ in self.living} == {started_in}
 
     @rule(term=integers(1, 2), boot=integers(0, 1), n=integers(0, 3), release=booleans(), leave=booleans())
     def orders(self, term, boot, n, release, leave):

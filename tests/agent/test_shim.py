@@ -49,13 +49,13 @@ def test_our_package_comes_last_and_is_not_imported(shim, tmp_path):
     assert shim("script", "x.py").stdout == "installed\n"
 
 
-@pytest.mark.parametrize("place", ["site", "."])
+@pytest.mark.parametrize(("place", "target"), [("site", "x.py"), (".", "x.py"), ("app", "app")])
 @pytest.mark.parametrize(
     ("installed", "preserved"),
     [(None, False), ("wants_secret: bool", False), ("hello_pid: int", True), ("", True)],
 )
 def test_the_secret_of_servers_is_left_only_to_a_library_that_does_not_request_it(
-    shim, tmp_path, installed, preserved, place
+    shim, tmp_path, installed, preserved, place, target
 ):
     """Nothing that the script starts has it, nor what keeps os.environ. `installed`: in the image, or beside
     the script."""
@@ -68,9 +68,11 @@ def test_the_secret_of_servers_is_left_only_to_a_library_that_does_not_request_i
             (site / "ropeteam_trainer" / "contract" / "local.py").write_text(installed)
     child = "import subprocess; print(subprocess.run(['env'], capture_output=True, text=True).stdout)"
     (tmp_path / "x.py").write_text(child)
+    (tmp_path / "app").mkdir(exist_ok=True)
+    (tmp_path / "app" / "__main__.py").write_text(child)
     plan = '{"epoch":"1.0.1","secret":"c0ffee","line":"1.0.1"}'
     flags = ("-S",)  # nothing is installed but what is there
-    done = shim("script", "x.py", flags=flags, ROPETEAM_RANK_PLAN=plan, PYTHONPATH=str(tmp_path / "site"))
+    done = shim("script", target, flags=flags, ROPETEAM_RANK_PLAN=plan, PYTHONPATH=str(tmp_path / "site"))
     assert done.returncode == 0, done.stderr
     assert '"line"' in done.stdout
     assert ("c0ffee" in done.stdout) is preserved

@@ -31,7 +31,7 @@ from ropeteam_trainer.launchers import Launch, Run
 
 def test_a_plan_starts_its_ranks_once():
     life = Life().receives(LinkUp()).ordered(plan=a_plan())
-    assert life.did_a(StartRanks) == StartRanks(a_plan(), fork=False)
+    assert life.did_a(StartRanks) == StartRanks(a_plan(), (0, 1), fork=False)
     assert life.ordered(plan=a_plan()).did_no(StartRanks), "orders are repeated, ranks are not"
     assert not life.report.stopped
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropeteam_trainer.contract import codec
-from ropeteam_trainer.contract.config import RankPlan
+from ropeteam_trainer.contract.config import RankPlan, Resume
 from ropeteam_trainer.contract.desired import JobReport
-from ropeteam_trainer.contract.messages import Shard, StoreOffer
+from ropeteam_trainer.contract.local import FromRank, ToRank
+from ropeteam_trainer.contract.messages import Orders, RankPhase, RankReport, Shard, StoreOffer
 from ropeteam_trainer.contract.world import Cause, CheckpointRef, Member, Plan, ProcessExit, WorldId
 
 NUMBERS = st.integers(0, 10**6)
@@ -71,9 +73,41 @@ def test_plans_that_differ_have_different_hashes() -> None:
         dataclasses.replace(plan, world_id=WorldId(1, 0, 2)),
         dataclasses.replace(plan, store_port=1),
         dataclasses.replace(plan, members=plan.members[:1]),
+        dataclasses.replace(plan, started=(1,)),
     ]
     assert a_plan({0: 1, 1: 1}).hash == plan.hash
-    assert len({plan.hash, *(each.hash for each in changed)}) == 4
+    assert len({plan.hash, *(each.hash for each in changed)}) == 5
+
+
+def test_an_agent_knows_from_its_part_which_ranks_are_started_and_where_the_others_began() -> None:
+    plan = a_plan({0: 2, 1: 2, 2: 2})
+    members = [dataclasses.replace(member, started_in=WorldId(1, 0, 1)) for member in plan.members[:2]]
+    plan = dataclasses.replace(
+        plan, world_id=WorldId(1, 0, 2), members=(*members, plan.members[2]), started=(1, 4, 5)
+    )
+    part = plan.part(1)
+    assert (part.started, part.preserved, part.hash) == ((1, 4, 5), (1,), plan.hash)
+    assert (part.started_in(1), plan.started_in(2)) == (WorldId(1, 0, 1), plan.world_id)
+
+
+@pytest.mark.parametrize(
+    ("message", "added"),
+    [
+        (Orders(1, 0, 1), {"lost": ()}),
+        (a_plan({0: 1}), {"started": ()}),
+        (RankPlan("1.0.1", (), False, None, Resume.LATEST, None, "j", "u"), {"started": (), "saves_as": ""}),
+        (RankReport(0, RankPhase.RUNNING), {"regroups": False, "dying": False}),
+        (FromRank(), {"regroups": None, "shard_world": None}),
+        (ToRank(), {"live_world": None, "lost": ()}),
+    ],
+)
+def test_a_message_of_a_release_without_recovery_in_the_step_is_read(
+    message: Any, added: dict[str, Any]
+) -> None:
+    sent = json.loads(codec.encode(message))
+    earlier = {name: value for name, value in sent.items() if name not in added}
+    assert codec.decode(type(message), json.dumps(earlier).encode()) == message
+    assert {name: getattr(message, name) for name in added} == added
 
 
 def test_what_the_cluster_does_to_a_job_is_free_and_what_its_script_does_is_not() -> None:

@@ -125,9 +125,12 @@ def _run_user_code(kind: str, target: str, root: str) -> None:
     is_safe = bool(sys.flags.isolated or getattr(sys.flags, "safe_path", False))
     if kind == "run-path" or (kind == "script" and not os.path.isfile(target)):
         # A folder or zip with a __main__.py, or the error for a path that does not exist.
+        path = os.path.join(os.getcwd(), target)
+        sys.path.insert(0, path)  # as runpy does it
         _hide_servers_secret(root)
         _use_imported_library()
-        runpy.run_path(os.path.join(os.getcwd(), target), run_name="__main__")
+        del sys.path[0]
+        runpy.run_path(path, run_name="__main__")
         return
     module = types.ModuleType("__main__")
     if kind in _NAMES:
