@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -90,11 +90,11 @@ class SimPod:
 
     # ---- agent/pod.py: RankProcesses
 
-    async def start(self, plan: Plan, fork: bool) -> None:
+    async def start(self, plan: Plan, ranks: Sequence[int], fork: bool) -> None:
         random = self._site.random
         await asyncio.sleep(0.05 if fork else 0.3 + random.random())
         self.alive, self.restore = {}, plan.restore
-        for number in plan.ranks(self.pod_slot):
+        for number in ranks:
             self.alive[number] = rank = SiteRank(cast(Any, self._site), cast(Any, self), plan, number)
             self._site.loop.after(0.1 + 0.5 * random.random(), rank.when_awake, rank.boot)
         self.every_rank = [*(rank for rank in self.every_rank if rank.alive), *self.alive.values()]

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from tests.sim import stores
 from tests.sim.clock import Timer
 from tests.sim.kubelet import Pod
 from tests.sim.network import Connection
@@ -25,7 +26,7 @@ from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.fence import renew_seconds
 from ropeteam_trainer.contract.local import FromRank
-from ropeteam_trainer.contract.messages import AgentReport, Grant, Hang, Orders, StoreOffer
+from ropeteam_trainer.contract.messages import AgentReport, Grant, Hang, Orders
 from ropeteam_trainer.contract.world import CheckpointRef, Plan, ProcessExit, WorldId
 from ropeteam_trainer.launchers import Launch, Run
 
@@ -53,6 +54,8 @@ class Agent:
         self.alive, self.frozen = True, False
         self.ranks: dict[int, Rank] = {}
         self.every_rank: list[Rank] = []
+        self._starting: dict[int, WorldId] = {}
+        """Ranks whose start is under way, and the world that starts them."""
         self.stores: dict[WorldId, int] = {}
         """The ports of those stores."""
         self._polls_without_answer = 0
@@ -141,14 +144,16 @@ class Agent:
             return
         self._watch_connection()
         heartbeats = {
-            number: heartbeat for number, rank in self.ranks.items() if (heartbeat := rank.send_heartbeat())
+            rank.number: heartbeat
+            for rank in self.ranks.values()
+            if rank.alive and (heartbeat := rank.send_heartbeat())
         }
         if heartbeats:
-            self.see(events.HeartbeatsRead(next(iter(self.ranks.values())).plan.world_id, heartbeats))
+            self.see(events.HeartbeatsRead(self.ranks[min(heartbeats)].started_in, heartbeats))
         self.see(events.Tick())
         if self.is_awake:
             self._world.checks.alone(self, self._world.clock.now - self._answered_at)
-            self._polls_without_answer = self._polls_without_answer + 1 if self._waits_without_answer() else 0
+            self._polls_without_answer = self._polls_without_answer + 1 if stores.is_missed(self) else 0
             self._world.checks.store_is_missed(self, self._polls_without_answer)
 
     def _carry_out(self, effect: effects.Effect) -> None:
@@ -156,25 +161,29 @@ class Agent:
         match effect:
             case effects.ClaimRun(plan):
                 clock.after(world.disk.write_seconds(), self._claim, plan)
-            case effects.StartRanks(plan, fork, restore):
+            case effects.StartRanks(plan, ranks, fork, restore):
                 self.restore = restore
                 world.checks.ranks_start(self, plan)
-                clock.after(0.05 if fork else 0.3 + random.random(), self._start_ranks, plan)
+                self._starting.update(dict.fromkeys(ranks, plan.world_id))
+                clock.after(0.05 if fork else 0.3 + random.random(), self._start_ranks, plan, ranks)
             case effects.KillRanks(world_id, ranks):
-                self._world.film.write(self.pod.name, f"kills ranks {ranks} of {world_id}")
+                world.film.write(self.pod.name, f"kills ranks {ranks} of {world_id}")
+                world.checks.keeping.kills(self, ranks)
                 for number in ranks:
-                    clock.after(0.01 + 0.2 * random.random(), self._signal, world_id, number, 9)
+                    rank = None if number in self._starting else self.ranks.get(number)
+                    clock.after(0.01 + 0.2 * random.random(), self._kill_rank, world_id, number, rank)
             case effects.TerminateRanks(world_id, ranks):
                 for number in ranks:
-                    self._signal(world_id, number, 15)
+                    if rank := self._process(world_id, number):
+                        rank.signalled(15)
             case effects.ShowStacks(world_id, ranks):
                 for number in ranks:
                     self.see(events.StackShown(world_id, number, Hang()))
             case effects.SendToRank(world_id, number, message):
-                if (rank := self.ranks.get(number)) and rank.plan.world_id == world_id:
+                if rank := self._process(world_id, number):
                     rank.receive(message)
             case effects.HostStore(world_id):
-                clock.after(0.05 + 0.3 * random.random(), self._open_store, world_id)
+                clock.after(0.05 + 0.3 * random.random(), stores.opens, world, self, world_id)
             case effects.CloseStore(world_id):
                 self.stores.pop(world_id, None)
             case effects.WriteManifest(held, grant):
@@ -203,75 +212,56 @@ class Agent:
 
     # ---- effects that take time
 
-    def _start_ranks(self, plan: Any) -> None:
+    def _start_ranks(self, plan: Plan, ranks: tuple[int, ...]) -> None:
+        """Ranks of which no kill was requested meanwhile."""
         if not self.alive:
             return
         if self.frozen:
-            self._world.clock.after(0.5, self._start_ranks, plan)
+            self._world.clock.after(0.5, self._start_ranks, plan, ranks)
             return
-        known = self.state.world
-        if known is None or known.plan.world_id != plan.world_id:
+        known, started_in = self.state.world, plan.started_in(self.pod.slot)
+        started = [number for number in ranks if self._starting.get(number) == plan.world_id]
+        if known is None or known.started_in != started_in or not started:
             return
         if plan.origin is None:
             self.memory = None
-        self.ranks = {}
-        for number in known.alive_ranks:
+        if started_in == plan.world_id:
+            self.ranks = {}
+        for number in started:
+            del self._starting[number]
             self.ranks[number] = rank = self._world.rank(self, plan, number)
             self._world.clock.after(0.1 + 0.5 * self._world.random.random(), rank.when_awake, rank.boot)
-        self.every_rank = [*(rank for rank in self.every_rank if rank.alive), *self.ranks.values()]
+            self.every_rank.append(rank)
+        self.every_rank = [rank for rank in self.every_rank if rank.alive]
         self._world.checks.ranks_live(self)
-        self.see(events.RanksStarted(plan.world_id))
+        self.see(events.RanksStarted(started_in))
 
-    def _signal(self, world_id: WorldId, number: int, signal: int) -> None:
-        """A rank that was never started is gone as well: its kill is answered all the same."""
+    def _process(self, world_id: WorldId, number: int) -> Rank | None:
         rank = self.ranks.get(number)
-        if rank is not None and rank.plan.world_id == world_id:
-            rank.signalled(signal)
-        elif signal == 9:
+        return rank if rank is not None and rank.started_in == world_id else None
+
+    def _kill_rank(self, world_id: WorldId, number: int, rank: Rank | None) -> None:
+        """`rank`: the process when the kill was requested. One that was never started is gone as well: its
+        kill is answered all the same."""
+        if rank is None and number in self._starting:
+            del self._starting[number]
             self.see(events.RankExited(world_id, number, ProcessExit(None, 9)))
+        elif rank := rank or self._process(world_id, number):
+            rank.signalled(9)
 
     def on_message(self, rank: Rank, message: FromRank) -> None:
-        self.see(events.RankMessage(rank.plan.world_id, rank.number, message))
+        self.see(events.RankMessage(rank.started_in, rank.number, message))
 
     def reaped(self, rank: Rank, exit: ProcessExit) -> None:
         """Read its page once more, kill all descendants, then report it to the machine. That a signal
         takes it apart may be seen before."""
-        world_id, heartbeat = rank.plan.world_id, rank.send_heartbeat()
+        world_id, heartbeat = rank.started_in, rank.send_heartbeat()
         if heartbeat:
             self.see(events.HeartbeatsRead(world_id, {rank.number: heartbeat}))
         if exit.signal is not None and not rank.finished and self._world.random.random() < 0.7:
             self.see(events.RankDying(world_id, rank.number, exit))
         event = events.RankExited(world_id, rank.number, replace(exit, reached_end=rank.finished))
         self._world.clock.after(0.01 + 0.1 * self._world.random.random(), self.see, event)
-
-    def _open_store(self, world_id: WorldId) -> None:
-        if not self.alive:
-            return
-        chance = self._world.random.random()
-        if chance < 0.05:
-            self.see(events.StoreDown(world_id))
-            return
-        if chance < 0.08 and not self.config.servers:  # theirs would end slot 0 alone
-            self._world.clock.after(100 * (chance - 0.05), self._store_dies, world_id)
-        port = self.stores[world_id] = 30000 + self._world.next_number()
-        self.see(events.StoreUp(StoreOffer(world_id, self.state.identity.pod_ip, port)))
-
-    def _store_dies(self, world_id: WorldId) -> None:
-        """Maybe before its plan comes, maybe while ranks wait in it, maybe after."""
-        if self.alive and world_id in self.stores:
-            self._world.film.write(self.pod.name, f"loses the store of {world_id}")
-            del self.stores[world_id]
-            self.see(events.StoreDown(world_id))
-
-    def _waits_without_answer(self) -> bool:
-        """Ranks live here, and no end of them was requested, although the store that we held is gone."""
-        world, orders = self.state.world, self.state.orders
-        if world is None or world.killing or (orders and orders.pause == world.plan.world_id):
-            return False
-        plan = world.plan
-        if plan.store_host != self.state.identity.pod_ip or self.stores.get(plan.world_id) == plan.store_port:
-            return False
-        return any(rank.started_at and not rank.exit and not rank.killed_for for rank in world.ranks)
 
     def _claim(self, plan: Plan) -> None:
         if not self.alive:

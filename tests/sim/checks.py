@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from tests.sim.lines import LineChecks
+from tests.sim.lines import KeepingChecks, LineChecks
 from tests.sim.promise import require
 from tests.sim.ranks import Gang, Rank
 from tests.sim.reported import StatusChecks, wrong_event
@@ -64,7 +64,7 @@ class Checks:
         self._ended: dict[tuple[WorldId, int], WorldId] = {}
         """When in the line that process was started. One that was cut off may end after its successor."""
         self.lines = LineChecks(world)
-        self.status = StatusChecks(world)
+        self.status, self.keeping = StatusChecks(world), KeepingChecks()
         self._decisions = 0
         self._writes: deque[float] = deque(maxlen=_MANY_WRITES)
         self.counts: Counter[str] = Counter()
@@ -81,6 +81,10 @@ class Checks:
         if gang.restored is not None:
             spoilt = self._world.disk.spoilt(gang.restored.step, gang.restored.world_id)
             require(not spoilt, "a world goes on from a checkpoint that verifies", gang.restored)
+
+    def continues(self, gang: Gang, plan: Plan) -> None:
+        """A later world that starts ranks beside others of these."""
+        self._gangs[plan.world_id] = gang
 
     def stepped(self, gang: Gang, step: int) -> None:
         highest = self.newest
@@ -130,7 +134,7 @@ class Checks:
 
     def ranks_live(self, agent: Agent) -> None:
         """Called when ranks start: nothing of a former world may live in the pod."""
-        world_ids = {rank.plan.world_id for rank in agent.every_rank if rank.alive}
+        world_ids = {rank.started_in for rank in agent.every_rank if rank.alive}
         require(
             len(world_ids) <= 1,
             "ranks that two worlds started never live together",
@@ -182,12 +186,13 @@ class Checks:
         mine = (grant.ref.step, world_id)
         if mine in self._parents:
             return
-        line = began.world_id if isinstance(began, ServerConnection) else world_id
+        line = began.world_id if isinstance(began, ServerConnection) else began.line
         expected = self._newest.get(line) or place(began.restored)
         # A line continues from memory: the leading rank may die while its last manifest is still being
         # written, and the next one is granted without it. Of several worlds, only the newest may be the
         # parent.
-        past = self._ancestors(expected) if isinstance(began, ServerConnection) else {expected}
+        continues = isinstance(began, ServerConnection) or began.lives_on
+        past = self._ancestors(expected) if continues else {expected}
         require(place(grant.parent) in past, "a manifest's parent is its past", mine, grant.parent, expected)
         self._parents[mine], self._newest[line] = expected, mine
         self.counts["commits"] += 1
@@ -218,7 +223,7 @@ class Checks:
         gang = self.newest
         assert gang is not None
         made = max(rank.step for rank in gang.ranks.values())
-        saved, _ = self._newest.get(gang.plan.world_id, (0, None))
+        saved, _ = self._newest.get(gang.line, (0, None))
         require(made == saved, "who leaves in peace loses no step", gang.plan.world_id, made, saved)
         self.counts["left in peace"] += 1
 

@@ -58,13 +58,16 @@ _DRAWN = st.builds(
     lost=st.sampled_from((4, 4, 4, 2, 9, 20)),
     fence=st.sampled_from((11, 11, 1, 30)),
     self_fence=st.sampled_from((0, 0, 1)),
+    exact=st.sampled_from((0, 0, 1)),
 )
 
 
 def _legal(drawn: Setup) -> Setup:
-    """Servers save; `fence` was drawn as what it has more than `lost`."""
-    feature_level = 3 if drawn.servers else drawn.feature_level
-    return replace(drawn, feature_level=feature_level, fence=max(FENCE_LEAST, drawn.lost + drawn.fence))
+    """Servers and replicas save; `fence` was drawn as what it has more than `lost`."""
+    exact = 0 if drawn.servers else drawn.exact
+    feature_level = 3 if drawn.servers or exact else drawn.feature_level
+    fence = max(FENCE_LEAST, drawn.lost + drawn.fence)
+    return replace(drawn, exact=exact, feature_level=feature_level, fence=fence)
 
 
 _SETUPS = _DRAWN.map(_legal)

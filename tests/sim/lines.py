@@ -1,4 +1,5 @@
-"""With parameter servers one line of worlds advances, and nothing that was acknowledged is lost."""
+"""With parameter servers one line of worlds advances, and nothing that was acknowledged is lost. There, and
+under sync Exact, ranks that a plan keeps live on."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from tests.sim.promise import require
 from ropeteam_trainer.contract.world import WorldId
 
 if TYPE_CHECKING:
+    from tests.sim.agent_process import Agent
     from tests.sim.servers import Server, ServerConnection, Worker
     from tests.sim.world import World
 
@@ -52,3 +54,15 @@ class LineChecks:
             require(not pods & self._newest[1], "one line advances", line.world_id, "after", self._newest[0])
         line.steps[worker.number] = max(line.steps[worker.number], worker.step)
         self._world.checks.counts["steps"] += 1
+
+
+class KeepingChecks:
+    def kills(self, agent: Agent, ranks: tuple[int, ...]) -> None:
+        """A rank that the newest plan keeps is killed for its own fault, or that of its pod, only."""
+        world, orders, plan = agent.state.world, agent.state.orders, agent.state.desired_plan
+        if world is None or orders is None or plan is None or world.terminate_by is not None:
+            return
+        faulty = {rank.rank for rank in world.ranks if rank.killed_for or rank.is_lost or rank.exit}
+        keeps = plan.started_in(agent.pod.slot) == world.started_in
+        wrong = {*ranks} - {*orders.lost, *plan.started} - faulty if keeps else set()
+        require(not wrong, "a rank that a plan keeps is not killed", agent.pod.name, wrong)

@@ -291,7 +291,7 @@ def trains(world: World) -> bool:
     if gang is None or world.clock.now > gang.stepped_at + 2.0:
         return False
     left = world.script.total_steps - gang.ranks[0].step
-    return left >= 10 and all(r.alive and not r.stuck and not r.waiting for r in gang.ranks.values())
+    return left >= 10 and all(rank.settled for rank in gang.ranks.values())
 
 
 def _leave_in_peace(world: World, move: Move) -> None:

@@ -17,7 +17,7 @@ from ropeteam_trainer.agent.machine.environment import rank_plan
 from ropeteam_trainer.checkpoint.decisions.restore import CheckpointNotFound, CheckpointUnavailable, choose
 from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.local import Beat, FromRank, ToRank
-from ropeteam_trainer.contract.world import CheckpointRef, Plan, ProcessExit
+from ropeteam_trainer.contract.world import CheckpointRef, Plan, ProcessExit, WorldId
 from ropeteam_trainer.data.decisions.plan import DataPlan, Position
 
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ class Rank:
 
     def __init__(self, world: World, parent: Parent, plan: Plan, number: int) -> None:
         self._world, self.parent, self.plan, self.number = world, parent, plan, number
+        self.started_in = plan.started_in(parent.identity.slot)
+        """The world by which its agent names it."""
         self.alive, self.hung, self.finished = True, False, False
         self.silent = False
         """The machine lost power: no report of the end is received."""
@@ -75,6 +77,16 @@ class Rank:
         self.beaten_at = 0.0
         self.writing = False
         self.gang: Gang | None = None
+
+    @property
+    def saves_as(self) -> WorldId | None:
+        """World under whose name it saves. None: the one that started it."""
+        return None
+
+    @property
+    def settled(self) -> bool:
+        """The rank makes steps, and will."""
+        return self.alive and not self.stuck and not self.waiting
 
     @property
     def hangs(self) -> bool:
@@ -150,6 +162,9 @@ class Rank:
             if self.step >= reported.stop_at:
                 self._drain()
                 return
+        self.next_step()
+
+    def next_step(self) -> None:
         if self.gang:
             self.gang.willing()
 
@@ -162,12 +177,12 @@ class Rank:
 
     def save(self, then: Callable[[], None] = lambda: None) -> None:
         """Write the shard in the background, then report it."""
-        step, position = self.step, self.gang.position if self.gang else Position()
+        step, position, world_id = self.step, self.gang.position if self.gang else Position(), self.saves_as
 
         def written() -> None:
             self.writing = False
-            files = self._world.disk.write_shard(step, self.plan.world_id, self.number, position)
-            self.send(FromRank(shard_step=step, shard_files=files))
+            files = self._world.disk.write_shard(step, world_id or self.plan.world_id, self.number, position)
+            self.send(FromRank(shard_step=step, shard_files=files, shard_world=world_id))
             then()
 
         self.writing = True
@@ -217,6 +232,9 @@ class Rank:
 
 class Gang:
     """All ranks of one world that found each other."""
+
+    lives_on = False
+    """Other worlds may continue it."""
 
     def __init__(self, world: World, plan: Plan) -> None:
         self._world, self.plan = world, plan
@@ -289,6 +307,11 @@ class Gang:
         self.position = disk.position(chosen.ref)
         first.send(FromRank(restored=chosen.ref))
         return chosen.step
+
+    @property
+    def line(self) -> WorldId:
+        """The first of the worlds that it continues."""
+        return self.plan.world_id
 
     # ---- steps
 

@@ -18,6 +18,7 @@ from tests.sim.checks import Checks
 from tests.sim.clock import Clock
 from tests.sim.coordinator_process import Coordinator
 from tests.sim.disk import Disk
+from tests.sim.exchange import Replicas
 from tests.sim.film import Film
 from tests.sim.kubelet import Pod
 from tests.sim.kubernetes import JOB_NAME, JOB_UID, Kubernetes
@@ -25,10 +26,12 @@ from tests.sim.network import Network
 from tests.sim.operator_process import Operator
 from tests.sim.promise import require
 from tests.sim.ranks import Gang, Rank, Script
+from tests.sim.replicas import LEAVES, Replica
 from tests.sim.servers import Server, ServerConnection, Worker
 
 from ropeteam.api.conditions import ConditionType
 from ropeteam.core.seen.observation import Role
+from ropeteam_trainer.contract.local import LiveWorld
 from ropeteam_trainer.contract.world import Plan, WorldId
 from ropeteam_trainer.data.decisions.plan import DataPlan
 
@@ -55,6 +58,8 @@ class Setup:
     lost: int = 4
     fence: int = 15
     self_fence: int = 0
+    exact: int = 0
+    """1: spec.strategy.sync.type Exact."""
 
     @property
     def lead_rank(self) -> int:
@@ -87,6 +92,8 @@ class Setup:
         if self.servers:
             served = {"type": "ParameterServer", "parameterServer": {"servers": self.servers}}
             spec["strategy"] = {"sync": served}
+        if self.exact:
+            spec["strategy"] = {"sync": {"type": "Exact"}, "batch": {"microBatches": LEAVES}}
         if self.feature_level >= 2:
             spec["checkpoint"] = {
                 "volume": {"nfs": {"server": "nas", "path": "/"}},
@@ -117,6 +124,8 @@ class World:
         """How often a moment came that is worth an ambush: plan, grant, stop, complete, manifest, write."""
         self.saved_steps: dict[tuple[int, WorldId], dict[int, int]] = {}
         """Contents of each checkpoint of parameter servers, by worker."""
+        self.parameters: dict[int, int] = {}
+        """Of replicas, after each step."""
         self._gangs: dict[WorldId, Gang] = {}
         self._lines: dict[WorldId, ServerConnection] = {}
         self._number = 0
@@ -151,7 +160,7 @@ class World:
                 return coordinator
         return None
 
-    def store_answers(self, plan: Plan) -> bool:
+    def store_answers(self, plan: Plan | LiveWorld) -> bool:
         """The keeper of this world's store lives."""
         agents = (agent for agent in self.agents.values() if agent.alive)
         return any(
@@ -160,16 +169,18 @@ class World:
         )
 
     def gang(self, rank: Rank) -> Gang:
-        world_id = rank.plan.world_id
-        if world_id not in self._gangs:
-            self._gangs[world_id] = Gang(self, rank.plan)
-        self.checks.plan_is_one(self._gangs[world_id], rank)
-        return self._gangs[world_id]
+        first = rank.plan.server_generation
+        if first not in self._gangs:
+            self._gangs[first] = Replicas(self, rank.plan) if self.setup.exact else Gang(self, rank.plan)
+        found = self._gangs[first]
+        if found.plan.world_id == rank.plan.world_id:
+            self.checks.plan_is_one(found, rank)
+        return found
 
     def rank(self, agent: Agent, plan: Plan, number: int) -> Rank:
         """The script, started."""
         if not self.setup.servers:
-            return Rank(self, agent, plan, number)
+            return (Replica if self.setup.exact else Rank)(self, agent, plan, number)
         kind = Server if agent.config.is_server(agent.pod.slot) else Worker
         return kind(self, agent, plan, number)
 

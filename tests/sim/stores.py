@@ -1,0 +1,49 @@
+"""Stores (TCPStore) in the pod of an agent: each opens late, and some end while ranks need them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ropeteam_trainer.agent.machine import events
+from ropeteam_trainer.contract.messages import StoreOffer
+from ropeteam_trainer.contract.world import WorldId
+
+if TYPE_CHECKING:
+    from tests.sim.agent_process import Agent
+    from tests.sim.world import World
+
+
+def opens(world: World, agent: Agent, world_id: WorldId) -> None:
+    if not agent.alive:
+        return
+    chance = world.random.random()
+    if chance < 0.05:
+        agent.see(events.StoreDown(world_id))
+        return
+    if chance < 0.08 and not agent.config.servers:  # theirs would end slot 0 alone
+        world.clock.after(100 * (chance - 0.05), dies, world, agent, world_id)
+    port = agent.stores[world_id] = 30000 + world.next_number()
+    agent.see(events.StoreUp(StoreOffer(world_id, agent.state.identity.pod_ip, port)))
+
+
+def dies(world: World, agent: Agent, world_id: WorldId) -> None:
+    """Maybe before its plan comes, maybe while ranks wait in it, maybe after."""
+    if agent.alive and world_id in agent.stores:
+        world.film.write(agent.pod.name, f"loses the store of {world_id}")
+        del agent.stores[world_id]
+        agent.see(events.StoreDown(world_id))
+
+
+def is_missed(agent: Agent) -> bool:
+    """Ranks live here, and no end of them was requested, although the store that we held is gone, before they
+    had formed their group."""
+    world, orders = agent.state.world, agent.state.orders
+    if world is None or world.killing or (orders and orders.pause == world.plan.world_id):
+        return False
+    plan = world.plan
+    has_group = any(group.size >= plan.world_size for group in world.groups)
+    if has_group or plan.store_host != agent.state.identity.pod_ip:
+        return False
+    if agent.stores.get(plan.world_id) == plan.store_port:
+        return False
+    return any(rank.started_at and not rank.exit and not rank.killed_for for rank in world.ranks)
