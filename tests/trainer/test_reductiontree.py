@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 
 import pytest
@@ -46,7 +47,7 @@ def whole(leaves: int) -> str:
     return formula(Node(0, leaves))
 
 
-def total(owned: tuple[tuple[int, ...], ...], leaves: int) -> str:
+def total(owned: Iterable[tuple[int, ...]], leaves: int) -> str:
     """The sum as replicas with these leaves compute it: each its own part, then one of them all parts."""
     everything: Sums = {}
     for numbers in owned:
@@ -64,7 +65,7 @@ def test_a_tree_of_six_leaves_is_that_of_the_docstring() -> None:
     assert whole(6) == "(((0+1)+(2+3))+(4+5))"
     assert maximal_nodes([0, 1, 2], 6) == (Node(0, 2), Node(2, 3))
     assert maximal_nodes([3, 4, 5], 6) == (Node(3, 4), Node(4, 6))
-    assert redealt([(0, 1), (2, 3), (4, 5)], [1]) == ((0, 1, 2), (), (3, 4, 5))
+    assert redealt({0: (0, 1), 2: (4, 5)}, 6) == {0: (0, 1, 2), 2: (3, 4, 5)}
 
 
 @given(st.data())
@@ -79,23 +80,43 @@ def test_any_split_of_any_number_of_leaves_adds_in_the_same_order(data: st.DataO
 @given(st.data())
 def test_any_history_of_losses_adds_in_the_same_order(data: st.DataObject) -> None:
     leaves, replicas = data.draw(COUNTS), data.draw(st.integers(1, 9))
-    owned = tuple(map(tuple, equal_parts(leaves, replicas)))
-    living = set(range(replicas))
-    while len(living) > 1 and data.draw(st.booleans()):
-        lost = data.draw(st.sets(st.sampled_from(sorted(living)), min_size=1, max_size=len(living) - 1))
-        before, living = owned, living - lost
-        owned = redealt(owned, lost)
-        assert sorted(n for numbers in owned for n in numbers) == list(range(leaves))
-        assert all(set(before[replica]) <= set(owned[replica]) for replica in living), "what is done is kept"
-        counts = [len(owned[replica]) for replica in living]
-        most = max(len(before[replica]) for replica in living)
+    owned = dict(enumerate(map(tuple, equal_parts(leaves, replicas))))
+    while len(owned) > 1 and data.draw(st.booleans()):
+        lost = data.draw(st.sets(st.sampled_from(sorted(owned)), min_size=1, max_size=len(owned) - 1))
+        left = {replica: numbers for replica, numbers in owned.items() if replica not in lost}
+        owned = redealt(left, leaves)
+        assert owned.keys() == left.keys()
+        assert sorted(n for numbers in owned.values() for n in numbers) == list(range(leaves))
+        assert all({*left[replica]} <= {*owned[replica]} for replica in left), "what is computed is kept"
+        counts = [len(numbers) for numbers in owned.values()]
+        most = max(map(len, left.values()))
         assert max(counts) - min(counts) <= 1 or max(counts) == most
-        assert total(owned, leaves) == whole(leaves)
+        assert total(owned.values(), leaves) == whole(leaves)
+
+
+@given(st.data())
+def test_all_replicas_take_over_the_same_leaves_as_neighbours(data: st.DataObject) -> None:
+    """Any of the leaves may be computed already, by any replica, as inside a step."""
+    leaves, replicas = data.draw(COUNTS), data.draw(st.integers(1, 9))
+    by = data.draw(st.lists(st.integers(0, replicas), min_size=leaves, max_size=leaves))
+    have = {replica: [n for n in range(leaves) if by[n] == replica] for replica in range(replicas)}
+    order = data.draw(st.permutations(range(replicas)))
+    found = redealt({replica: have[replica][::-1] for replica in order}, leaves)
+    assert found == redealt(have, leaves), "wherever it is computed, and from whatever order"
+    orphans = [n for n in range(leaves) if by[n] == replicas]
+    taken = [n for replica in range(replicas) for n in found[replica] if by[n] == replicas]
+    assert taken == orphans, "in order, each replica a run of them"
+    assert all([*numbers] == sorted(numbers) for numbers in found.values())
+
+
+def test_the_replica_with_the_fewest_takes_over_first() -> None:
+    assert redealt({0: (0, 1, 2), 1: (), 3: (5,)}, 6) == {0: (0, 1, 2), 1: (3, 4), 3: (5,)}
+    assert redealt({0: (0,), 1: (1,)}, 3) == {0: (0, 2), 1: (1,)}, "of two with as many, the lower"
 
 
 def test_nobody_takes_over_from_all() -> None:
     with pytest.raises(ValueError, match="all replicas are lost"):
-        redealt([(0,), (1,)], [0, 1])
+        redealt({}, 2)
 
 
 @given(COUNTS)

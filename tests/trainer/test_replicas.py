@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -21,8 +22,9 @@ from lab.waiting import wait_until
 from ropeteam_trainer.contract.peererrors import blames_a_peer
 from ropeteam_trainer.partition.reductiontree import Node, children, equal_parts, maximal_nodes
 from ropeteam_trainer.strategies.exact import joining
-from ropeteam_trainer.strategies.exact.exchange import NODE, SUM, BucketShape, Exchange, ReplicaLost
+from ropeteam_trainer.strategies.exact.exchange import POSITION, STATE, WHOLE, Exchange
 from ropeteam_trainer.strategies.exact.links import Header, Links
+from ropeteam_trainer.strategies.exact.sums import NODE, SUM, BucketShape, ReplicaLost
 
 
 class Replicas:
@@ -96,7 +98,7 @@ class Counted(socket.socket):
 def test_bytes_on_the_wire_are_those_of_a_ring_and_one_part_for_each_further_node(
     replicas: int, leaves: int
 ) -> None:
-    numel, header = 12_000, 32
+    numel, header = 12_000, 40
     shape = BucketShape(numel, torch.float32)
     exchanges = [Exchange(replica, replicas, leaves, [shape]) for replica in range(replicas)]
     connections: list[dict[int, Counted]] = [{} for _ in range(replicas)]
@@ -145,10 +147,14 @@ def test_a_replica_that_is_lost_ends_all_waits_and_is_blamed(two: tuple[Exchange
 @pytest.mark.parametrize(
     ("header", "size", "reason"),
     [
-        (Header(NODE, 1, 2, 4, 0), 16, "a message about bucket 1 of 1"),
-        (Header(NODE, 0, 2, 4, 0), 12, "12 bytes for a slice of 16"),
-        (Header(SUM, 0, 0, 4, 0), 16, "a message of kind 2 that was not due"),
-        (Header(3, 0, 0, 4, 0), 16, "a message of kind 3 that was not due"),
+        (Header(NODE, 0, 1, 2, 4, 0), 16, "a message about bucket 1 of 1"),
+        (Header(NODE, 0, 0, 2, 4, 0), 12, "12 bytes for a slice of 16"),
+        (Header(SUM, 0, 0, 0, 4, 0), 16, "a message of kind 2 that was not due"),
+        (Header(9, 0, 0, 0, 4, 0), 16, "a message of kind 9 that was not due"),
+        (Header(POSITION, 7, 0, 0, 0, 0), 20, "a position of 20 bytes"),
+        (Header(WHOLE, 0, 1, 0, 4, 0), 32, "the sum of bucket 1, which was not due"),
+        (Header(WHOLE, 0, 0, 0, 4, 0), 28, "28 bytes for a sum of 32"),
+        (Header(STATE, 0, 0, 0, 1, 0), 8, "part 0 of the state, which was not due"),
     ],
 )
 def test_a_message_that_cannot_be_ends_the_connection_with_the_reason(
@@ -162,11 +168,7 @@ def test_a_message_that_cannot_be_ends_the_connection_with_the_reason(
 
 
 def struct_of(header: Header, size: int) -> bytes:
-    numbers = (header.kind, header.bucket, header.begin, header.end)
-    long = (header.step, size)
-    return b"".join(n.to_bytes(4, "little") for n in numbers) + b"".join(
-        n.to_bytes(8, "little") for n in long
-    )
+    return struct.pack("<IQIIIQQ", *header, size)
 
 
 def test_a_slow_replica_is_sent_what_was_added_and_not_what_it_became() -> None:
@@ -221,7 +223,7 @@ class Peers:
 
     def sends(self, number: int) -> None:
         """Send its node, then its slice of the sum: one number each."""
-        for header in (Header(NODE, 0, number, number + 1, 0), Header(SUM, 0, 0, 3, 0)):
+        for header in (Header(NODE, 0, 0, number, number + 1, 0), Header(SUM, 0, 0, 0, 3, 0)):
             self.theirs[number].sendall(struct_of(header, 4) + bytes(4))
 
     def close(self) -> None:
@@ -299,7 +301,7 @@ def test_only_awaited_replicas_with_the_secret_are_accepted(
 
     def connect(secret: str, number: int) -> None:
         with suppress(ReplicaLost):
-            open_ones.append(joining._connected(address, secret, number, 0.0))
+            open_ones.append(joining.connected(address, secret, number, 0.0))
 
     def connect_all() -> None:
         for secret, number in (("other", 2), ("secret", 7), ("secret", 2)):
@@ -307,7 +309,7 @@ def test_only_awaited_replicas_with_the_secret_are_accepted(
 
     thread = threading.Thread(target=connect_all)
     thread.start()
-    number, connection = joining._accepted(listener, "secret", {1, 2})
+    number, connection = joining.accepted(listener, "secret", {1, 2})
     thread.join()
     assert number == 2
     for each in (connection, *open_ones):
@@ -320,7 +322,7 @@ def test_only_awaited_replicas_with_the_secret_are_accepted(
 def test_replicas_that_do_not_come_are_named(listener: socket.socket) -> None:
     listener.settimeout(0.01)
     with pytest.raises(ReplicaLost, match="replicas 1, 2 did not connect in time") as raised:
-        joining._accepted(listener, "secret", {2, 1})
+        joining.accepted(listener, "secret", {2, 1})
     assert blames_a_peer(str(raised.value))
 
 
@@ -328,7 +330,7 @@ def test_a_replica_that_cannot_be_reached_is_blamed(listener: socket.socket) -> 
     address = f"127.0.0.1:{listener.getsockname()[1]}"
     listener.close()
     with pytest.raises(ReplicaLost, match=f"the replica at {address} cannot be reached") as raised:
-        joining._connected(address, "secret", 1, time.monotonic() + 60)
+        joining.connected(address, "secret", 1, time.monotonic() + 60)
     assert blames_a_peer(str(raised.value))
 
 
@@ -339,9 +341,9 @@ def test_a_replica_that_was_dropped_connects_again(
     monkeypatch.setattr(joining, "_RETRY_SECONDS", 0.0)
     address = f"127.0.0.1:{listener.getsockname()[1]}"
     with ThreadPoolExecutor(1) as pool:
-        connecting = pool.submit(joining._connected, address, "secret", 1, time.monotonic() + 60)
+        connecting = pool.submit(joining.connected, address, "secret", 1, time.monotonic() + 60)
         listener.accept()[0].close()
-        number, accepted = joining._accepted(listener, "secret", {1})
+        number, accepted = joining.accepted(listener, "secret", {1})
         connecting.result().close()
     accepted.close()
     assert number == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,38 @@ def test_nothing_configured_means_never() -> None:
     never, broadcasts = cadence()
     assert not any(never.due(step) for step in range(10))
     assert broadcasts == []
+
+
+def test_ranks_that_have_exchanged_their_clocks_save_when_one_of_them_is_late() -> None:
+    """As those that continue without rank 0."""
+    late, broadcasts = cadence(every_steps=50, every_seconds=10_000)
+    answers = [False, False, True, False, True]
+    assert [late.due(step, answer) for step, answer in enumerate(answers, 1)] == answers
+    assert late.due(50, False), "by steps in any case"
+    assert broadcasts == [], "rank 0's clock is not needed"
+    by_steps, _ = cadence(every_steps=50)
+    assert not by_steps.due(1, False)
+
+
+def test_a_clock_is_late_until_a_save() -> None:
+    saves: list[Callable[[Cadence], Any]] = [
+        lambda by_seconds: by_seconds.due(1, True),
+        lambda by_seconds: by_seconds.due(4, False),
+        lambda by_seconds: by_seconds.due(1),
+        lambda by_seconds: by_seconds.note_saved(),
+    ]
+    for save in saves:
+        by_seconds, _ = cadence(every_steps=4, every_seconds=5_000)
+        assert not by_seconds.is_late
+        by_seconds._saved -= 5_000
+        assert by_seconds.is_late
+        assert not by_seconds.due(3, False), "another rank was not late: this one's clock is not its own"
+        assert by_seconds.is_late
+        save(by_seconds)
+        assert not by_seconds.is_late
+    never, _ = cadence(every_steps=4)
+    never._saved -= 1e9
+    assert not never.is_late
 
 
 @given(left=st.floats(-10, 1e4), seconds=st.floats(0, 1e4))

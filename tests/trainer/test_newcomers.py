@@ -1,0 +1,153 @@
+"""A new replica that takes the place of a lost one: real connections between replicas in one process."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from ropeteam_trainer.partition.reductiontree import Node
+from ropeteam_trainer.strategies.exact.exchange import Exchange, Position
+from ropeteam_trainer.strategies.exact.links import Links
+from ropeteam_trainer.strategies.exact.sums import BucketShape, ReplicaLost
+
+SHAPE = BucketShape(10, torch.float32)
+ALL, LIVING = (0, 1, 2), (0, 2)
+AFTER_LOSS, WITH_NEW, AFTER_NEXT_LOSS = 1, 10, 20
+"""Numbers of the members."""
+
+
+def at_once(*calls: Callable[[], Any]) -> list[Any]:
+    """Results, or ReplicaLost."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        futures = [pool.submit(call) for call in calls]
+    return [future.exception() or future.result() for future in futures]
+
+
+class Job:
+    """Replicas 0 and 2 of three, which have continued without 1, and a new one in its place that is connected
+    to them and waits for its state."""
+
+    def __init__(self) -> None:
+        self.exchanges = {number: Exchange(number, 3, 3, [SHAPE], 60) for number in ALL}
+        ends = dict(zip(LIVING, socket.socketpair(), strict=True))
+        for number in LIVING:
+            lost, theirs = socket.socketpair()
+            theirs.close()
+            links = Links({2 - number: ends[number], 1: lost}, self.exchanges[number])
+            self.exchanges[number].use(links)
+        position = Position(0, (0,)), Position(0, (2,))
+        self.regroup(AFTER_LOSS, LIVING, position)
+        to_new: dict[int, socket.socket] = {}
+        for number in LIVING:
+            mine, to_new[number] = socket.socketpair()
+            self.exchanges[number].connect({1: mine})
+        self.new = self.exchanges[1]
+        self.new.expect_state(0)
+        self.new.use(Links(to_new, self.new), WITH_NEW)
+
+    def regroup(self, world: int, members: Sequence[int], positions: Sequence[Position]) -> list[Any]:
+        calls: list[Callable[[], Any]] = [
+            lambda n=number, p=position: self.exchanges[n].regroup(world, members, p)  # type: ignore[misc]
+            for number, position in zip(LIVING, positions, strict=True)
+        ]
+        return at_once(*calls)
+
+    def add(self, step: int, nodes: dict[int, Node]) -> list[torch.Tensor]:
+        """The sums of a step, as each replica has them: leaf n counts 10 to the power of n."""
+        results = {number: SHAPE.new() for number in nodes}
+        for number, node in nodes.items():
+            values = torch.full((SHAPE.numel,), float(sum(10**leaf for leaf in range(*node))))
+            self.exchanges[number].add(step, 0, {node: values}, results[number])
+        for number in nodes:
+            self.exchanges[number].wait(step, 0)
+        return [*results.values()]
+
+    def close(self) -> None:
+        for exchange in self.exchanges.values():
+            exchange.close()
+
+
+@pytest.fixture
+def job() -> Iterator[Job]:
+    made = Job()
+    yield made
+    made.close()
+
+
+def nodes(*bounds: tuple[int, int, int]) -> dict[int, Node]:
+    return {number: Node(begin, end) for number, begin, end in bounds}
+
+
+def assert_whole(sums: list[torch.Tensor]) -> None:
+    assert all(bool((values == 111).all()) for values in sums)
+
+
+def test_a_new_replica_is_sent_the_state_and_adds_from_then_on(job: Job) -> None:
+    assert_whole(job.add(0, nodes((0, 0, 2), (2, 2, 3))))
+    parts = [torch.arange(5, dtype=torch.uint8), torch.empty(0), torch.randn(1 << 20)]
+    calls = []
+    with ThreadPoolExecutor(1) as pool:
+        received = pool.submit(job.new.received_state, lambda: calls.append("alive"))
+        job.exchanges[0].admit(WITH_NEW, ALL, {1: parts})
+        job.exchanges[2].admit(WITH_NEW, ALL, {})
+        found = received.result()
+    assert calls, "it shows that it lives"
+    assert [bytes(part) for part in found] == [part.numpy().tobytes() for part in parts]
+    assert_whole(job.add(1, nodes((0, 0, 1), (1, 1, 2), (2, 2, 3))))
+
+
+def test_what_a_new_replica_adds_before_others_admit_it_is_read_when_they_do(job: Job) -> None:
+    job.add(0, nodes((0, 0, 2), (2, 2, 3)))
+    job.exchanges[0].admit(WITH_NEW, ALL, {1: [torch.ones(3)]})
+    job.new.received_state(lambda: None)
+    result = SHAPE.new()
+    job.new.add(1, 0, {Node(1, 2): torch.full((SHAPE.numel,), 10.0)}, result)
+    early = SHAPE.new()
+    job.exchanges[0].add(1, 0, {Node(0, 1): torch.ones(SHAPE.numel)}, early)
+    job.exchanges[2].admit(WITH_NEW, ALL, {})
+    assert_whole(job.add(1, nodes((2, 2, 3))))
+    job.new.wait(1, 0)
+    job.exchanges[0].wait(1, 0)
+    assert_whole([result, early])
+
+
+def test_others_that_lose_a_replica_continue_without_a_new_one_that_has_no_state(job: Job) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        received = pool.submit(job.new.received_state, lambda: None)
+        mine = Position(1, (0, 1)), Position(1, (2,))
+        found = job.regroup(AFTER_NEXT_LOSS, ALL, mine)
+        assert found == [dict(zip(LIVING, mine, strict=True))] * 2
+        with pytest.raises(ReplicaLost, match="another replica continues without this one"):
+            received.result()
+    assert_whole(job.add(1, nodes((0, 0, 2), (2, 2, 3))))
+
+
+def test_a_new_replica_ends_if_the_one_that_sends_its_state_does(job: Job) -> None:
+    job.exchanges[0].close()
+    with pytest.raises(ReplicaLost, match="replica 0 is lost"):
+        job.new.received_state(lambda: None)
+
+
+def test_a_new_replica_that_is_lost_before_it_is_admitted_is_replaced_by_the_next(job: Job) -> None:
+    """Where its node is off, its connections do not end by themselves."""
+    before = job.new
+    job.exchanges[1] = job.new = Exchange(1, 3, 3, [SHAPE], 60)
+    to_new: dict[int, socket.socket] = {}
+    for number in LIVING:
+        mine, to_new[number] = socket.socketpair()
+        job.exchanges[number].connect({1: mine})
+    with pytest.raises(ReplicaLost, match="replica 0 is lost"):
+        before.received_state(lambda: None)
+    before.close()
+    job.new.expect_state(0)
+    job.new.use(Links(to_new, job.new), WITH_NEW + 1)
+    assert_whole(job.add(0, nodes((0, 0, 2), (2, 2, 3))))
+    for number in LIVING:
+        job.exchanges[number].admit(WITH_NEW + 1, ALL, {1: [torch.ones(2)]} if number == 0 else {})
+    assert len(job.new.received_state(lambda: None)) == 1
+    assert_whole(job.add(1, nodes((0, 0, 1), (1, 1, 2), (2, 2, 3))))
