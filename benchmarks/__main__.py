@@ -41,6 +41,7 @@ BENCHMARKS = (
     Benchmark("first_output", 5),
     Benchmark("failed_jobs", 5),
     Benchmark("gang_restart", 15),
+    Benchmark("recovery", 60),
     Benchmark("balance", 15),
     Benchmark("parameterserver", 5),
     Benchmark("pipelines", 5),

@@ -59,7 +59,8 @@ def source(name: str) -> str:
 
 def _dots(result: Result) -> Figure:
     names = list(result.samples)
-    figure, axes = pyplot.subplots(figsize=(9, 0.7 * len(names) + 1.2))
+    inches = 0.7 if len(names) <= 10 else 0.35
+    figure, axes = pyplot.subplots(figsize=(9, inches * len(names) + 1.2))
     for height, values in enumerate(result.samples.values()):
         axes.plot(values, [height] * len(values), "o", alpha=0.4, markersize=5)
         axes.plot([statistics.median(values)], [height], "|", markersize=22, color="black")
