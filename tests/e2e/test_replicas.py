@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab import ranks
 from lab.local.cluster import Cluster
 from lab.local.jobs import job
 from lab.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(400)
-SCRIPT = Path(ranks.__file__).parent / "scripts" / "exact.py"
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "lab" / "ranks" / "scripts" / "exact.py"
 STRATEGY = {"sync": {"type": "Exact"}, "batch": {"microBatches": 8}}
 IN_SCRIPT = {"sync": {"type": "Exact"}, "batch": {"micro_batches": 8}}
 """STRATEGY as a script names it."""
@@ -42,14 +42,15 @@ def exact(name: str, folder: Path) -> dict[str, Any]:
         recovery={"hangSeconds": 6},
         strategy=STRATEGY,
     )
-    made["spec"]["env"] = [{"name": "STEP_SECONDS", "value": "0.2"}]
+    env = {"STEP_SECONDS": "0.2", "PYTHONPATH": str(ROOT)}
+    made["spec"]["env"] = [{"name": name, "value": value} for name, value in env.items()]
     return made
 
 
 def undisturbed_steps(steps: int) -> dict[int, tuple[str, str]]:
     """Digest and loss by step of the same training in one process."""
     python = [sys.executable, *command(steps)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     found = subprocess.run(python, capture_output=True, text=True, check=True, env=environment).stdout
     return {step: of_step for step, *of_step in steps_in(found)}  # type: ignore[misc]
 
