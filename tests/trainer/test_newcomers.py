@@ -40,15 +40,25 @@ class Job:
             theirs.close()
             links = Links({2 - number: ends[number], 1: lost}, self.exchanges[number])
             self.exchanges[number].use(links)
+        self.connections: dict[int, socket.socket] = {}
+        """From the living replicas to the newest new one."""
         position = Position(0, (0,)), Position(0, (2,))
         self.regroup(AFTER_LOSS, LIVING, position)
         to_new: dict[int, socket.socket] = {}
         for number in LIVING:
             mine, to_new[number] = socket.socketpair()
-            self.exchanges[number].connect({1: mine})
+            self.connect(number, mine)
         self.new = self.exchanges[1]
         self.new.expect_state(0)
         self.new.use(Links(to_new, self.new), WITH_NEW)
+
+    def connect(self, number: int, connection: socket.socket) -> None:
+        self.connections[number] = connection
+        self.exchanges[number].connect({1: connection})
+
+    def admit(self, number: int, world: int = WITH_NEW, state: Sequence[torch.Tensor] = ()) -> None:
+        """A living replica admits the new one, to which it is connected now."""
+        self.exchanges[number].admit(world, ALL, {1: self.connections[number]}, state)
 
     def regroup(self, world: int, members: Sequence[int], positions: Sequence[Position]) -> list[Any]:
         calls: list[Callable[[], Any]] = [
@@ -93,8 +103,8 @@ def test_a_new_replica_is_sent_the_state_and_adds_from_then_on(job: Job) -> None
     calls = []
     with ThreadPoolExecutor(1) as pool:
         received = pool.submit(job.new.received_state, lambda: calls.append("alive"))
-        job.exchanges[0].admit(WITH_NEW, ALL, {1: parts})
-        job.exchanges[2].admit(WITH_NEW, ALL, {})
+        job.admit(0, state=parts)
+        job.admit(2)
         found = received.result()
     assert calls, "it shows that it lives"
     assert [bytes(part) for part in found] == [part.numpy().tobytes() for part in parts]
@@ -103,13 +113,13 @@ def test_a_new_replica_is_sent_the_state_and_adds_from_then_on(job: Job) -> None
 
 def test_what_a_new_replica_adds_before_others_admit_it_is_read_when_they_do(job: Job) -> None:
     job.add(0, nodes((0, 0, 2), (2, 2, 3)))
-    job.exchanges[0].admit(WITH_NEW, ALL, {1: [torch.ones(3)]})
+    job.admit(0, state=[torch.ones(3)])
     job.new.received_state(lambda: None)
     result = SHAPE.new()
     job.new.add(1, 0, {Node(1, 2): torch.full((SHAPE.numel,), 10.0)}, result)
     early = SHAPE.new()
     job.exchanges[0].add(1, 0, {Node(0, 1): torch.ones(SHAPE.numel)}, early)
-    job.exchanges[2].admit(WITH_NEW, ALL, {})
+    job.admit(2)
     assert_whole(job.add(1, nodes((2, 2, 3))))
     job.new.wait(1, 0)
     job.exchanges[0].wait(1, 0)
@@ -140,7 +150,7 @@ def test_a_new_replica_that_is_lost_before_it_is_admitted_is_replaced_by_the_nex
     to_new: dict[int, socket.socket] = {}
     for number in LIVING:
         mine, to_new[number] = socket.socketpair()
-        job.exchanges[number].connect({1: mine})
+        job.connect(number, mine)
     with pytest.raises(ReplicaLost, match="replica 0 is lost"):
         before.received_state(lambda: None)
     before.close()
@@ -148,6 +158,31 @@ def test_a_new_replica_that_is_lost_before_it_is_admitted_is_replaced_by_the_nex
     job.new.use(Links(to_new, job.new), WITH_NEW + 1)
     assert_whole(job.add(0, nodes((0, 0, 2), (2, 2, 3))))
     for number in LIVING:
-        job.exchanges[number].admit(WITH_NEW + 1, ALL, {1: [torch.ones(2)]} if number == 0 else {})
+        job.admit(number, WITH_NEW + 1, [torch.ones(2)] if number == 0 else ())
     assert len(job.new.received_state(lambda: None)) == 1
     assert_whole(job.add(1, nodes((0, 0, 1), (1, 1, 2), (2, 2, 3))))
+
+
+def test_one_that_was_replaced_after_all_had_chosen_to_admit_it_is_lost(job: Job) -> None:
+    chosen = job.connections[0]
+    mine, theirs = socket.socketpair()
+    with theirs:
+        job.connect(0, mine)
+        job.exchanges[0].admit(WITH_NEW, ALL, {1: chosen}, [])
+        job.exchanges[0].add(0, 0, {Node(0, 2): torch.ones(SHAPE.numel)}, SHAPE.new())
+        with pytest.raises(ReplicaLost, match="replica 1 was started again"):
+            job.exchanges[0].wait(0, 0)
+
+
+def test_the_state_comes_too_late_once_others_continue_without_a_new_replica(job: Job) -> None:
+    """For them a replica without state is no member."""
+    exchange = job.exchanges[2]
+    with ThreadPoolExecutor(1) as pool:
+        alone = pool.submit(exchange.regroup, AFTER_NEXT_LOSS, ALL, Position(0, (2,)))
+        with pytest.raises(ReplicaLost, match="another replica continues without this one"):
+            job.new.received_state(lambda: None)
+        job.admit(0, state=[torch.ones(3)])
+        with pytest.raises(ReplicaLost, match="another replica continues without this one"):
+            job.new.received_state(lambda: None)
+        job.exchanges[0].regroup(AFTER_NEXT_LOSS, ALL, Position(0, (0, 1)))
+        assert sorted(alone.result()) == [*LIVING]

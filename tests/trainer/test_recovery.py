@@ -259,6 +259,38 @@ def test_a_script_that_computes_the_arguments_of_its_model_ends_with_the_reason(
         )
 
 
+def test_a_new_rank_continues_after_the_whole_body_of_the_loop(
+    tmp_path: Path, undisturbed: list[Step]
+) -> None:
+    """The script steps its schedule after job.report()."""
+    with RecoveringJob(tmp_path, 3) as job:
+        job.start("late", faults={1: f"{STEP}._run_leaf 8 SIGKILL"})
+        job.permit(4)
+        job.await_faults(1)
+        job.lose(1)
+        job.make_steps(1)
+        job.replace()
+        job.join()
+        check(job.finish(), undisturbed, job)
+
+
+def test_ranks_end_with_the_reason_if_one_that_has_joined_trains_something_else(tmp_path: Path) -> None:
+    """The schedule of the new rank is that of a first step."""
+    with RecoveringJob(tmp_path, 3) as job:
+        job.start("forgotten", faults={1: f"{STEP}._run_leaf 8 SIGKILL"})
+        job.permit(4)
+        job.await_faults(1)
+        job.lose(1)
+        job.make_steps(1)
+        job.replace()
+        job.permit(STEPS)
+        ended = job.group.wait()
+    assert [*ended.codes] == [1, 1, 1]
+    for output in ended.output:
+        assert "ranks have different weights in step" in output
+        assert "job.restore() must be given everything that changes the weights" in output
+
+
 IN_A_STEP = (
     f"{STEP}._run_leaf",
     f"{STEP}._send",

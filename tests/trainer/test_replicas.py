@@ -22,7 +22,7 @@ from lab.waiting import wait_until
 from ropeteam_trainer.contract.peererrors import blames_a_peer
 from ropeteam_trainer.partition.reductiontree import Node, children, equal_parts, maximal_nodes
 from ropeteam_trainer.strategies.exact import joining
-from ropeteam_trainer.strategies.exact.exchange import POSITION, STATE, WHOLE, Exchange
+from ropeteam_trainer.strategies.exact.exchange import POSITION, STATE, WHOLE, Exchange, Position
 from ropeteam_trainer.strategies.exact.links import Header, Links
 from ropeteam_trainer.strategies.exact.sums import NODE, SUM, BucketShape, ReplicaLost
 
@@ -257,6 +257,21 @@ def test_two_replicas_that_end_at_once_end_the_wait_once(peers: Peers) -> None:
     with pytest.raises(ReplicaLost):
         peers.exchange.wait(0, 0)
     wait_until("both ends are noticed", lambda: len(peers.exchange._gone) == 2)
+
+
+def test_a_connection_that_ends_while_another_one_is_read_ends_that_one_alone(peers: Peers) -> None:
+    """Both have sent a message that was too early. What stands behind the first, the position that was
+    awaited, has the second read to its end."""
+    links, early = peers.exchange._links, Header(NODE, 3, 0, 1, 2, 0)
+    assert links is not None
+    position = struct_of(Header(POSITION, 4, 0, 0, 0, 0), 0)
+    peers.theirs[1].sendall(struct_of(early, 4) + bytes(4) + position)
+    peers.theirs[2].sendall(struct_of(early, 4) + bytes(4))
+    peers.theirs[2].close()
+    wait_until("both wait", lambda: all(peer.waits for peer in links._peers.values()))
+    assert peers.exchange.regroup(4, (0, 1), Position(0)) == {0: Position(0), 1: Position(0)}
+    wait_until("the end is noticed", lambda: 2 in peers.exchange._gone)
+    assert [*peers.exchange._gone] == [2]
 
 
 def test_a_replica_that_sends_nothing_in_time_is_named() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -143,6 +144,15 @@ def test_a_copy_on_another_device_is_copied_of_other_samples() -> None:
         traced.with_samples_of(other, own.to("cuda") + 1, 3)
 
 
+def test_an_argument_that_may_be_either_of_two_tensors_is_refused_where_these_differ_for_others() -> None:
+    """A copy on another device is found by its values, and in the own samples these may be equal."""
+    own, ones, twos = torch.ones(3, 2), torch.ones(4, 2), torch.full((4, 2), 2.0)
+    traced = TracedBatch([own, own])
+    assert traced.with_samples_of([twos, twos], own, 3) is twos
+    with pytest.raises(UntracedArgument, match="has the values of several tensors"):
+        traced.with_samples_of([ones, twos], own, 3)
+
+
 # ---- the micro-batches of another rank
 
 PLAN = DataPlan(samples=20, global_batch=8, seed=3)
@@ -200,3 +210,31 @@ def test_an_argument_that_was_computed_of_the_batch_is_refused() -> None:
     x, _ = next(batches)
     with pytest.raises(UntracedArgument):
         feed.other_leaves((2,), (x + 1,))
+
+
+class OneReader:
+    """A data set that cannot be read by two threads at once, as one with a file."""
+
+    def __init__(self) -> None:
+        self.reads, self.most = 0, 0
+
+    def __len__(self) -> int:
+        return PLAN.samples
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        self.reads += 1
+        self.most = max(self.most, self.reads)
+        time.sleep(0.002)
+        self.reads -= 1
+        return X[number]
+
+
+def test_a_data_set_is_read_by_one_thread_at_a_time() -> None:
+    data, feed = OneReader(), Feed(World(0, 2, torch.device("cpu")))
+    feed.join_begun()
+    request = BatchRequest(data, PLAN, 9, deal=Deal(LEAVES, (0,)), prefetch=8)
+    batches = feed.batches(request, 0, 2, nullcontext)
+    x = next(batches)
+    feed.other_leaves((1, 2, 3, 4, 5), (x,))
+    feed.close()
+    assert data.most == 1

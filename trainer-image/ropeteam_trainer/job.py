@@ -215,7 +215,9 @@ class Job:
         deal = self._role.deal
         requested = BatchRequest(dataset, plan, epochs, workers, prefetch, deal, balance, model, collate)
         self._total_steps = self.step + self._feed.batches_left(requested)
-        return self._feed.batches(requested, self.dp_rank, self.dp_size, self._loading_phase)
+        return self._feed.batches(
+            requested, self.dp_rank, self.dp_size, self._loading_phase, lambda: self._role.end_step(self.step)
+        )
 
     def _loading_phase(self) -> AbstractContextManager[None]:
         """Context in which the feed loads a batch: phase "data", which hang detection watches, but not before
@@ -239,6 +241,7 @@ class Job:
         """Take part in a drain, after each step. Without a step to stop at: report the current step, and wait
         until such a step is fixed or the pause ends. Once the step to stop at is reached: save, report that,
         and wait to be killed; does not return then."""
+        self._role.end_step(self.step)
         link = self._link
         stop_at = link.stop_at
         if stop_at is None:

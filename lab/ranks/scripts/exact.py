@@ -7,7 +7,8 @@ that some or all micro-batches do not use, a schedule, an average of the weights
 (BatchNorm, dropout) or tiny (a GPT that tensor parallelism can split). Resumes from checkpoints in the folder
 CHECKPOINTS, if set; a step takes STEP_SECONDS longer. ORDER: "shuffled" puts the micro-batches of each world
 on other leaves of the tree; "balance" requests it, "unequal" gives rank 1 more threads, "computed" gives the
-model tensors that the script has computed. Each rank prints STEP with number, digest and loss of each step;
+model tensors that the script has computed; "late" changes the schedule after job.report(), "forgotten" does
+not give it to job.restore(). Each rank prints STEP with number, digest and loss of each step;
 at the end rank 0 prints RESULT {digests, losses}.
 """
 
@@ -45,9 +46,11 @@ class Everything(nn.Module):
         self.norm, self.batch_norm = nn.LayerNorm(32), nn.BatchNorm1d(32)
         self.hidden, self.rare, self.never = nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32)
         self.drop = nn.Dropout(0.3)
+        own = torch.ones(32) + int(os.environ.get("RANK", "0"))  # until that of rank 0 has come
+        self.register_buffer("scale", own, persistent=False)
 
     def forward(self, tokens: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        x = self.embed(tokens).mean(1)
+        x = self.embed(tokens).mean(1) * self.scale
         x = x + self.drop(torch.relu(self.hidden(self.norm(x))))
         if int(tokens[0, 0]) % 3 == 0:
             x = x + self.rare(x)
@@ -72,13 +75,18 @@ def wrapped(job: ropeteam_trainer.Job) -> tuple[nn.Module, torch.optim.Optimizer
         return *job.wrap(model, optimizer), data
 
 
+def shuffle_leaves() -> None:
+    numbers = [*range(codec.from_plain(Strategy, STRATEGY).leaves)]
+    random.Random(int(os.environ["WORLD_SIZE"])).shuffle(numbers)
+    gradients.leaf = lambda number: reductiontree.leaf(numbers[number])  # type: ignore[attr-defined]
+
+
 def main() -> None:
+    order = sys.argv[4] if len(sys.argv) > 4 else ""
     torch.manual_seed(7)
-    if sys.argv[4:] == ["shuffled"]:
-        numbers = [*range(codec.from_plain(Strategy, STRATEGY).leaves)]
-        random.Random(int(os.environ["WORLD_SIZE"])).shuffle(numbers)
-        gradients.leaf = lambda number: reductiontree.leaf(numbers[number])  # type: ignore[attr-defined]
-    if sys.argv[4:] == ["unequal"]:
+    if order == "shuffled":
+        shuffle_leaves()
+    if order == "unequal":
         torch.set_num_threads(1 + int(os.environ["RANK"]))
     job = ropeteam_trainer.init(
         device="cpu",
@@ -89,20 +97,22 @@ def main() -> None:
     model, optimizer, data = wrapped(job)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
     average = torch.optim.swa_utils.AveragedModel(model) if MODEL == "everything" else None
-    more = {"average": average} if average is not None else {}
-    job.restore(model=model, optimizer=optimizer, schedule=schedule, **more)
-    digests, losses = [], []
-    pause = float(os.environ.get("STEP_SECONDS", "0"))
-    for batch in job.batches(data, global_batch=BATCH, epochs=99, balance=sys.argv[4:] == ["balance"]):
+    more: dict[str, Any] = {"average": average} if average is not None else {}
+    if order != "forgotten":
+        more["schedule"] = schedule
+    job.restore(model=model, optimizer=optimizer, **more)
+    digests, losses, pause = [], [], float(os.environ.get("STEP_SECONDS", "0"))
+    for batch in job.batches(data, global_batch=BATCH, epochs=99, balance=order == "balance"):
         optimizer.zero_grad()
         time.sleep(pause)
-        if sys.argv[4:] == ["computed"]:
+        if order == "computed":
             batch = [each + 0 for each in batch]
         loss = model(*batch)
         (loss * job.batch_weight).backward()
         norm = job.clip_grad_norm(1.0)
         optimizer.step()
-        schedule.step()
+        if order != "late":
+            schedule.step()
         if average is not None:
             average.update_parameters(model)
         digests.append(
@@ -115,6 +125,8 @@ def main() -> None:
             model(*batch)
         model.train()
         job.report(loss=loss)
+        if order == "late":
+            schedule.step()
         if job.step == STEPS:
             break
     if job.rank == 0:

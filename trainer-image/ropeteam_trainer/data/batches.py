@@ -9,6 +9,7 @@ the training, so such a run is not reproducible; and it must not use CUDA.
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
@@ -24,6 +25,9 @@ Speeds = Callable[[int], "tuple[float, ...] | None"]
 """Function of the batch number in this call of batches(): the speeds that the parts follow."""
 Loaded = Generator[tuple[Position, Share, Any]]
 _AHEAD_PER_WORKER = 2
+_one_at_a_time = threading.Lock()
+"""A data set may have one file and one position in it. Batches are loaded ahead in a thread, and under sync
+Exact those of a lost rank in another."""
 _AGREED = ("samples", "global_batch", "seed", "epochs")
 
 
@@ -128,4 +132,5 @@ def load(dataset: torch.Tensor | Sequence[Any], indices: Sequence[int], collate:
     """Batch of the samples with these indices, loaded in this thread. collate: None: torch's."""
     if isinstance(dataset, torch.Tensor):
         return dataset[torch.tensor([*indices])]
-    return (collate or default_collate)([dataset[index] for index in indices])
+    with _one_at_a_time:
+        return (collate or default_collate)([dataset[index] for index in indices])

@@ -107,10 +107,12 @@ class Feed:
         rank: int,
         ways: int,
         loading_now: Callable[[], AbstractContextManager[None]],
+        after_body: Callable[[], None] = lambda: None,
     ) -> Iterator[Any]:
         """Yield part `rank` of `ways` of each batch, to the end of the requested epochs. A collective when it
         starts, and with `balance` before some batches. `loading_now`: context in which a batch is awaited.
-        Raises ValueError if the data are not those of the checkpoint, or arguments differ between ranks."""
+        `after_body` is called whenever the loop's body has run. Raises ValueError if the data are not those
+        of the checkpoint, or arguments differ between ranks."""
         self._plan, self._request = request.plan, request
         self._position = _start_position(self._saved, request.plan, self._position)
         if not self._is_checked:
@@ -141,6 +143,7 @@ class Feed:
                     self._last = self._position, TracedBatch(batch)
                 self._record_batch(after, share)
                 yield batch
+                after_body()
 
     def other_leaves(self, numbers: Sequence[int], arguments: Any) -> tuple[tuple[Leaf, ...], Any]:
         """Micro-batches of another rank in the step of the last batch, and the arguments of model() for all

@@ -39,9 +39,16 @@ class TracedBatch:
         def substituted(value: torch.Tensor) -> torch.Tensor:
             if value.ndim == 0 or len(value) != samples:
                 return value
-            for own, version, new in zip(self._tensors, self._versions, others, strict=True):
-                if own._version == version and (found := _made_alike(value, own, new)) is not None:
-                    return found
+            pairs = zip(self._tensors, self._versions, others, strict=True)
+            made = (_made_alike(value, own, new) for own, version, new in pairs if own._version == version)
+            found = [each for each in made if each is not None]
+            if found and all(torch.equal(each, found[0]) for each in found[1:]):
+                return found[0]
+            if found:
+                raise UntracedArgument(
+                    f"an argument of model(), shape {tuple(value.shape)}, has the values of several tensors "
+                    "of the batch that job.batches() returned, so it may be any of them"
+                )
             raise UntracedArgument(
                 f"an argument of model(), shape {tuple(value.shape)}, is neither a tensor of the batch that "
                 "job.batches() returned, nor a part of each sample in one, nor its copy on another device"

@@ -161,9 +161,9 @@ class AgentLink:
             self._changed.wait_for(lambda: self.stop_at is not None or not self.paused)
             return self.stop_at
 
-    def wait_until(self, holds: Callable[[ToRank], bool], seconds: float) -> ToRank | None:
+    def wait_until(self, holds: Callable[[ToRank], bool], seconds: float | None) -> ToRank | None:
         """Wait for a line of the agent of which this holds, and return it. None: not within so many
-        seconds, or the agent has ended."""
+        seconds (None: however long), or the agent has ended."""
         with self._changed:
             self._changed.wait_for(lambda: holds(self.newest) or self._has_ended, seconds)
             return self.newest if holds(self.newest) else None
@@ -235,7 +235,7 @@ class NoAgent:
     def wait_for_stop_at(self) -> int | None:
         return None
 
-    def wait_until(self, holds: Callable[[ToRank], bool], seconds: float) -> ToRank | None:  # noqa: ARG002
+    def wait_until(self, holds: Callable[[ToRank], bool], seconds: float | None) -> ToRank | None:  # noqa: ARG002
         return None
 
     def close(self) -> None:

@@ -93,9 +93,6 @@ class CollectiveRole:
         weights."""
         exact = self._recovering
         due = self._checkpoints.due(step, exact.some_rank_is_late if exact else None)
-        if self._admits_new_replicas(step):
-            self._save_due = True  # those that were due meanwhile, by all ranks together, after the next step
-            return
         self._save_due |= due
         if self._save_due and self.has_all_ranks and (self._wrapped is None or self._wrapped.in_sync()):
             self._save(step, report=True)
@@ -149,19 +146,20 @@ class CollectiveRole:
         exact = self._wrapped.exact if self._wrapped else None
         return exact is None or (exact.is_whole and not self._session.world.is_apart)
 
-    def _admits_new_replicas(self, step: int) -> bool:
-        """Admit new replicas, if all have chosen this step. Whether they have."""
+    def end_step(self, step: int) -> None:
+        """As RankRole.end_step(): admit new replicas, if all have chosen this step. The next one is saved, by
+        all ranks together."""
         exact = self._wrapped.exact if self._wrapped else None
         arrival = exact.due if exact else None
         if exact is None or arrival is None:
-            return False
+            return
         assert isinstance(self._checkpoints, Checkpoints)
         checkpoints, data = self._checkpoints, self._session.feed.state()
         with self._session.heart.during("restore"):
             exact.admit(arrival, lambda: checkpoints.captured(step, data, {"exchanges": exact.done}))
             checkpoints.join_again(arrival.world)
             self._join_group(arrival.world)
-        return True
+        self._save_due = True
 
     def _joined(self) -> Restored:
         """Join replicas that train already, with their state. Returns their position."""

@@ -83,6 +83,10 @@ class RankRole(Protocol):
         """Save this step, due or not, unless it is saved. Called by all ranks together. report: whether the
         agent is notified now."""
 
+    def end_step(self, step: int) -> None:
+        """End this step: the loop's body has run, and all ranks call this before the next one, or before
+        they wait in a drain. May be called twice."""
+
     @property
     def has_all_ranks(self) -> bool:
         """Whether all ranks train, as far as is known. If not, this one must not wait for the others."""

@@ -110,6 +110,9 @@ class ServerRole:
     def save_now(self, step: int, report: bool = True) -> None:
         pass
 
+    def end_step(self, step: int) -> None:
+        pass
+
     @property
     def has_all_ranks(self) -> bool:
         return True

@@ -128,6 +128,9 @@ class WorkerRole:
     def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
         return role.clip_wrapped(self._wrapped, max_norm)
 
+    def end_step(self, step: int) -> None:
+        pass
+
     @property
     def has_all_ranks(self) -> bool:
         return True

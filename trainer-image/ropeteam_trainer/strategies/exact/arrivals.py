@@ -37,7 +37,7 @@ from ropeteam_trainer.system.notice import notice
 
 _POLL_SECONDS = 0.2
 """Interval in which a newer world is noticed."""
-_RETRY_SECONDS, _STORE_SECONDS, _FOREVER_SECONDS = 1.0, 5, 1e6
+_RETRY_SECONDS, _STORE_SECONDS = 1.0, 5
 _SECRET, _COMPUTES = "secret", "computes"
 
 
@@ -60,7 +60,7 @@ class Reception:
             threading.Thread(target=run, name="ropeteam-members", daemon=True).start()
 
     def _note_losses(self) -> None:
-        while line := self._link.wait_until(lambda line: line != self._seen, _FOREVER_SECONDS):
+        while line := self._link.wait_until(lambda line: line != self._seen, None):
             self._seen = line
             self._step.replicas_are_lost(self._lost)
 
@@ -74,7 +74,7 @@ class Reception:
     def _connect_to_new(self) -> None:
         while line := self._link.wait_until(
             lambda line: line.live_world is not None and line.live_world.world_id != self._world,
-            _FOREVER_SECONDS,
+            None,
         ):
             world = line.live_world
             assert world is not None

@@ -87,6 +87,8 @@ class Exchange:
         self._state: dict[int, memoryview] | None = None
         """Parts of the state that this replica is sent. None: it was there from the begin."""
         self._awaits_state, self._source = False, -1
+        self._has_declined = False
+        """Whether others continue without this replica, because it had no state yet."""
         self._changed = threading.Condition()
         """Guards what is awaited, and is notified of changes."""
 
@@ -167,17 +169,27 @@ class Exchange:
 
         links.call(add)
 
-    def admit(self, world: int, members: Iterable[int], state: Mapping[int, Sequence[torch.Tensor]]) -> None:
-        """Continue with these members from the next exchange, and send each of these replicas the state:
-        tensors on the CPU that must not change any more."""
+    def admit(
+        self,
+        world: int,
+        members: Iterable[int],
+        newcomers: Mapping[int, socket.socket],
+        state: Sequence[torch.Tensor],
+    ) -> None:
+        """Continue with these members from the next exchange, and send the new ones the state: tensors on
+        the CPU that must not change any more. newcomers: as they were given to connect(); one that has been
+        replaced since is lost."""
         links, chosen = self._links, frozenset(members)
         assert links is not None
 
         def enter() -> None:
-            self._begin_world(world, chosen, links)
-            for replica, tensors in state.items():
-                for number, values in enumerate(tensors):
-                    header = Header(STATE, world, number, 0, len(tensors), 0)
+            sums = self._begin_world(world, chosen, links)
+            for replica, connection in newcomers.items():
+                if not links.serves(replica, connection):
+                    sums.end_waits({replica: ReplicaLost(f"replica {replica} was started again")})
+                    continue
+                for number, values in enumerate(state):
+                    header = Header(STATE, world, number, 0, len(state), 0)
                     links.send(replica, header, as_bytes(values))
             links.resume()
 
@@ -257,7 +269,7 @@ class Exchange:
     def _sums_of(self, world: int, members: Iterable[int], links: Links) -> WorldSums:
         return WorldSums(world, self._replica, members, self._leaves, self._shapes, links)
 
-    def _begin_world(self, world: int, members: frozenset[int], links: Links) -> None:
+    def _begin_world(self, world: int, members: frozenset[int], links: Links) -> WorldSums:
         """Add with these members from now on."""
         sums = self._sums_of(world, members, links)
         with self._changed:
@@ -267,6 +279,7 @@ class Exchange:
         sums.end_waits(self._gone)
         if (later := max(self._positions, default=0)) > world:
             sums.end_waits(dict.fromkeys(members, _continued(later)))
+        return sums
 
     def _enter(self, world: int, chosen: frozenset[int], mine: Position, links: Links) -> None:
         """Drop what the last members had begun, and send this replica's position to the next ones."""
@@ -298,6 +311,7 @@ class Exchange:
             if self._sums is not None:
                 self._sums.end_waits(dict.fromkeys(self._sums.members, _continued(world)))
             if is_first and self._awaits_state:
+                self._has_declined = True
                 for peer in self._first_members - {self._replica}:
                     self._send_position(peer, world, Position(-1), links)
         elif world == self._world and self._sums is None and positions.keys() >= self._expected:
@@ -320,6 +334,8 @@ class Exchange:
 
     def _note_state(self, header: Header, payload: memoryview) -> None:
         assert self._state is not None
+        if self._has_declined:
+            return
         with self._changed:
             self._state[header.bucket] = payload
             self._awaits_state = len(self._state) < header.end

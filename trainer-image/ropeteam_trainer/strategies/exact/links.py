@@ -154,6 +154,8 @@ class Links:
     def resume(self) -> None:
         """Take messages that were too early. In the thread of the connections only."""
         for peer in [peer for peer in self._peers.values() if peer.waits]:
+            if not self._is_served(peer):
+                continue  # what another one has sent has ended it
             peer.waits = False
             self._watch(peer)
             self._receive(peer)
@@ -179,6 +181,10 @@ class Links:
             for message in self._emptied(peer):
                 if message.has_begun:
                     peer.outbox.append(_Message(message.header, memoryview(bytes(message.payload)), None))
+
+    def serves(self, number: int, connection: socket.socket) -> bool:
+        """Whether this is still the connection to that replica. In the thread of the connections only."""
+        return number in self._peers and self._peers[number].connection is connection
 
     def drop(self, number: int, reason: str) -> None:
         """End a connection, as if the peer had. In the thread of the connections only."""

@@ -21,6 +21,7 @@ from ropeteam_trainer.data.decisions.plan import Leaf, mix
 from ropeteam_trainer.data.substitution import UntracedArgument
 from ropeteam_trainer.partition.reductiontree import Node
 from ropeteam_trainer.strategies.exact.buffers import RunningStatistics
+from ropeteam_trainer.strategies.exact.equality import WeightComparison, flat_copy, unsaved_buffers
 from ropeteam_trainer.strategies.exact.exchange import Exchange, Position
 from ropeteam_trainer.strategies.exact.gradients import Flat, GradientTree, add_along
 from ropeteam_trainer.strategies.exact.members import (
@@ -82,7 +83,7 @@ class ExactStep:
         self._last_loss = torch.empty(0)
         """Loss of one micro-batch. Of interest are its type and device, which those of a batch are too."""
         self._numbers_sum = torch.empty(0)
-        self._numbers_shape = BucketShape(4 + self._tree.count + self._statistics.numel, torch.float64)
+        self._numbers_shape = BucketShape(6 + self._tree.count + self._statistics.numel, torch.float64)
         shapes = [*(bucket.shape for bucket in self._tree.buckets), self._numbers_shape]
         self._exchange = connect(shapes)
         self._cuda_devices = _cuda_devices(parameters)
@@ -91,7 +92,7 @@ class ExactStep:
         self._step, self._calls = -1, 0  # of the last run(), and the number of runs in it
         self._is_broken = False
         """Whether a run has begun, but not ended: its gradients may be with other replicas."""
-        self._admission = Admission()
+        self._admission, self._comparison = Admission(), WeightComparison(parts)
         self.is_whole = True
         """Whether no replica is missing, as far as this one knows."""
         self.is_late: Callable[[], bool] = lambda: False
@@ -143,6 +144,7 @@ class ExactStep:
             )
         self._is_broken = True
         self._step, self._calls = step, self._calls + 1 if step == self._step else 0
+        self._comparison.begin_step(self._done)
         self._tree.begin_step()
         self._statistics.begin_step()
         self._numbers.clear()
@@ -198,7 +200,7 @@ class ExactStep:
         self._last_loss = loss.detach()
         with torch.no_grad():
             self._tree.end_leaf()
-            first = float(loss) * leaf.weight, 0, 0, 0
+            first = float(loss) * leaf.weight, 0, 0, 0, 0, 0
             numbers = torch.tensor([*first, *self._tree.used()], dtype=torch.float64, device="cpu")
             changes = [change * leaf.weight for change in self._statistics.changes()]
             add_along(self._numbers, leaf.number, torch.cat([numbers, *changes]), self._leaves)
@@ -270,13 +272,13 @@ class ExactStep:
         return members.replicas if have_come else members.replicas - members.newcomers
 
     def _add_numbers(self) -> None:
-        """Add what is no gradient, with the votes of this replica, and whether its
-        clock demands a checkpoint."""
+        """Add what is no gradient, with the votes of this replica, its digest where those are compared, and
+        whether its clock demands a checkpoint."""
         self._admission.begin_exchange()
         nodes, first = dict(self._numbers), min(self._numbers)
-        votes = [len(self._held) * vote for vote in self._admission.votes]
+        votes = [len(self._held) * vote for vote in (*self._admission.votes, *self._comparison.votes)]
         nodes[first] = nodes[first].clone()
-        nodes[first][1:4] = torch.tensor([*votes, self.is_late()], dtype=torch.float64, device="cpu")
+        nodes[first][1:6] = torch.tensor([*votes, self.is_late()], dtype=torch.float64, device="cpu")
         self._numbers_sum = self._numbers_shape.new()
         self._exchange.add(self._done, len(self._tree.buckets), nodes, self._numbers_sum)
 
@@ -289,8 +291,9 @@ class ExactStep:
     def _use_sums(self, numbers: torch.Tensor) -> torch.Tensor:
         """Set gradients and statistics. Returns the loss."""
         self._admission.count(numbers[1:3].tolist(), self._leaves)
-        self.some_rank_is_late = bool(numbers[3] > 0)
-        numbers = torch.cat([numbers[:1], numbers[4:]])
+        self._comparison.check(numbers[3:5].tolist(), self._leaves, self._step)
+        self.some_rank_is_late = bool(numbers[5] > 0)
+        numbers = torch.cat([numbers[:1], numbers[6:]])
         used = iter(numbers[1 : 1 + self._tree.count].tolist())
         for bucket, result in zip(self._tree.buckets, self._results, strict=True):
             bucket.set_gradients(result, used)
@@ -326,13 +329,18 @@ class ExactStep:
         self._dealt, self._dealt_once = first_leaves(self._replica, self._replicas, self._leaves), {}
         members = frozenset(range(self._replicas))
         source = min(members - {*arrival.connections})
-        sent = dict.fromkeys(arrival.connections, state()) if self._replica == source else {}
-        self._exchange.admit(arrival.number, members, sent)
+        sent = [*state(), *map(flat_copy, unsaved_buffers(self._parts))] if self._replica == source else []
+        self._exchange.admit(arrival.number, members, arrival.connections, sent)
 
     def receive_state(self, alive: Callable[[], None]) -> list[memoryview]:
-        """The parts of the state that another replica sends to this one, which is new. alive: called now and
-        then meanwhile."""
-        return self._exchange.received_state(alive)
+        """The parts of the state that another replica sends to this one, which is new, but for buffers that
+        are in no state_dict: those are set. alive: called now and then meanwhile."""
+        parts, buffers = self._exchange.received_state(alive), unsaved_buffers(self._parts)
+        own = len(parts) - len(buffers)
+        for buffer, part in zip(buffers, parts[own:], strict=True):
+            if len(part):
+                buffer.copy_(torch.frombuffer(part, dtype=buffer.dtype).view(buffer.shape))
+        return parts[:own]
 
     @property
     def recovers(self) -> bool:
@@ -342,11 +350,12 @@ class ExactStep:
     def join(self, world_id: WorldId, done: int) -> None:
         """Continue in the world that has started this replica, after so many exchanges, which the others have
         done."""
-        self._note_joined(world_id)
         self._done = done
+        self._note_joined(world_id)
 
     def _note_joined(self, world_id: WorldId) -> None:
         self._admission.close(world_id)
+        self._comparison.note_joined(self._done)
         if self._membership:
             self._membership.have_joined(members_number(world_id, have_joined=True))
 
