@@ -24,7 +24,7 @@ from ropeteam_trainer.contract.local import PAGE_SIZE, Beat, LiveWorld, ToRank
 from ropeteam_trainer.contract.strategy import Strategy
 from ropeteam_trainer.contract.world import CheckpointRef, WorldId
 
-STEP_SECONDS = 0.05
+STEP_SECONDS = 0.1
 """Of each step, so that a new rank needs some dozen of them to come."""
 
 
