@@ -54,6 +54,14 @@ def check(ended: Ended, undisturbed: list[Step], job: RecoveringJob) -> list[lis
     return steps
 
 
+def lose_rank_1_in_step_4(job: RecoveringJob, order: str) -> None:
+    """Start the script with this ORDER, and lose a rank in a micro-batch."""
+    job.start(order, faults={1: f"{STEP}._run_leaf 8 SIGKILL"})
+    job.permit(4)
+    job.await_faults(1)
+    job.lose(1)
+
+
 def through(job: RecoveringJob) -> list[int]:
     """Steps of a rank that was not lost."""
     return [*range(1, job.permitted + 1)]
@@ -246,10 +254,7 @@ def test_a_save_that_waits_for_a_lost_rank_does_not_stop_the_others(
 def test_a_script_that_computes_the_arguments_of_its_model_ends_with_the_reason(tmp_path: Path) -> None:
     """Wrong gradients would be worse."""
     with RecoveringJob(tmp_path, 3) as job:
-        job.start("computed", faults={1: f"{STEP}._run_leaf 8 SIGKILL"})
-        job.permit(4)
-        job.await_faults(1)
-        job.lose(1)
+        lose_rank_1_in_step_4(job, "computed")
         ended = job.group.wait()
     for rank, micro_batch in ((0, 2), (2, 3)):
         assert ended.codes[rank] == 1
@@ -265,10 +270,7 @@ def test_a_new_rank_continues_after_the_whole_body_of_the_loop(
 ) -> None:
     """The script steps its schedule after job.report()."""
     with RecoveringJob(tmp_path, 3) as job:
-        job.start("late", faults={1: f"{STEP}._run_leaf 8 SIGKILL"})
-        job.permit(4)
-        job.await_faults(1)
-        job.lose(1)
+        lose_rank_1_in_step_4(job, "late")
         job.make_steps(1)
         job.replace()
         job.join()
@@ -278,10 +280,7 @@ def test_a_new_rank_continues_after_the_whole_body_of_the_loop(
 def test_ranks_end_with_the_reason_if_one_that_has_joined_trains_something_else(tmp_path: Path) -> None:
     """The schedule of the new rank is that of a first step."""
     with RecoveringJob(tmp_path, 3) as job:
-        job.start("forgotten", faults={1: f"{STEP}._run_leaf 8 SIGKILL"})
-        job.permit(4)
-        job.await_faults(1)
-        job.lose(1)
+        lose_rank_1_in_step_4(job, "forgotten")
         job.make_steps(1)
         job.replace()
         job.permit(STEPS)

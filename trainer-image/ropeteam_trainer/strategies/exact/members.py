@@ -15,6 +15,7 @@ from ropeteam_trainer.contract.local import LiveWorld, ToRank
 from ropeteam_trainer.contract.world import WorldId
 from ropeteam_trainer.partition.reductiontree import equal_parts, redealt
 from ropeteam_trainer.rank.agentlink import AgentLink
+from ropeteam_trainer.strategies.exact.equality import squared
 from ropeteam_trainer.strategies.exact.exchange import Position
 from ropeteam_trainer.strategies.exact.sums import ReplicaLost
 
@@ -79,8 +80,7 @@ class Admission:
     @property
     def votes(self) -> tuple[int, int]:
         """Votes of one leaf. Equal for all leaves if, for each of the two, the sum is that of equal ones."""
-        code = self._vote.code if self._vote else 0
-        return code, code**2
+        return squared(self._vote.code if self._vote else 0)
 
     def count(self, votes: Sequence[float], leaves: int) -> None:
         """Take the sums of the votes of all leaves."""
