@@ -54,7 +54,7 @@ class TracedBatch:
                 "job.batches() returned, nor a part of each sample in one, nor its copy on another device"
             )
 
-        return _mapped(arguments, substituted)
+        return mapped(arguments, substituted)
 
 
 def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
@@ -84,12 +84,12 @@ def _made_alike(value: torch.Tensor, own: torch.Tensor, new: torch.Tensor) -> to
     return None
 
 
-def _mapped(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def mapped(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Nested values with changed tensors. Types other than dict, list and tuple stay as they are."""
     if isinstance(tree, torch.Tensor):
         return change(tree)
     if isinstance(tree, dict):
-        return {key: _mapped(value, change) for key, value in tree.items()}
+        return {key: mapped(value, change) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
-        return type(tree)([_mapped(value, change) for value in tree])
+        return type(tree)([mapped(value, change) for value in tree])
     return tree

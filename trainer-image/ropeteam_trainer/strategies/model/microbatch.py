@@ -18,6 +18,8 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
+from ropeteam_trainer.data.substitution import mapped
+
 
 class ModelArguments(NamedTuple):
     """Positional and named arguments of a call of model()."""
@@ -97,7 +99,9 @@ def slices(batch: ModelArguments, sizes: Sequence[int]) -> list[ModelArguments]:
         )
     ends = [sum(sizes[: number + 1]) for number in range(len(sizes))]
     bounds = zip([0, *ends], ends, strict=False)
-    return [ModelArguments(*_copied(_slice(tuple(batch), total, begin, end))) for begin, end in bounds]
+    return [
+        ModelArguments(*mapped(_slice(tuple(batch), total, begin, end), torch.clone)) for begin, end in bounds
+    ]
 
 
 def micro_batch_bounds(total: int, count: int) -> list[tuple[int, int, float]]:
@@ -121,17 +125,6 @@ def _slice(tree: Any, total: int, begin: int, end: int) -> Any:
         return {key: _slice(value, total, begin, end) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
         return type(tree)([_slice(value, total, begin, end) for value in tree])
-    return tree
-
-
-def _copied(tree: Any) -> Any:
-    """Nested inputs with copies of all tensors."""
-    if isinstance(tree, torch.Tensor):
-        return tree.clone()
-    if isinstance(tree, dict):
-        return {key: _copied(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)([_copied(value) for value in tree])
     return tree
 
 
