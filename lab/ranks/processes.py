@@ -113,14 +113,15 @@ class FakeAgent:
                 self._changed.wait(0.05)
         return value
 
-    def commit(self, step: int, savers: Iterable[int] | None = None) -> Manifest:
-        """Wait for the shards of a step, of all ranks or of those that save, and write the manifest."""
+    def commit(self, step: int, savers: Iterable[int] | None = None, size: int | None = None) -> Manifest:
+        """Wait for the shards of a step, of all ranks or of those that save, and write the manifest. `size`:
+        number of ranks in it; None: all."""
         assert self.checkpoint is not None
         ranks = list(range(self.world) if savers is None else savers)
         shards = self.wait(lambda: self._shards(step, ranks))
         files = tuple(file for shard in shards for file in shard)
         parent = self.lineage[0] if self.lineage else None
-        manifest = Manifest(step, self.world_id, self.world, "job", "uid", files, parent)
+        manifest = Manifest(step, self.world_id, size or self.world, "job", "uid", files, parent)
         place = Path(self.checkpoint.directory) / folder(manifest.ref)
         (place / MANIFEST).write_bytes(manifest.to_bytes())
         self.lineage.insert(0, manifest.ref)

@@ -259,14 +259,22 @@ def test_what_a_rank_that_was_started_again_reports_is_its_own():
     assert (found.step, found.steps_here, found.regroups, found.exit) == (9, 2, True, None)
 
 
-def test_a_shard_is_reported_under_the_world_that_the_rank_names():
+def test_a_rank_may_find_out_that_it_cannot_continue_without_others():
+    life = recovered(1)
+    life.rank_sends(1, hello_pid=2, feature_level=3, regroups=True)
+    assert life.report.ranks[1].regroups
+    life.rank_sends(1, regroups=False)
+    assert not life.report.ranks[1].regroups
+
+
+def test_a_shard_is_reported_as_the_rank_names_it():
     life = recovered(1)
     files = (ShardFile("rank-1.pt", 1, "0"),)
-    life.rank_sends(1, shard_step=9, shard_files=files, shard_world=world_id(2))
+    life.rank_sends(1, shard_step=9, shard_files=files, shard_world=world_id(2), shard_whole=True)
     life.rank_sends(0, shard_step=9, shard_files=files)
-    assert [(shard.rank, shard.world_id) for shard in life.report.shards] == [
-        (1, world_id(2)),
-        (0, world_id(1)),
+    assert [(shard.rank, shard.world_id, shard.whole) for shard in life.report.shards] == [
+        (1, world_id(2), True),
+        (0, world_id(1), False),
     ]
 
 

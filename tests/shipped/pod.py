@@ -182,7 +182,7 @@ class SimPod:
 class SiteRank(Rank):
     """The volume can break: that is an exception in the script, as with the real writer."""
 
-    def save(self, then: Callable[[], None] = lambda: None) -> None:
+    def save(self, then: Callable[[], None] = lambda: None, whole: bool = False) -> None:
         step, position = self.step, self.gang.position if self.gang else Position()
         disk = self._world.disk
 
@@ -190,11 +190,11 @@ class SiteRank(Rank):
             self.writing = False
             try:
                 cast(Any, disk).check(cast(SimPod, self.parent).process.node)
-                files = disk.write_shard(step, self.plan.world_id, self.number, position)
+                files = disk.write_shard(step, self.plan.world_id, self.number, position, whole)
             except OSError as error:
                 self.raises("OSError writer.py", f"OSError: {error}")
                 return
-            self.send(FromRank(shard_step=step, shard_files=files))
+            self.send(FromRank(shard_step=step, shard_files=files, shard_whole=whole))
             then()
 
         self.writing = True

@@ -177,12 +177,7 @@ class Checks:
         require(agent.pod.slot == agent.config.lead_slot, "the leading rank's agent commits", agent.pod.name)
         if isinstance(began, Gang):
             require(began.plan.members[0].pod_uid == agent.pod.uid, "rank 0's agent commits", world_id)
-        size = began.plan.world_size if isinstance(began, Gang) else setup.world_size
-        require(grant.world_size == size, "a commit is of all ranks", world_id, grant.world_size)
-        names, ranks = {file.name for file in grant.files}, range(grant.world_size)
-        savers = [setup.lead_rank] if setup.servers else ranks
-        wanted = {"state.pt"} | {f"rank-{rank}.pt" for rank in savers}
-        require(names == wanted, "a commit has the files of all who save", world_id, names ^ wanted)
+        self._check_files(grant, began.plan.world_size if isinstance(began, Gang) else setup.world_size)
         mine = (grant.ref.step, world_id)
         if mine in self._parents:
             return
@@ -196,6 +191,18 @@ class Checks:
         require(place(grant.parent) in past, "a manifest's parent is its past", mine, grant.parent, expected)
         self._parents[mine], self._newest[line] = expected, mine
         self.counts["commits"] += 1
+
+    def _check_files(self, grant: Grant, size: int) -> None:
+        """All ranks have saved, or under sync Exact one for all."""
+        setup, names = self._world.setup, {file.name for file in grant.files}
+        if setup.exact and grant.world_size == 1 < size:
+            self.counts["commits by one for all"] += 1
+            require(len(names) == 2 and "state.pt" in names, "one has saved all", grant.ref, names)
+            return
+        require(grant.world_size == size, "a commit is of all ranks", grant.ref, grant.world_size)
+        savers = [setup.lead_rank] if setup.servers else range(size)
+        wanted = {"state.pt"} | {f"rank-{rank}.pt" for rank in savers}
+        require(names == wanted, "a commit has the files of all who save", grant.ref, names ^ wanted)
 
     def _past(self, newest: CheckpointKey | None) -> list[CheckpointKey]:
         line: list[CheckpointKey] = []

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, TypeVar
 
+from tests.sim.promise import require
+
 from ropeteam_trainer.checkpoint.decisions import journal
 from ropeteam_trainer.checkpoint.decisions.journal import CheckpointKey, Steps
 from ropeteam_trainer.checkpoint.decisions.manifest import Manifest, folder
@@ -27,6 +29,8 @@ class Folder:
     step: int
     world_id: WorldId
     files: dict[str, Position] = field(default_factory=dict)
+    writers: dict[str, tuple[int, bool]] = field(default_factory=dict)
+    """Of each file, the rank, and whether it has saved for all."""
     manifest: Manifest | None = None
     damaged: bool = False
 
@@ -49,14 +53,17 @@ class Disk:
         return (0.05 + 0.3 * self._random.random()) * self.slowness
 
     def write_shard(
-        self, step: int, world_id: WorldId, rank: int, position: Position
+        self, step: int, world_id: WorldId, rank: int, position: Position, whole: bool = False
     ) -> tuple[ShardFile, ...]:
+        """whole: for all ranks."""
         self.saved_positions[step, world_id] = position
-        names = ["state.pt"] if rank == self._lead_rank else []
+        names = ["state.pt"] if whole or rank == self._lead_rank else []
         names.append(f"rank-{rank}.pt")
         name = folder(CheckpointRef(step, world_id, run=self._job_uid))
         place = self.folders.setdefault(name, Folder(step, world_id))
         for name in names:
+            writer = place.writers.setdefault(name, (rank, whole))
+            require(writer == (rank, whole), "two never write the same file", step, world_id, name)
             place.files[name] = position
         return tuple(ShardFile(name, 100, f"{step}/{world_id}/{name}") for name in names)
 

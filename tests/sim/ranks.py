@@ -175,14 +175,15 @@ class Rank:
         else:
             self.send(FromRank(drained=self.step))
 
-    def save(self, then: Callable[[], None] = lambda: None) -> None:
-        """Write the shard in the background, then report it."""
+    def save(self, then: Callable[[], None] = lambda: None, whole: bool = False) -> None:
+        """Write the shard in the background, then report it. whole: for all ranks."""
         step, position, world_id = self.step, self.gang.position if self.gang else Position(), self.saves_as
+        place = step, world_id or self.plan.world_id, self.number, position
 
         def written() -> None:
             self.writing = False
-            files = self._world.disk.write_shard(step, world_id or self.plan.world_id, self.number, position)
-            self.send(FromRank(shard_step=step, shard_files=files, shard_world=world_id))
+            files = self._world.disk.write_shard(*place, whole)
+            self.send(FromRank(shard_step=step, shard_files=files, shard_world=world_id, shard_whole=whole))
             then()
 
         self.writing = True

@@ -67,7 +67,7 @@ class Replica(Rank):
         """The state that it was sent: step and weights."""
         self._dealt = rules.first_leaves(number, self.size, LEAVES)
         self._dealt_once: dict[int, tuple[int, ...]] = {}
-        self._source, self._since = -1, 0.0
+        self._source, self._since, self._alone_from = -1, 0.0, 0
         self._save_due = self._looks = False
 
     @property
@@ -76,7 +76,9 @@ class Replica(Rank):
 
     @property
     def saves_as(self) -> WorldId:
-        return self._joined.saves_as
+        """While ranks are missing, by the name that the newest world gives."""
+        newest = None if self.whole else self.orders.live_world
+        return (newest or self._joined).saves_as
 
     @property
     def settled(self) -> bool:
@@ -235,10 +237,20 @@ class Replica(Rank):
         if self.admission.due:
             self._admit(self.admission.due)
             return
-        if self._save_due and self.whole and not self.writing:
+        if self._save_due and self._can_save and not self.writing:
             self._save_due = False
-            self.save()
+            if self._is_saver:
+                self.save(whole=not self.whole)
         self._proceed()
+
+    @property
+    def _can_save(self) -> bool:
+        """Not a step that a lost rank may have saved, too."""
+        return self.whole or self.step >= self._alone_from
+
+    @property
+    def _is_saver(self) -> bool:
+        return self.whole or self.number == min(self.members)
 
     def _proceed(self) -> None:
         """Begin the next step, or end: then wait for the others, if none is missing."""
@@ -262,11 +274,14 @@ class Replica(Rank):
         self.end()
 
     def _drain(self) -> None:
-        """Nothing is saved as long as a rank is missing."""
+        """While ranks are missing one saves for all."""
         if self.whole:
             super()._drain()
+            return
+        self.waiting = self.drained = True
+        if self._can_save and self._is_saver:
+            self.save(lambda: self.send(FromRank(drained=self.step)), whole=True)
         else:
-            self.waiting = self.drained = True
             self.send(FromRank(drained=self.step))
 
     # ---- a replica is lost
@@ -299,6 +314,7 @@ class Replica(Rank):
         self._dealt = rules.leaves_of_members(self.members, self.size, LEAVES)[self.number]
         dealt = rules.leaves_of_begun_step(positions, self.size, LEAVES)[self.number]
         most = max(position.done for position in positions.values())
+        self._alone_from = most + 2
         self._world.checks.counts["regroups"] += 1
         if self.step < most:
             self._dealt_once[most] = dealt

@@ -281,10 +281,10 @@ class Server(ServedRank):
         else:
             self.send(FromRank(drained=self.step))
 
-    def save(self, then: Callable[[], None] = lambda: None) -> None:
+    def save(self, then: Callable[[], None] = lambda: None, whole: bool = False) -> None:
         self.saved = self.step
         self._world.saved_steps[self.step, self.plan.world_id] = dict(self.memory.steps)
-        super().save(then)
+        super().save(then, whole)
 
     def receive(self, message: ToRank) -> None:
         """A pause does not keep it from serving."""

@@ -230,7 +230,7 @@ class Replica:
 
         replication = Replication(self.number, world.replicas, self)
         self.exact = ExactStep([self.model], world.leaves, 1, connect, "", None, replication)
-        self.exact.waiting = self._waiting
+        self.exact.callbacks.waiting = self._waiting
 
     @property
     def is_dead(self) -> bool:

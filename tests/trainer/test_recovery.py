@@ -6,8 +6,6 @@ never disturbed.
 
 from __future__ import annotations
 
-import itertools
-import json
 import os
 import random
 import time
@@ -15,11 +13,9 @@ from collections.abc import Sequence, Set
 from pathlib import Path
 
 import pytest
-from lab.ranks.processes import Ended, RankGroup
 from lab.ranks.recovery import RecoveringJob, Step, lines_of
+from tests.trainer.recovering import STEPS, check, through
 
-STEPS = 270
-"""More than any history makes, also on a busy machine: it steps until all new ranks have joined."""
 STEP = "ropeteam_trainer.strategies.exact.step:ExactStep"
 EXCHANGE = "ropeteam_trainer.strategies.exact.exchange"
 SUMS = "ropeteam_trainer.strategies.exact.sums:WorldSums"
@@ -28,43 +24,12 @@ SEEDS = range(int(os.environ.get("ROPETEAM_RECOVERY_SEEDS", "2")))
 """Of random histories. A campaign: ROPETEAM_RECOVERY_SEEDS=200."""
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[Step]:
-    """Steps of one process."""
-    fields = json.dumps({"sync": {"type": "Exact"}, "batch": {"micro_batches": 6}})
-    with RankGroup(tmp_path_factory.mktemp("alone"), 1) as group:
-        ended = group.start("exact.py", fields, "everything", str(STEPS)).wait()
-    assert not any(ended.codes), ended.output
-    lines = lines_of(ended.output[0])
-    assert len({line.digest for line in lines}) == len(lines) == STEPS, "each step changes the weights"
-    return lines
-
-
-def check(ended: Ended, undisturbed: list[Step], job: RecoveringJob) -> list[list[int]]:
-    """All ranks have ended well after the last step, and no step had other bits. Returns the numbers of
-    steps, by rank."""
-    assert not any(ended.codes), ended.output
-    lines = [*map(lines_of, ended.output)]
-    for line in itertools.chain(*lines):
-        assert line == undisturbed[line.step - 1]
-    steps = [[line.step for line in each] for each in lines]
-    for each in steps:
-        assert each[-1] == job.permitted
-        assert each == sorted({*each}), "no step was made twice"
-    return steps
-
-
 def lose_rank_1_in_step_4(job: RecoveringJob, order: str) -> None:
     """Start the script with this ORDER, and lose a rank in a micro-batch."""
     job.start(order, faults={1: f"{STEP}._run_leaf 8 SIGKILL"})
     job.permit(4)
     job.await_faults(1)
     job.lose(1)
-
-
-def through(job: RecoveringJob) -> list[int]:
-    """Steps of a rank that was not lost."""
-    return [*range(1, job.permitted + 1)]
 
 
 @pytest.mark.parametrize(
@@ -197,65 +162,13 @@ def test_the_rank_that_sends_the_state_is_lost(tmp_path: Path, undisturbed: list
     assert steps[2] == through(job)
 
 
-@pytest.mark.parametrize(("every_steps", "lost"), [(1, 1), (1000, 0)])
-def test_a_checkpoint_after_a_join_is_that_of_all_ranks(
-    every_steps: int, lost: int, tmp_path: Path, undisturbed: list[Step]
-) -> None:
-    """every_steps 1: one is due in the step after which the new rank joins, and is saved after the next."""
-    with RecoveringJob(tmp_path, 3, every_steps=every_steps) as job:
-        job.start()
-        job.make_steps(2)
-        job.lose(lost)
-        job.make_steps(2)
-        assert {*job.agent.received((lost + 1) % 3, "shard_step")} <= {1, 2}, "not all ranks are there"
-        job.replace()
-        job.join()
-        steps = check(job.finish(4), undisturbed, job)
-        joined = steps[lost][2]
-        saved = [
-            [*filter(lambda step: step > 2, job.agent.received(rank, "shard_step"))] for rank in range(3)
-        ]
-        assert saved[0][0] == joined
-        assert saved == [saved[0]] * 3
-        manifest = job.agent.commit(joined)
-        worlds = {str(world) for rank in range(3) for world in job.agent.received(rank, "shard_world")[-1:]}
-        assert worlds == {"1.0.2" if lost == 0 else "1.0.1"}, "the world that started the leading rank"
-    with RecoveringJob(tmp_path, 2, number=9) as later:
-        later.start(restore=[manifest.ref])
-        later.permit(joined)
-        steps = check(later.finish(3), undisturbed, later)
-    assert steps == [[joined + 1, joined + 2, joined + 3]] * 2
-
-
-@pytest.mark.parametrize("is_replaced", [True, False])
-def test_a_save_that_waits_for_a_lost_rank_does_not_stop_the_others(
-    is_replaced: bool, tmp_path: Path, undisturbed: list[Step]
-) -> None:
-    """The leading rank sees that a connection has ended, and gives up. The other one waits for the leading
-    rank."""
-    fault = f"torch.distributed.distributed_c10d:gather 5 HANG {STEP}._use_sums 4 SIGKILL"
-    with RecoveringJob(tmp_path, 3, every_steps=1) as job:
-        job.start(faults={1: fault})
-        job.permit(4)
-        job.await_faults(1)
-        job.lose(1)
-        job.make_steps(2)
-        if is_replaced:
-            job.replace()
-            job.join()
-        ended = job.finish()
-    if not is_replaced:
-        assert ended.codes == [0, -9, 0]
-        ended = Ended([0, 0], [ended.output[0], ended.output[2]])
-    steps = check(ended, undisturbed, job)
-    assert [steps[0], steps[-1]] == [through(job)] * 2
-
-
 def test_a_script_that_computes_the_arguments_of_its_model_ends_with_the_reason(tmp_path: Path) -> None:
-    """Wrong gradients would be worse."""
+    """Wrong gradients would be worse. The coordinator knows, and does not let them continue."""
     with RecoveringJob(tmp_path, 3) as job:
         lose_rank_1_in_step_4(job, "computed")
         ended = job.group.wait()
+        assert [job.agent.received(rank, "regroups") for rank in range(3)] == [[True, False]] * 3
+    assert "if a rank is lost, all are restarted from the newest checkpoint, because" in ended.output[0]
     for rank, micro_batch in ((0, 2), (2, 3)):
         assert ended.codes[rank] == 1
         assert [line.step for line in lines_of(ended.output[rank])] == [1, 2, 3]

@@ -39,7 +39,7 @@ from ropeteam_trainer.checkpoint.format.names import misfit
 from ropeteam_trainer.checkpoint.objects import rng
 from ropeteam_trainer.checkpoint.objects.stateful import SavedObjects, Shared, TrainingState
 from ropeteam_trainer.checkpoint.objects.tensorshard import shard_of
-from ropeteam_trainer.checkpoint.writer import ShardWriter
+from ropeteam_trainer.checkpoint.writer import ShardWriter, Written
 from ropeteam_trainer.contract.config import RankPlan
 from ropeteam_trainer.contract.local import FromRank, LiveWorld
 from ropeteam_trainer.contract.world import CheckpointRef, ShardFile, WorldId
@@ -74,7 +74,9 @@ class Checkpoints:
         self._directory = checkpoint_directory(plan.checkpoint)
         self._world_id = WorldId.parse(plan.saves_as or plan.world_id)
         self._cadence = Cadence(plan.checkpoint, world.number_of_rank_0)
-        self._writer = self._new_writer()
+        place, run = (self._directory, self._world_id, world), plan.job_uid
+        written, is_over = self._of_world(None)
+        self._writer = ShardWriter(*place, written, run, is_over)
         self._objects = SavedObjects({})
         self._own: Mapping[str, Any] = {}
         self.newest = -1
@@ -102,8 +104,8 @@ class Checkpoints:
 
     @property
     def is_late(self) -> bool:
-        """As Cadence.is_late."""
-        return self._cadence.is_late
+        """As Cadence.is_late; also if the last save needs a rank that is lost."""
+        return self._cadence.is_late or self._writer.is_broken
 
     def close(self) -> None:
         """Finish the current save, and release all objects: they may reference the model, and with it the
@@ -120,27 +122,47 @@ class Checkpoints:
         """Whether neither this step nor a later one has been saved or restored."""
         return step > self.newest
 
-    def save(self, step: int, data: dict[str, int] | None, *, report: bool = True) -> None:
+    def save(
+        self, step: int, data: dict[str, int] | None, *, report: bool = True, alone: bool = False
+    ) -> None:
         """Copy the state, and write it in the background; wait for the last save first. A second save of the
         same step does nothing. `data`: data position. Errors of writing are printed, not raised.
 
         report: send the shard to the agent, so that it is committed. False: report() sends it later, if no
         other save comes before. Without an agent it returns when the checkpoint is written and committed.
+        alone: others are lost, and this rank saves for all: then the rest call leave_to_another().
         """
         if step == self.newest:
             return
-        self._cadence.note_saved()
-        self.newest, self._reports, self._unreported = step, report, FromRank()
-        state = self._objects.state(with_others=self._world.rank == 0)
+        self._note_save(step)
+        self._reports = report
+        leads = alone or self._world.rank == 0
+        state = self._objects.state(with_others=leads)
         own = {name: obj.state_dict() for name, obj in self._own.items()}
         files: dict[str, Any] = {rank_file(self._world.rank): {"rng": rng.capture(), "own": own}}
-        if self._world.rank == 0:
+        if leads:
             files[STATE] = {"step": step, "data": data, "others": state.others}
-        self._shard = ()
-        self._writer.start(step, state, files)
+        self._writer.start(step, state, files, self._alone() if alone else None)
         if not self._link.connected:
             self._writer.wait()
             self._commit(step)
+
+    def leave_to_another(self, step: int) -> None:
+        """Leave the save of this step to the rank that saves for all."""
+        if step != self.newest:
+            self._note_save(step)
+            self._writer.leave_to_another()
+
+    def _note_save(self, step: int) -> None:
+        self._cadence.note_saved()
+        self.newest, self._unreported, self._shard = step, FromRank(), ()
+
+    def _alone(self) -> tuple[WorldId, Written]:
+        """As for ShardWriter.start(). Stored under the name of the newest world, also if its new ranks have
+        not joined yet."""
+        newest = self._link.newest.live_world
+        world_id = newest.saves_as if newest else self._world_id
+        return world_id, partial(self._on_written, world_id, True)
 
     def restore(self, heart: HeartbeatWriter) -> Restored | None:
         """Load the best checkpoint into the objects of register(), with heartbeats in phase "restore" as long
@@ -247,30 +269,27 @@ class Checkpoints:
         return found
 
     def join_again(self, world: LiveWorld) -> None:
-        """Save with the process group of this world from now on. A save that has not ended may wait for a
-        lost rank."""
+        """Save with the process group of this world from now on."""
         self._world_id = world.saves_as
-        self._writer = self._new_writer(world)
-        self.wait = self._writer.wait
+        self._writer.begin_world(self._world_id, *self._of_world(world))
 
     def form_group(self) -> None:
         """Form the process group of saves now, not in the first save. A collective."""
         self._writer.form_group()
 
-    def _new_writer(self, world: LiveWorld | None = None) -> ShardWriter:
-        """Writer of this world. None: of the one that started this rank."""
-        written, link = partial(self._on_written, self._world_id), self._link
+    def _of_world(self, world: LiveWorld | None) -> tuple[Written, Callable[[], bool]]:
+        """The functions that ShardWriter calls in this world. None: in the one that started this rank."""
+        link = self._link
 
         def is_over() -> bool:
             return bool(link.newest.lost) or link.newest.live_world not in (None, world)
 
-        place, run = (self._directory, self._world_id, self._world), self._plan.job_uid
-        return ShardWriter(*place, written, run, is_over)
+        return partial(self._on_written, self._world_id, False), is_over
 
-    def _on_written(self, world_id: WorldId, step: int, files: tuple[ShardFile, ...]) -> None:
+    def _on_written(self, world_id: WorldId, whole: bool, step: int, files: tuple[ShardFile, ...]) -> None:
         """Report the files of this rank, now or by report(). Called in the writer thread."""
         self._shard = files
-        message = FromRank(shard_step=step, shard_files=files, shard_world=world_id)
+        message = FromRank(shard_step=step, shard_files=files, shard_world=world_id, shard_whole=whole)
         if self._reports:
             self._link.send(message)
         else:

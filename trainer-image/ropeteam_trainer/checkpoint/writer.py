@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -36,6 +37,23 @@ _POLL_SECONDS = 0.1
 """Interval in which a wait notices that a rank is lost."""
 
 
+@dataclass
+class _Save:
+    """One save."""
+
+    world_id: WorldId
+    """World under whose name it is stored."""
+    written: Written
+    is_alone: bool
+    """Whether this rank saves for all."""
+    is_written: bool = False
+    thread: threading.Thread = field(default_factory=threading.Thread)
+
+    @property
+    def is_running(self) -> bool:
+        return self.thread.is_alive()
+
+
 class ShardWriter:
     """Writer of this rank's part of each checkpoint. Only the training thread calls the methods."""
 
@@ -50,35 +68,61 @@ class ShardWriter:
     ) -> None:
         """`run`: UID of the job. `written` is called in the writer thread, only when all files of all ranks
         are synced. is_over: whether a rank of the world is lost, and the others continue without it. A save
-        may wait for it, or for a rank whose save it has ended, for as long as _PATIENCE: so no one waits for
-        the save then."""
+        of all may wait for it, or for a rank whose save it has ended, for as long as _PATIENCE: so no one
+        waits for the save then."""
         self._directory, self._world_id, self._world, self._written = directory, world_id, world, written
         self._run, self._is_over = run, is_over
         self._snapshot = Snapshot()
         self._group: dist.ProcessGroup | None = None
-        self._thread: threading.Thread | None = None
+        self._save: _Save | None = None
         self.stalls = 0
         """Saves that had to wait for the one before."""
         self.stalled_seconds = 0.0
 
-    def start(self, step: int, state: TrainingState, files: Mapping[str, Any]) -> None:
+    def start(
+        self,
+        step: int,
+        state: TrainingState,
+        files: Mapping[str, Any],
+        alone: tuple[WorldId, Written] | None = None,
+    ) -> None:
         """Copy the state, and start to write the copy; wait for the last save first. A collective. `files`:
         content of this rank's small files, by name. Nothing is written if the last save does not end because
-        a rank is lost. Raises TypeError for a sharded tensor in them."""
-        if self._thread is not None and self._thread.is_alive():
+        a rank is lost. Raises TypeError for a sharded tensor in them.
+
+        alone: this rank saves for all, which have the same state, without a collective; stored under the name
+        of this world."""
+        if self._save and self._save.is_running:
             self.stalls += 1
             began = time.monotonic()
             self.wait()
             self.stalled_seconds += time.monotonic() - began
-            if self._thread.is_alive():
+            if self._save.is_running and alone is None:
                 return
-        self.form_group()
+            self._leave_behind()
+        save = _Save(*(alone or (self._world_id, self._written)), alone is not None)
+        group = None
+        if not save.is_alone:
+            self.form_group()
+            group = self._group
         locals_ = {name: local_part(tensor) for name, tensor in state.tensors.items()}
         copy = self._snapshot.copy({"locals": locals_, "shared": state.shared, "files": dict(files)})
-        self._thread = threading.Thread(
-            target=self._write, args=(step, state, copy), daemon=True, name="ropeteam-save"
+        save.thread = threading.Thread(
+            target=self._write, args=(save, step, state, copy, group), daemon=True, name="ropeteam-save"
         )
-        self._thread.start()
+        self._save = save
+        save.thread.start()
+
+    def _leave_behind(self) -> None:
+        """Wait no more for a save of all that waits for a lost rank. It may still read its copy."""
+        if self._save and self._save.is_running and not self._save.is_alone:
+            self._save, self._snapshot = None, Snapshot()
+
+    def begin_world(self, world_id: WorldId, written: Written, is_over: Callable[[], bool]) -> None:
+        """Save for this world from now on, as in __init__(), with a new process group."""
+        self._leave_behind()
+        self._group = None
+        self._world_id, self._written, self._is_over = world_id, written, is_over
 
     def form_group(self) -> None:
         """Form the process group of saves, if there is none. A collective."""
@@ -86,9 +130,20 @@ class ShardWriter:
             self._group = dist.new_group(backend="gloo", timeout=_PATIENCE)
 
     def wait(self) -> None:
-        """Wait until the last save is on disk, or has failed, or a rank is lost."""
-        while self._thread is not None and self._thread.is_alive() and not self._is_over():
-            self._thread.join(_POLL_SECONDS)
+        """Wait until the last save is on disk, or has failed, or a rank is lost that it needs."""
+        while self._save and self._save.is_running and (self._save.is_alone or not self._is_over()):
+            self._save.thread.join(_POLL_SECONDS)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a rank is lost that the last save needs, and which may not have ended it."""
+        save = self._save
+        return save is not None and not save.is_alone and not save.is_written and self._is_over()
+
+    def leave_to_another(self) -> None:
+        """Another rank saves for all, instead of the last save of this one."""
+        self._leave_behind()
+        self._save = None
 
     def close(self) -> None:
         """Wait for the last save, and drop the reference to the process group, which the world's
@@ -96,21 +151,30 @@ class ShardWriter:
         self.wait()
         self._group = None
 
-    def _write(self, step: int, state: TrainingState, copy: dict[str, Any]) -> None:
-        """Write `copy` together with all ranks: the writer thread. An error is printed, and nothing is
-        reported. `state` is used for the sharding of its tensors alone: their values have changed since."""
-        place = folder(CheckpointRef(step, self._world_id, run=self._run))
+    def _write(
+        self,
+        save: _Save,
+        step: int,
+        state: TrainingState,
+        copy: dict[str, Any],
+        group: dist.ProcessGroup | None,
+    ) -> None:
+        """Write `copy` together with all ranks of the group: the writer thread. An error is printed, and
+        nothing is reported. `state` is used for the sharding of its tensors alone: their values have changed
+        since."""
+        place = folder(CheckpointRef(step, save.world_id, run=self._run))
         try:
             from ropeteam_trainer.checkpoint import dcp
 
             found = {name: shard_of(tensor, copy["locals"][name]) for name, tensor in state.tensors.items()}
             shards = {name: shard for name, shard in found.items() if shard is not None}
             content = dcp.RankContent(shards, state.buffers, copy["shared"], copy["files"])
-            files = dcp.save(self._directory, place, content, self._group)
+            files = dcp.save(self._directory, place, content, group)
         except Exception as error:
             notice(
                 f"the checkpoint of step {step} was not written: {error}. Training continues; "
                 "the next one is tried when it is due."
             )
             return
-        self._written(step, files)
+        save.is_written = True
+        save.written(step, files)

@@ -130,13 +130,15 @@ class FromRank:
     """With shard_step: these files are written and synced."""
     shard_world: WorldId | None = None
     """With shard_step: the world under whose name they are stored. None: the one that started the rank."""
+    shard_whole: bool = False
+    """With shard_step: they are the whole checkpoint."""
     paused: int | None = None
     """Step after which the rank waits in report(), for `stop_at`."""
     drained: int | None = None
     """Step after which the rank has stopped; its shard was sent before (feature level 2 and up)."""
     served: Served | None = None
     regroups: bool | None = None
-    """True: if other ranks are lost, this one can continue with those that are left (sync Exact)."""
+    """Whether this rank, if others are lost, can continue with those that are left (sync Exact)."""
     left: bool | None = None
     """True: its parameter servers do not wait for it any more; of a server: all its workers have left."""
     wants_secret: bool | None = None

@@ -83,13 +83,16 @@ class StoreOffer:
 @dataclass(frozen=True)
 class Shard:
     """The files that one rank wrote for a checkpoint. All ranks of the world must report theirs before a
-    grant; with parameter servers the first server alone saves."""
+    grant, unless one is `whole`; with parameter servers the first server alone saves."""
 
     rank: int
     world_id: WorldId = field(metadata={JSON_NAME: "epoch"})
     """The world that started the rank."""
     step: int
     files: tuple[ShardFile, ...]
+    whole: bool = False
+    """Whether these are all files of the checkpoint: one rank has saved for all, because others were lost
+    (sync Exact)."""
 
 
 @dataclass(frozen=True)

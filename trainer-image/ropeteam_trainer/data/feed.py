@@ -145,6 +145,16 @@ class Feed:
                 yield batch
                 after_body()
 
+    def check_arguments(self, arguments: Any) -> None:
+        """Raise UntracedArgument if other_leaves() would, for a call of model() with the last batch."""
+        if self._last is not None:
+            self._last[1].check(arguments, self._samples)
+
+    @property
+    def _samples(self) -> int:
+        """Rows of the last batch: a micro-batch without samples has a filler."""
+        return sum(max(len(leaf.ids), 1) for leaf in self.leaves)
+
     def other_leaves(self, numbers: Sequence[int], arguments: Any) -> tuple[tuple[Leaf, ...], Any]:
         """Micro-batches of another rank in the step of the last batch, and the arguments of model() for all
         of their samples. arguments: those of the script's call, with the last batch. Raises
@@ -154,10 +164,9 @@ class Feed:
         assert self._request.deal is not None
         (at, traced), request = self._last, self._request
         share = request.plan.dealt_share(at, replace(self._request.deal, mine=numbers))
-        samples = sum(max(len(leaf.ids), 1) for leaf in self.leaves)
         self.taken += share.ids
         batch = loading.load(request.dataset, share.loaded, request.collate)
-        return share.leaves, traced.with_samples_of(batch, arguments, samples)
+        return share.leaves, traced.with_samples_of(batch, arguments, self._samples)
 
     def end_step(self) -> None:
         """Stop the timer of this step, if speeds are measured. Call it once per step, before

@@ -28,6 +28,10 @@ class TracedBatch:
         self._tensors = [*tensors_in(batch)]
         self._versions = [tensor._version for tensor in self._tensors]
 
+    def check(self, arguments: Any, samples: int) -> None:
+        """Raise UntracedArgument if with_samples_of() would."""
+        self.with_samples_of(self._tensors, arguments, samples)
+
     def with_samples_of(self, other: Any, arguments: Any, samples: int) -> Any:
         """Nested arguments of model() with the samples of another batch in place of this one's, of which
         there are so many. Tensors with another first dimension, and other values, stay as they are. Raises

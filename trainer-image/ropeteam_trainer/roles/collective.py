@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +16,11 @@ from ropeteam_trainer.contract.config import STORE_ADDRESS
 from ropeteam_trainer.contract.local import FromRank, LiveWorld
 from ropeteam_trainer.contract.strategy import Strategy, SyncType
 from ropeteam_trainer.data.decisions.plan import Deal
+from ropeteam_trainer.data.substitution import UntracedArgument
 from ropeteam_trainer.rank.agentlink import AgentLink
 from ropeteam_trainer.roles import role
 from ropeteam_trainer.roles.role import Loss, Session, TensorPlan
+from ropeteam_trainer.system.notice import notice
 
 if TYPE_CHECKING:
     from ropeteam_trainer.strategies.exact.members import WorldsOfJob
@@ -37,6 +39,10 @@ class CollectiveRole:
         self._wrapped: Wrapped | None = None
         self._model: Module | None = None
         """Module that was given to restore()."""
+        self._position: dict[str, int] | None = None
+        """Data position of the last step: a script may take a batch after that, and end without using it."""
+        self._are_checked = False
+        """Whether arguments of model() were looked at."""
         self._save_due = False
         """Whether a checkpoint is due, but waits until all ranks have the same weights (local SGD)."""
 
@@ -90,26 +96,41 @@ class CollectiveRole:
 
     def after_step(self, step: int) -> None:
         """Save if a checkpoint is due; under local SGD at the next step after which all ranks have the same
-        weights."""
+        weights, and after a loss at the next one that no lost rank can have saved."""
+        self._position = self._session.feed.state()
         exact = self._recovering
         due = self._checkpoints.due(step, exact.some_rank_is_late if exact else None)
         self._save_due |= due
-        if self._save_due and self.has_all_ranks and (self._wrapped is None or self._wrapped.in_sync()):
+        if self._save_due and self._can_save and (self._wrapped is None or self._wrapped.in_sync()):
             self._save(step, report=True)
 
     def save_now(self, step: int, report: bool = True) -> None:
-        """As RankRole.save_now(). Weights that differ between ranks are averaged first. Nothing is saved as
-        long as a rank is lost, because all ranks save together."""
-        if self.has_all_ranks and self._checkpoints.is_unsaved(step):
+        """As RankRole.save_now(). Weights that differ between ranks are averaged first."""
+        if self._can_save and self._checkpoints.is_unsaved(step):
             if self._wrapped is not None:
                 self._wrapped.synchronize()
             self._save(step, report)
 
+    @property
+    def _can_save(self) -> bool:
+        exact = self._recovering
+        return self.has_all_ranks or (exact is not None and exact.presence.saves_alone(exact.done))
+
     def _save(self, step: int, report: bool) -> None:
-        """Save a checkpoint; all ranks have the same weights."""
+        """Save a checkpoint; all ranks have the same weights. If some are lost the lowest of the others saves
+        alone."""
         self._save_due = False
+        exact, checkpoints = self._recovering, self._checkpoints
+        data = self._position or self._session.feed.state()
         with self._session.heart.during("checkpoint"):
-            self._checkpoints.save(step, self._session.feed.state(), report=report)
+            if self.has_all_ranks or exact is None:
+                checkpoints.save(step, data, report=report)
+                return
+            assert isinstance(checkpoints, Checkpoints)
+            if exact.presence.is_lowest:
+                checkpoints.save(step, data, report=report, alone=True)
+            else:
+                checkpoints.leave_to_another(step)
 
     # ---- replicas that take the places of lost ones
 
@@ -137,14 +158,29 @@ class CollectiveRole:
         exact, checkpoints = self._recovering, self._checkpoints
         assert exact is not None
         assert isinstance(checkpoints, Checkpoints)
-        exact.is_late, exact.waiting = lambda: checkpoints.is_late, self._session.heart.waiting
+        exact.callbacks.is_late = lambda: checkpoints.is_late
+        exact.callbacks.waiting = self._session.heart.waiting
+        exact.callbacks.check_arguments = self._check_arguments
         self._session.link.send(FromRank(regroups=True))
+
+    def _check_arguments(self, batch: Iterable[Any]) -> None:
+        """Report that this rank cannot continue without others, if it could not compute their samples. Only
+        the first batch is looked at: on a GPU that waits for copies."""
+        if self._are_checked:
+            return
+        self._are_checked = True
+        try:
+            self._session.feed.check_arguments(tuple(batch))
+        except UntracedArgument as error:
+            self._session.link.send(FromRank(regroups=False))
+            if self._session.world.rank == 0:
+                notice(f"if a rank is lost, all are restarted from the newest checkpoint, because {error}")
 
     @property
     def has_all_ranks(self) -> bool:
         """As RankRole.has_all_ranks."""
         exact = self._wrapped.exact if self._wrapped else None
-        return exact is None or (exact.is_whole and not self._session.world.is_apart)
+        return exact is None or (exact.presence.is_whole and not self._session.world.is_apart)
 
     def end_step(self, step: int) -> None:
         """As RankRole.end_step(): admit new replicas, if all have chosen this step. The next one is saved, by

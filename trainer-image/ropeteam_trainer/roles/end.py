@@ -72,13 +72,13 @@ class ScriptEnd:
 
     def _save_once(self, *, report: bool) -> None:
         """Save the last step if it is not saved yet, and all ranks arrive here after the same step within
-        END_SECONDS. One attempt for each step."""
+        END_SECONDS; those that are lost are not awaited. One attempt for each step."""
         step = self._heart.step
-        is_due = self._checkpoints.is_unsaved(step) and step != self._attempted_step
-        if is_due and self._has_all_ranks():
-            self._attempted_step = step
-            if self._world.barrier(f"end/{step}", END_SECONDS):
-                self._save(step, report)
+        if not self._checkpoints.is_unsaved(step) or step == self._attempted_step:
+            return
+        self._attempted_step = step
+        if not self._has_all_ranks() or self._world.barrier(f"end/{step}", END_SECONDS):
+            self._save(step, report)
 
 
 def call_before_group_is_destroyed(act: Callable[[], None]) -> None:

@@ -279,8 +279,8 @@ def _with_message(world: LocalWorld, sender: int, message: FromRank, now: float)
         rank = replace(rank, paused=message.paused)
     if message.drained is not None:
         rank = replace(rank, drained=message.drained)
-    if message.regroups:
-        rank = replace(rank, regroups=True)
+    if message.regroups is not None:
+        rank = replace(rank, regroups=message.regroups)
     if message.left:
         rank = replace(rank, left=True)
     if message.served is not None:
@@ -297,7 +297,7 @@ def _with_message(world: LocalWorld, sender: int, message: FromRank, now: float)
         world = replace(world, groups=childreports.with_group(world.groups, sender, message.group))
     if message.shard_step is not None:
         world_id = message.shard_world or world.started_in
-        shard = Shard(sender, world_id, message.shard_step, message.shard_files)
+        shard = Shard(sender, world_id, message.shard_step, message.shard_files, message.shard_whole)
         others = tuple(s for s in world.shards if (s.rank, s.step) != (shard.rank, shard.step))
         world = replace(world, shards=(*others, shard))
     if rank is not world.ranks[0]:

@@ -1,9 +1,10 @@
 """The lineage of checkpoints: which are granted, which are known to be written, from which a world resumed.
 
-Order: every rank of the running world (with parameter servers: the rank of the first one) reports its shard
-of one step -> grant (the commit point) to the agent of the leading rank -> it reports the manifest as written
--> the lineage grows by one. A grant that was not confirmed before its world ended is tried first by the next
-world; the checkpoint from which that world restores settles whether it was written.
+Order: every rank of the running world (with parameter servers: the rank of the first one; under sync Exact,
+if others are lost, one for all) reports its shard of one step -> grant (the commit point) to the agent of the
+leading rank -> it reports the manifest as written -> the lineage grows by one. A grant that was not confirmed
+before its world ended is tried first by the next world; the checkpoint from which that world restores settles
+whether it was written.
 A checkpoint is filed under the world that started the leading rank, which may live on in later ones.
 Promise: the lineage grows only by grants of the current world, and never loses the checkpoint from which a
 world resumes; checkpoints named in the job's status are kept, however long the operator is away. After a
@@ -158,8 +159,8 @@ def grant_next_commit(state: CoordinatorState) -> CoordinatorState:
         return state
     ref = CheckpointRef(step, world_id, run=state.config.job_uid)
     parent = state.lineage[0] if state.lineage else None
-    grant = Grant(ref, state.world.plan.world_size, _files_of_step(state, step), parent)
-    return replace(state, grant=grant, pending=ref)
+    ranks, files = _content_of_step(state, step)
+    return replace(state, grant=Grant(ref, ranks, files, parent), pending=ref)
 
 
 def awaited_commit(state: CoordinatorState, now: float) -> str:
@@ -200,18 +201,23 @@ def saver_slots(state: CoordinatorState) -> slotset.Slots:
 
 
 def _step_to_grant(state: CoordinatorState) -> int | None:
-    """The newest step beyond the lineage for which every rank has written its shard; None: there is none. A
-    complete step that an earlier boot granted comes first: its manifest may be being written, and is then
-    the parent of the next one."""
+    """The newest step beyond the lineage that is complete: every rank has written its shard, or one has
+    written all. None: there is none. One that an earlier boot granted comes first: its manifest may be being
+    written, and is then the parent of the next one."""
     size = state.world.plan.world_size if state.world and not state.config.servers else 1
     known = state.lineage[0].step if state.lineage else -1
-    steps = [step for step, ranks in state.saved.items() if ranks == size and step > known]
+    steps = [step for step, ranks in state.saved.items() if ranks >= size and step > known]
     pending = (
         state.pending.step if state.pending and state.pending.world_id == lead_started_in(state) else None
     )
     return pending if pending in steps else max(steps, default=None)
 
 
-def _files_of_step(state: CoordinatorState, step: int) -> tuple[ShardFile, ...]:
-    """The files of all shards of one step, in rank order."""
-    return tuple(file for _, shard in sorted(shards_of_step(state, step).items()) for file in shard.files)
+def _content_of_step(state: CoordinatorState, step: int) -> tuple[int, tuple[ShardFile, ...]]:
+    """Number of the ranks that have saved this step, and the files of their shards, in rank order."""
+    assert state.world is not None
+    shards = [shard for _, shard in sorted(shards_of_step(state, step).items())]
+    for shard in shards:
+        if shard.whole:
+            return 1, shard.files
+    return state.world.plan.world_size, tuple(file for shard in shards for file in shard.files)

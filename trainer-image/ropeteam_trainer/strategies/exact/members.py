@@ -105,6 +105,34 @@ class Admission:
         return world_id in (self._admitted, self.arrival and self.arrival.world.world_id)
 
 
+class Presence:
+    """Whether replicas are missing, as far as this one knows, and which of the others saves for all."""
+
+    def __init__(self, replica: int, replicas: int) -> None:
+        self._replica, self._members = replica, frozenset(range(replicas))
+        self.is_whole = True
+        """Whether none is missing."""
+        self._alone_from = 0
+
+    def note_lost(self, members: frozenset[int], most: int) -> None:
+        """Only these are left, of which one has done `most` exchanges."""
+        self.is_whole, self._members, self._alone_from = False, members, most + 2
+
+    def note_joined(self) -> None:
+        """None is missing any more."""
+        self.is_whole = True
+
+    def saves_alone(self, done: int) -> bool:
+        """Whether replicas are missing, and no other can save after so many exchanges too: a lost one may
+        have done one more than those that are left, and may have saved after it."""
+        return not self.is_whole and done >= self._alone_from
+
+    @property
+    def is_lowest(self) -> bool:
+        """Whether this replica is the lowest that is not missing."""
+        return self._replica == min(self._members)
+
+
 @dataclass(frozen=True)
 class WorldsOfJob:
     """How a rank learns of its job's worlds."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from ropeteam_trainer.strategies.exact.members import (
     Arrival,
     CannotTakeOver,
     Members,
+    Presence,
     Replication,
     first_leaves,
     leaves_of_begun_step,
@@ -46,6 +48,18 @@ Connect = Callable[[Sequence[BucketShape]], Exchange]
 MoreLeaves = Callable[[Sequence[int], ModelArguments], tuple[Sequence[Leaf], ModelArguments]]
 """Micro-batches with these numbers, and the arguments of model() for their samples. Given: the arguments for
 the rank's own batch."""
+
+
+@dataclass
+class Callbacks:
+    """Functions of its rank that a step calls."""
+
+    is_late: Callable[[], bool] = lambda: False
+    """Whether the clock of this rank demands a checkpoint."""
+    waiting: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Context of waits for other replicas."""
+    check_arguments: Callable[[ModelArguments], None] = lambda _: None
+    """Called with each batch, before it is computed."""
 
 
 class ExactStep:
@@ -93,12 +107,7 @@ class ExactStep:
         self._is_broken = False
         """Whether a run has begun, but not ended: its gradients may be with other replicas."""
         self._admission, self._comparison = Admission(), WeightComparison(parts)
-        self.is_whole = True
-        """Whether no replica is missing, as far as this one knows."""
-        self.is_late: Callable[[], bool] = lambda: False
-        """Whether the clock of this rank demands a checkpoint."""
-        self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext
-        """Context of waits for other replicas."""
+        self.presence, self.callbacks = Presence(replicas.replica, replicas.replicas), Callbacks()
         self.some_rank_is_late = False
         """Whether the clock of some replica did, in the last run. The same on all replicas."""
 
@@ -142,6 +151,7 @@ class ExactStep:
                 "spec.strategy.sync: Exact adds the gradients of the parameters that job.wrap() got, and "
                 "others require gradients now; set requires_grad before job.wrap()"
             )
+        self.callbacks.check_arguments(batch)
         self._is_broken = True
         self._step, self._calls = step, self._calls + 1 if step == self._step else 0
         self._comparison.begin_step(self._done)
@@ -229,7 +239,7 @@ class ExactStep:
                     self._wait_for_sums()
                 break
             except ReplicaLost as lost:
-                with self.waiting():
+                with self.callbacks.waiting():
                     members = self._membership.after(lost) if self._membership else None
                 if members is None:
                     raise
@@ -242,19 +252,18 @@ class ExactStep:
         with the leaves that are dealt now. Sums have new memory in any case: a lost replica may still send
         into the old one."""
         mine = Position(self._done, (*self._held,))
-        with self.waiting():
+        with self.callbacks.waiting():
             positions = self._exchange.regroup(members.number, self._connected(members), mine)
         self._admission.note_members(members.number)
-        self.is_whole = False
-        present = frozenset(positions)
-        self._dealt = leaves_of_members(present, self._replicas, self._leaves)[self._replica]
+        members_left, most = frozenset(positions), max(position.done for position in positions.values())
+        self.presence.note_lost(members_left, most)
+        self._dealt = leaves_of_members(members_left, self._replicas, self._leaves)[self._replica]
         dealt = leaves_of_begun_step(positions, self._replicas, self._leaves)[self._replica]
-        most = max(position.done for position in positions.values())
         self._dealt_once = {}
         self._results = [bucket.new_result() for bucket in self._tree.buckets]
         if self._done < most:
             self._dealt_once[most] = dealt
-            with self.waiting():
+            with self.callbacks.waiting():
                 *sums, received = self._exchange.sums_of_another()
             for result, values in zip(self._results, sums, strict=True):
                 result.values.copy_(values)
@@ -278,12 +287,14 @@ class ExactStep:
         nodes, first = dict(self._numbers), min(self._numbers)
         votes = [len(self._held) * vote for vote in (*self._admission.votes, *self._comparison.votes)]
         nodes[first] = nodes[first].clone()
-        nodes[first][1:6] = torch.tensor([*votes, self.is_late()], dtype=torch.float64, device="cpu")
+        nodes[first][1:6] = torch.tensor(
+            [*votes, self.callbacks.is_late()], dtype=torch.float64, device="cpu"
+        )
         self._numbers_sum = self._numbers_shape.new()
         self._exchange.add(self._done, len(self._tree.buckets), nodes, self._numbers_sum)
 
     def _wait_for_sums(self) -> None:
-        with self.waiting():
+        with self.callbacks.waiting():
             for bucket in range(len(self._tree.buckets) + 1):
                 self._exchange.wait(self._done, bucket)
 
@@ -325,7 +336,7 @@ class ExactStep:
         """Admit the new replicas of due. The lowest of the others sends them `state()`: tensors on the CPU
         that must not change."""
         self._note_joined(arrival.world.world_id)
-        self.is_whole = True
+        self.presence.note_joined()
         self._dealt, self._dealt_once = first_leaves(self._replica, self._replicas, self._leaves), {}
         members = frozenset(range(self._replicas))
         source = min(members - {*arrival.connections})

@@ -59,16 +59,19 @@ def lead_started_in(state: CoordinatorState) -> WorldId | None:
 
 def counted_shards(state: CoordinatorState, member_ranks: MemberRanks | None) -> list[tuple[int, int]]:
     """Step and rank of each of the member's shards that counts towards a grant: of the current world, and
-    reported by the agent of its rank. Empty for a slot that does not save."""
+    reported by the agent of its rank. A whole one counts for each rank. Empty for a slot that does not
+    save."""
     if member_ranks is None or member_ranks.agent is None or not member_ranks.agent.report.shards:
         return []
     if not member_ranks.known or not is_saver(state, member_ranks.member.slot):
         return []
-    world_id = lead_started_in(state)
+    assert state.world is not None
+    world_id, everyone = lead_started_in(state), range(state.world.plan.world_size)
     return [
-        (s.step, s.rank)
+        (s.step, rank)
         for s in member_ranks.agent.report.shards
         if s.world_id == world_id and s.rank in member_ranks.ranks
+        for rank in (everyone if s.whole else (s.rank,))
     ]
 
 

@@ -1,0 +1,40 @@
+"""Comparison of a recovering job with one process that was never disturbed."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+
+from lab.ranks.processes import Ended
+from lab.ranks.recovery import RecoveringJob, Step, lines_of
+
+STEPS = 270
+"""More than any history makes, also on a busy machine: it steps until all new ranks have joined."""
+
+
+def check(ended: Ended, undisturbed: list[Step], job: RecoveringJob) -> list[list[int]]:
+    """All ranks have ended well after the last step, and no step had other bits. Returns the numbers of
+    steps, by rank."""
+    assert not any(ended.codes), ended.output
+    lines = [*map(lines_of, ended.output)]
+    for line in itertools.chain(*lines):
+        assert line == undisturbed[line.step - 1]
+    steps = [[line.step for line in each] for each in lines]
+    for each in steps:
+        assert each[-1] == job.permitted
+        assert each == sorted({*each}), "no step was made twice"
+    return steps
+
+
+def check_others(ended: Ended, lost: int, undisturbed: list[Step], job: RecoveringJob) -> None:
+    """As check(), of all but a rank that was killed and not replaced: they have made all steps."""
+    codes, output = [*ended.codes], [*ended.output]
+    assert codes.pop(lost) == -signal.SIGKILL
+    output.pop(lost)
+    steps = check(Ended(codes, output), undisturbed, job)
+    assert steps == [through(job)] * len(steps)
+
+
+def through(job: RecoveringJob) -> list[int]:
+    """Steps of a rank that was not lost."""
+    return [*range(1, job.permitted + 1)]

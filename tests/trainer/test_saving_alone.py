@@ -1,0 +1,157 @@
+"""Checkpoints of a job under sync Exact whose ranks are lost and replaced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from lab.ranks.recovery import RecoveringJob, Step
+from tests.trainer.recovering import check, check_others, through
+
+STEP = "ropeteam_trainer.strategies.exact.step:ExactStep"
+
+
+@pytest.mark.parametrize(("every_steps", "lost"), [(1, 1), (1000, 0)])
+def test_a_checkpoint_after_a_join_is_that_of_all_ranks(
+    every_steps: int, lost: int, tmp_path: Path, undisturbed: list[Step]
+) -> None:
+    """every_steps 1: one is due in the step after which the new rank joins, and is saved after the next."""
+    with RecoveringJob(tmp_path, 3, every_steps=every_steps) as job:
+        job.start()
+        job.make_steps(2)
+        job.lose(lost)
+        job.make_steps(2)
+        job.replace()
+        job.join()
+        steps = check(job.finish(4), undisturbed, job)
+        joined = steps[lost][2]
+        saved = [
+            [*filter(lambda step: step >= joined, job.agent.received(rank, "shard_step"))]
+            for rank in range(3)
+        ]
+        assert saved[0][0] == joined
+        assert saved == [saved[0]] * 3
+        manifest = job.agent.commit(joined)
+        worlds = {str(world) for rank in range(3) for world in job.agent.received(rank, "shard_world")[-1:]}
+        assert worlds == {"1.0.2" if lost == 0 else "1.0.1"}, "the world that started the leading rank"
+    with RecoveringJob(tmp_path, 2, number=9) as later:
+        later.start(restore=[manifest.ref])
+        later.permit(joined)
+        steps = check(later.finish(3), undisturbed, later)
+    assert steps == [[joined + 1, joined + 2, joined + 3]] * 2
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+def test_while_a_rank_is_lost_the_lowest_of_the_others_saves_for_all(
+    lost: int, tmp_path: Path, undisturbed: list[Step]
+) -> None:
+    """Not the first step without it: the lost rank may have made that, too, and saved it."""
+    source = 1 if lost == 0 else 0
+    with RecoveringJob(tmp_path, 3, every_steps=1) as job:
+        job.start()
+        job.make_steps(2)
+        job.lose(lost)
+        job.make_steps(4)
+        manifest = job.agent.commit(6, [source], 1)
+        saved = {
+            rank: [step for step in job.agent.received(rank, "shard_step") if step > 2] for rank in range(3)
+        }
+        assert saved == {lost: [], source: [4, 5, 6], 3 - lost - source: []}
+        assert job.agent.received(source, "shard_whole").count(True) == 3
+        names = {file.name for file in manifest.files}
+        assert {name for name in names if name.startswith("rank-")} == {f"rank-{source}.pt"}
+        check_others(job.finish(), lost, undisturbed, job)
+    with RecoveringJob(tmp_path, 2, number=9) as later:
+        later.start(restore=[manifest.ref])
+        later.permit(6)
+        steps = check(later.finish(3), undisturbed, later)
+    assert steps == [[7, 8, 9]] * 2
+
+
+def test_a_save_that_a_lost_rank_has_broken_is_made_again(tmp_path: Path, undisturbed: list[Step]) -> None:
+    """Of step 4, which is due, a part is never written. The next is due in step 8."""
+    fault = "ropeteam_trainer.checkpoint.dcp:_CheckpointFolder.write_tree 1 SIGKILL"
+    with RecoveringJob(tmp_path, 3, every_steps=4) as job:
+        job.start(faults={1: fault})
+        job.permit(4)
+        job.await_faults(1)
+        job.lose(1)
+        job.make_steps(3)
+        assert job.agent.wait(lambda: job.agent.received(0, "shard_step")) in ([6], [7])
+        assert not job.agent.received(2, "shard_step")
+        check_others(job.finish(1), 1, undisturbed, job)
+        assert job.agent.received(0, "shard_step")[1:] == [8]
+
+
+def test_a_save_that_waits_for_ever_does_not_stop_the_one_that_saves_for_all(
+    tmp_path: Path, undisturbed: list[Step]
+) -> None:
+    """Rank 1 waits in a save for rank 0, which is stopped: no connection ends."""
+    fault = f"torch.distributed.distributed_c10d:gather 5 HANG {STEP}._use_sums 4 SIGSTOP"
+    with RecoveringJob(tmp_path, 3, every_steps=1) as job:
+        job.start(faults={0: fault})
+        job.permit(4)
+        job.agent.wait(lambda: all(job.steps_done(rank) == 4 for rank in (1, 2)))
+        job.lose(0, killed=False)
+        job.make_steps(4)
+        job.agent.wait(lambda: 8 in job.agent.received(1, "shard_step"))
+        job.group.kill_one(0)
+        check_others(job.finish(), 0, undisturbed, job)
+        assert [step for step in job.agent.received(1, "shard_step") if step > 4] == [6, 7, 8, 9, 10]
+
+
+def test_the_last_step_is_saved_without_a_lost_rank(tmp_path: Path, undisturbed: list[Step]) -> None:
+    with RecoveringJob(tmp_path, 3, every_steps=1000) as job:
+        job.start()
+        job.make_steps(2)
+        job.lose(1)
+        job.make_steps(2)
+        check_others(job.finish(1), 1, undisturbed, job)
+        assert [job.agent.received(rank, "shard_step") for rank in (0, 2)] == [[5], []]
+        manifest = job.agent.commit(5, [0], 1)
+    with RecoveringJob(tmp_path, 2, number=9) as later:
+        later.start(restore=[manifest.ref])
+        later.permit(5)
+        assert check(later.finish(2), undisturbed, later) == [[6, 7]] * 2
+
+
+def test_saves_have_the_name_of_the_newest_world_before_its_new_rank_has_joined(
+    tmp_path: Path, undisturbed: list[Step]
+) -> None:
+    """The agent of the new rank 0 has claimed the folder for that world."""
+    with RecoveringJob(tmp_path, 3, every_steps=1) as job:
+        job.start()
+        job.make_steps(2)
+        job.lose(0)
+        job.make_steps(3)
+        job.replace(faults={0: "ropeteam_trainer.strategies.wrap:wrap 1 HANG"})
+        job.permit(8)
+        job.agent.wait(lambda: 8 in job.agent.received(1, "shard_step"))
+        worlds = zip(job.agent.received(1, "shard_step"), job.agent.received(1, "shard_world"), strict=True)
+        assert [str(world) for step, world in worlds if step in (4, 5, 8)] == ["1.0.1", "1.0.1", "1.0.2"]
+        job.lose(0)
+        check_others(job.finish(), 0, undisturbed, job)
+
+
+@pytest.mark.parametrize("is_replaced", [True, False])
+def test_a_save_that_waits_for_a_lost_rank_does_not_stop_the_others(
+    is_replaced: bool, tmp_path: Path, undisturbed: list[Step]
+) -> None:
+    """The leading rank sees that a connection has ended, and gives up. The other one waits for the leading
+    rank."""
+    fault = f"torch.distributed.distributed_c10d:gather 5 HANG {STEP}._use_sums 4 SIGKILL"
+    with RecoveringJob(tmp_path, 3, every_steps=1) as job:
+        job.start(faults={1: fault})
+        job.permit(4)
+        job.await_faults(1)
+        job.lose(1)
+        job.make_steps(2)
+        if is_replaced:
+            job.replace()
+            job.join()
+        ended = job.finish()
+    if is_replaced:
+        steps = check(ended, undisturbed, job)
+        assert [steps[0], steps[-1]] == [through(job)] * 2
+    else:
+        check_others(ended, 1, undisturbed, job)
