@@ -5,10 +5,14 @@ Order: a pod is terminating -> others are awaited for DEBOUNCE_SECONDS, so that 
 -> the world is paused: every rank waits at its next report -> the first paused rank fixes the step at which
 all stop -> all save there -> committed. Ranks advance in step (a collective needs all of them), so no rank
 can be past the step after the first one's pause.
-With parameter servers no rank is paused for a terminating worker: it goes, and the others continue. If a
-server is terminating all are paused, and the workers fix the step once all of them are paused: the highest. A
+No rank is paused for a terminating pod without which others continue: it goes. Under sync Exact that is any,
+as long as a rank of another one can continue; with parameter servers a worker. If a server is terminating all
+are paused, and the workers fix the step once all of them are paused: the highest. A
 worker may not reach its next report because it waits, through the servers, for a paused one: after
 DEBOUNCE_SECONDS all of them go one step beyond the highest known one, which releases it.
+Ranks that are preserved while others are lost (sync Exact) save in the same way before they end, one for all,
+if the pod of the leading rank is among theirs. They stop a step later, because a lost rank may have saved the
+step in which it was lost.
 Limits: below feature level 2 there are no commits through us: the ranks get SIGTERM and may save by
 themselves. Never longer than `drainSeconds`. A world in which all agents have applied the pause and know no
 step is ended at once, since its ranks may import for minutes: a first step that is made then is repeated.
@@ -20,6 +24,7 @@ from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.featurelevel import FeatureLevel
 from ropeteam_trainer.contract.messages import RankPhase
 from ropeteam_trainer.contract.world import Cause
+from ropeteam_trainer.coordinator.membership import preserving
 from ropeteam_trainer.coordinator.membership.commits import saver_slots
 from ropeteam_trainer.coordinator.membership.evidence import LOST, POD_TERMINATING, Evidence
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
@@ -93,17 +98,15 @@ def _terminating_pods_text(state: CoordinatorState) -> str:
     return "the pods of slots " + ", ".join(str(slot) for slot in slots)
 
 
-def terminating_workers_evidence(state: CoordinatorState, at: Moment) -> tuple[Evidence, ...]:
-    """Evidence of terminating workers of a job with parameter servers, one for all of them, DEBOUNCE_SECONDS
-    after the first. Empty if the world must be drained instead: no parameter servers, a drain is requested,
-    or a parameter server is terminating."""
+def left_behind_evidence(state: CoordinatorState, at: Moment) -> tuple[Evidence, ...]:
+    """Evidence of terminating pods without which others continue, one for all of them, DEBOUNCE_SECONDS
+    after the first. Empty if the world must be drained instead: a drain is requested, a parameter server is
+    terminating, or, without these, no rank that can continue is left."""
     world = state.world
     assert world is not None
-    if (
-        not state.config.servers
-        or state.drain_requested
-        or any(map(state.config.is_server, world.terminating_slots))
-    ):
+    if state.drain_requested or any(map(state.config.is_server, world.terminating_slots)):
+        return ()
+    if not state.config.servers and not preserving.can_resume_in_memory(state):
         return ()
     gathered = world.terminating_since is not None and at.now >= world.terminating_since + DEBOUNCE_SECONDS
     evidence = terminating_evidence(state)
@@ -142,6 +145,37 @@ def terminating_evidence(state: CoordinatorState) -> Evidence | None:
     )
 
 
+def end_preserved(state: CoordinatorState, at: Moment) -> CoordinatorState:
+    """The state with `preserved` reduced to slots that continue. Those that are to end because the job is to
+    be drained, or all of them are terminating, save first."""
+    if not saves_first(state, at):
+        return preserving.drop_unhealthy_slots(state)
+    state = preserving.keep_only(state, _living_preserved(state))
+    assert state.world is not None
+    if state.world.paused_at is None:
+        state = with_world(state, paused_at=at.now)
+    return fix_stop_step(state, at)
+
+
+def saves_first(state: CoordinatorState, at: Moment) -> bool:
+    """Whether preserved ranks are to end, and have not saved yet."""
+    world, living = state.world, _living_preserved(state)
+    if world is None or state.failure or state.config.servers:
+        return False
+    if not slotset.has(living, state.config.lead_slot):
+        return False
+    if world.paused_at is None:
+        return state.drain_requested or not living & ~slotindex.terminating_slots(state)
+    if at.now >= world.paused_at + state.config.timeouts.drain:
+        return False
+    return world.stop_at is None or bool(living & ~state.facts.arrived) or _is_being_committed(state)
+
+
+def _living_preserved(state: CoordinatorState) -> slotset.Slots:
+    preserved = state.world.preserved if state.world else slotset.NONE
+    return preserved & slotindex.present_slots(state) & state.facts.member & state.facts.regroups
+
+
 def fix_stop_step(state: CoordinatorState, at: Moment) -> CoordinatorState:
     """The state with the step at which all ranks stop and save; unchanged while that is open. First match
     wins:
@@ -151,7 +185,8 @@ def fix_stop_step(state: CoordinatorState, at: Moment) -> CoordinatorState:
     - no rank is paused yet: open;
     - with parameter servers: the highest step of the workers, once none of them runs. After DEBOUNCE_SECONDS
       one beyond, to release workers that wait for a paused one;
-    - one beyond the highest known step: a rank may have begun that step before it was paused.
+    - one beyond the highest known step: a rank may have begun that step before it was paused. If ranks are
+      lost, the one after that.
     """
     world, servers = state.world, state.config.servers
     assert world is not None
@@ -167,7 +202,8 @@ def fix_stop_step(state: CoordinatorState, at: Moment) -> CoordinatorState:
     assert world.paused_at is not None
     if servers and at.now < world.paused_at + DEBOUNCE_SECONDS:
         return state  # the others may still pause
-    return with_world(state, stop_at=_highest_step(state, among) + 1)
+    more = 2 if world.preserved else 1
+    return with_world(state, stop_at=_highest_step(state, among) + more)
 
 
 def _highest_step(
@@ -198,14 +234,17 @@ def has_finished(state: CoordinatorState, at: Moment) -> bool:
         return slotindex.has_all_members(state, world.acknowledged_pause)
     if world.stop_at is None or not slotindex.has_all_members(state, facts.arrived):
         return False
-    if _is_step_committed(state, world.stop_at):
-        return True
-    some_are_done = (facts.clean | (facts.aborted if facts.clean else slotset.NONE)) & saver_slots(state)
-    return some_are_done != slotset.NONE or world.stop_at not in state.saved
+    return not _is_being_committed(state)
 
 
-def _is_step_committed(state: CoordinatorState, step: int) -> bool:
-    """Whether the current world has committed this step, or a later one."""
-    assert state.world is not None
+def _is_being_committed(state: CoordinatorState) -> bool:
+    """Whether ranks have saved the step at which all have stopped, and it can be committed, but is not."""
+    world, facts = state.world, state.facts
+    assert world is not None
     newest = state.lineage[0] if state.lineage else None
-    return newest is not None and newest.world_id == lead_started_in(state) and newest.step >= step
+    if world.stop_at is None or world.stop_at not in state.saved:
+        return False
+    if newest and newest.world_id == lead_started_in(state) and newest.step >= world.stop_at:
+        return False
+    some_are_done = (facts.clean | (facts.aborted if facts.clean else slotset.NONE)) & saver_slots(state)
+    return not some_are_done

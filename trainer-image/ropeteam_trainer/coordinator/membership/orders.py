@@ -107,7 +107,7 @@ class Replies:
         ranks may live there if `lives`; `hosts`: the next world's store; `grantee`: of the grant; `leave`: it
         may exit."""
         state, world = self._state, self._state.world
-        pausing = lives and state.phase is WorldPhase.DRAINING
+        pausing = lives and world is not None and world.paused_at is not None
         done = state.phase in (WorldPhase.COMPLETING, WorldPhase.COMPLETE)
         return Orders(
             term=state.config.term,
@@ -190,7 +190,7 @@ def _common_inputs(state: CoordinatorState) -> tuple[object, ...]:
         state.drain_requested,
         state.dismissed,
         state.worlds_planned,
-        world and (world.plan.world_id, world.preserved, world.lost, world.stop_at),
+        world and (world.plan.world_id, world.preserved, world.lost, world.paused_at, world.stop_at),
         commits.retained_checkpoints(state),
         state.grant,
         drains_by_sigterm(state),

@@ -11,7 +11,7 @@ Under sync Exact each rank has all parameters. Preserved ranks learn which other
 the step without them; ranks that the next world starts get the state from one of them. A slot is preserved
 if one of its ranks is: its agent starts the others again beside it.
 Limits: a world that is being drained ends as a whole. A drain requested while slots are being replaced keeps
-no slot: the job resumes from its newest checkpoint.
+no slot: under sync Exact their ranks save first (drains.py), else the job resumes from its newest checkpoint.
 """
 
 from __future__ import annotations
@@ -62,12 +62,16 @@ def _cannot_join(state: CoordinatorState, evidence: Evidence) -> bool:
 
 
 def drop_unhealthy_slots(state: CoordinatorState) -> CoordinatorState:
-    """The state with `preserved` reduced to slots that are still healthy. A dropped slot whose ranks are all
-    dead is quiesced at once: nothing is left to stop."""
+    """The state with `preserved` reduced to slots that are still healthy."""
+    return keep_only(state, _healthy_slots(state)) if state.world and state.world.preserved else state
+
+
+def keep_only(state: CoordinatorState, slots: Slots) -> CoordinatorState:
+    """The state with `preserved` reduced to these slots. A dropped slot whose ranks are all dead is quiesced
+    at once: nothing is left to stop."""
     world = state.world
-    if world is None or not world.preserved:
-        return state
-    state = _with_preserved(state, world.preserved & _healthy_slots(state))
+    assert world is not None
+    state = _with_preserved(state, world.preserved & slots)
     assert state.world is not None
     quiesced = world.quiesced | (state.facts.dead & ~state.world.preserved)
     return with_world(state, quiesced=quiesced)

@@ -244,11 +244,13 @@ def _decide_waiting(state: CoordinatorState, at: Moment) -> Decided:
 
 
 def _decide_forming(state: CoordinatorState, at: Moment) -> Decided:
-    """First match wins: failure, requested drain, obstacle, next world. A checkpoint of ranks that are
-    preserved is granted meanwhile."""
-    state = commits.grant_next_commit(preserving.drop_unhealthy_slots(state))
+    """First match wins: failure, last save of preserved ranks, requested drain, obstacle, next world. A
+    checkpoint of preserved ranks is granted meanwhile."""
+    state = drains.end_preserved(commits.grant_next_commit(state), at)
     if state.failure:
         return Decided(enter_phase(state, WorldPhase.FAILED, at))
+    if drains.saves_first(state, at):
+        return Decided(state, drains.draining_text(state))
     if state.drain_requested:
         if forming.unfinished_slots(state) | forming.unfenced_slots(state):
             return Decided(
@@ -265,9 +267,9 @@ def _decide_running(state: CoordinatorState, at: Moment) -> Decided:
     """First match wins: split world, all ranks done, fault, drain.
 
     A split world comes before done, because its ranks may all exit with 0. Done comes before evidence: a pod
-    that ends afterwards is no fault. With parameter servers terminating workers end the world like a fault,
-    and the others' ranks are preserved; a drain pauses all. Before a drain is begun a complete checkpoint is
-    granted.
+    that ends afterwards is no fault. Terminating pods without which others continue end the world like a
+    fault, and the ranks of these are preserved; a drain pauses all. Before a drain is begun a complete
+    checkpoint is granted.
     """
     if split := groups.split_world_problem(state, at.now):
         return Decided(_end_faulty_world(replace(state, failure=state.failure or split), (), at))
@@ -275,7 +277,7 @@ def _decide_running(state: CoordinatorState, at: Moment) -> Decided:
         return Decided(enter_phase(state, WorldPhase.COMPLETING, at))
     state = drains.record_terminating_slots(stage.note_training(state, at.now), at)
     all_evidence = collect_evidence(state, at.now)
-    terminating = drains.terminating_workers_evidence(state, at)
+    terminating = drains.left_behind_evidence(state, at)
     if all_evidence or terminating or state.failure:
         return Decided(_end_faulty_world(state, (*all_evidence, *terminating), at))
     state = commits.grant_next_commit(state)
@@ -319,10 +321,9 @@ def _decide_stopping(state: CoordinatorState, at: Moment) -> Decided:
     incident is reclassified: by slots that changed, and by all slots once the last rank has ended."""
     among = state.touched if forming.unfinished_slots(state) else slotset.ALL
     state = incidents.fail_on_exit_code(incidents.reclassify_incident(state, at, among), at, among)
-    state = preserving.drop_unhealthy_slots(state)
+    state = drains.end_preserved(commits.grant_next_commit(state), at)
     if state.failure:
         return Decided(enter_phase(state, WorldPhase.FAILED, at))
-    state = commits.grant_next_commit(state)
     if forming.unfinished_slots(state):
         return Decided(state, forming.stopping_text(state, at.now))
     return Decided(enter_phase(incidents.close_incident(state, at), WorldPhase.FORMING, at))
