@@ -57,6 +57,9 @@ def after_orders(report: AgentReport, orders: Orders, feature_level: int = 1) ->
     elif orders.plan and orders.plan != report.plan:
         ranks = tuple(RankReport(rank, RankPhase.STARTING) for rank in orders.plan.ranks(report.slot))
         changes |= {"plan": orders.plan, "stopped": False, "ranks": ranks, "feature_level": feature_level}
+    if orders.pause:
+        ranks = changes.get("ranks", report.ranks)
+        changes["ranks"] = tuple(replace(rank, pause_received=True) for rank in ranks)
     if orders.complete:
         changes["completed"] = orders.complete
     if orders.grant:

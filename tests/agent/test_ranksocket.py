@@ -27,7 +27,7 @@ async def test_only_a_connection_that_requests_the_secret_of_servers_receives_it
     environ = {config.RANK_SOCKET: str(tmp_path / "s")}
     assert await asyncio.to_thread(agentlink.fetch_secret_of_servers, environ) == "c0ffee"
     assert received == []
-    link = await asyncio.to_thread(agentlink.connect, environ, 0)
+    link = await asyncio.to_thread(agentlink.connect, environ, 0, agentlink.HeartbeatWriter(None))
     assert isinstance(link, agentlink.AgentLink)
     answer.send(ToRank(servers=("10.0.0.1:29404",)))
     await asyncio.to_thread(received_servers, link)

@@ -225,6 +225,25 @@ def test_a_pause_is_sent_to_ranks_that_listen_and_only_when_it_changes():
     assert life.ordered(pause=world_id(9)).did == (SendToRank(world_id(), 1, ToRank()),), "another world's"
 
 
+def test_a_rank_that_acknowledges_its_pause_is_reported_to_have_received_it():
+    life = Life().running().rank_sends(0, hello_pid=4, acknowledges_pause=True).rank_sends(1, hello_pid=5)
+
+    def received() -> list[bool | None]:
+        return [rank.pause_received for rank in life.report.ranks]
+
+    assert received() == [False, None], "the library of rank 1 is of an earlier release"
+    assert life.heartbeats(0, 3).ordered(pause=world_id()).report.ranks[0].pause_received is False
+    before = urgent_part(life.report)
+    life.rank_sends(0, pause_received=6)
+    assert received() == [True, None]
+    assert urgent_part(life.report) != before, "the coordinator waits for it"
+    assert life.report.ranks[0].step == 6, "its heartbeat may not have been read yet"
+    assert life.ordered(stop_at=7).report.ranks[0].pause_received
+    life.ordered(pause=None, stop_at=None).rank_sends(0, pause_received=6)
+    assert received() == [False, None], "the pause is over, and this comes late"
+    assert life.ordered(pause=world_id()).report.ranks[0].pause_received is False, "another pause"
+
+
 def a_grant(step: int = 10, n: int = 1) -> Grant:
     return Grant(a_ref(step, n, ""), 4, FILES, None)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from lab.coordinator.reports import CLEAN, SIGKILL
 from tests.coordinator.timeline import Timeline
@@ -25,6 +27,7 @@ def test_a_suspended_job_saves_at_a_common_step_then_stops_and_stays():
     assert film.phase == "Draining"
     assert film.sent_orders(0).pause == film.world_id
     assert film.sent_orders(0).stop_at is None
+    film.applies_orders(0)
     film.ranks(1, RankPhase.PAUSED, 7)
     assert film.sent_orders(0).stop_at == 8, "rank 0 may already be in step 8"
     assert film.report.why == "the job is to be drained; world 1.0.1 waits for step 8 to be saved"
@@ -40,6 +43,58 @@ def test_a_suspended_job_saves_at_a_common_step_then_stops_and_stays():
     assert film.sent_orders(0).plan is None
     assert film.sent_orders(0).host_store is None
     assert film.report.incidents == ()
+
+
+def receives_pause(film: Timeline, slot: int, received: bool | None, step: int) -> None:
+    """The agent of the slot has applied the pause; its ranks train, and have received it or not."""
+    ranks = (replace(rank, pause_received=received, step=step) for rank in film.agents[slot].ranks)
+    film.reports(slot, ranks=tuple(ranks))
+
+
+def test_the_step_to_stop_at_is_open_until_all_ranks_have_received_the_pause():
+    """Else a rank passes it, and waits in the next step for the others, which wait for its shard."""
+    film = Timeline(feature_level=2).up(step=7)
+    film.desires(drain=True)
+    film.ranks(1, RankPhase.PAUSED, 7)
+    assert film.sent_orders(1).stop_at is None, "the agent of slot 0 has not applied the pause"
+    receives_pause(film, 0, False, 7)
+    film.later(30)
+    assert film.sent_orders(1).stop_at is None, "rank 0 will not wait at its next report"
+    receives_pause(film, 0, True, 9)
+    assert film.sent_orders(1).stop_at == 10, "rank 0 was in step 10, or will be"
+
+
+def test_a_worker_of_servers_that_has_not_received_the_pause_is_waited_for():
+    film = Timeline(workers=2, servers=1, feature_level=3).up(step=7)
+    film.desires(drain=True)
+    film.ranks(1, RankPhase.PAUSED, 7)
+    receives_pause(film, 0, False, 7)
+    film.later(30)
+    assert film.sent_orders(1).stop_at is None
+    receives_pause(film, 0, True, 9)
+    assert film.sent_orders(1).stop_at == 10, "it may wait, through the server, for the paused one"
+
+
+def test_a_rank_of_an_earlier_release_has_a_second_to_receive_the_pause():
+    film = Timeline(feature_level=2).up(step=7)
+    film.desires(drain=True)
+    film.ranks(1, RankPhase.PAUSED, 7)
+    receives_pause(film, 0, None, 7)
+    film.later(0.9)
+    assert film.sent_orders(1).stop_at is None
+    film.later(0.2)
+    assert film.sent_orders(1).stop_at == 8
+
+
+def test_a_late_agent_is_waited_for_whatever_the_release_of_its_ranks():
+    film = Timeline(feature_level=2).up(step=7)
+    film.desires(drain=True)
+    film.now += 3
+    film.ranks(1, RankPhase.PAUSED, 7)
+    film.reports(0, applied=False)
+    assert film.sent_orders(1).stop_at is None
+    receives_pause(film, 0, None, 8)
+    assert film.sent_orders(1).stop_at == 9
 
 
 def test_a_drained_job_resumes_on_request():
@@ -181,6 +236,7 @@ def test_ranks_that_were_done_before_the_drain_leave_nothing_to_commit():
     film.exits(0, CLEAN)
     film.desires(drain=True)
     film.ranks(1, RankPhase.PAUSED, 7)
+    assert film.sent_orders(1).stop_at == 8, "the agent of slot 0 may have left"
     film.ranks(1, RankPhase.DRAINED, 8)
     film.saves(8, 1)
     film.applies_orders()

@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 from lab.local.cluster import Cluster
 from lab.local.jobs import job
+from lab.processes import environments
 from lab.waiting import wait_until
 from tests.e2e.test_training import surviving, trace, wait_step
+
+from ropeteam_trainer.contract.local import Beat, read_beat
 
 pytestmark = pytest.mark.timeout(400)
 STEPS = 110
@@ -52,6 +55,29 @@ def test_a_pipeline_survives_a_fault_and_goes_on_as_shards(cluster: Cluster, nam
     assert alike == set(range(1, stopped + 1)), "stages of one model see the same samples, shards do not"
     begin, end = (float.fromhex(zero[step]["loss"]) for step in (1, STEPS))
     assert end < 0.5 * begin, "it learned through all of it"
+
+
+def test_a_drain_loses_no_step_though_an_agent_is_late(cluster: Cluster, name: str, tmp_path: Path):
+    """Else its rank makes one step too many, and waits there for the other, which waits for its shard."""
+    cluster.create(recipe(name, tmp_path, {"parallelism": {"pipeline": 2}}, epochs=100))
+    wait_step(tmp_path, 12)
+    (first,) = (pod for pod in cluster.pods(name) if pod["metadata"]["labels"]["ropeteam.dev/slot"] == "0")
+    late = cluster.agent_pid(first["metadata"]["uid"])
+    page = Path(dict(environments())[cluster.wait_rank(name, 1)]["ROPETEAM_RANK_PAGE"])
+    os.kill(late, signal.SIGSTOP)
+    try:
+        cluster.patch(name, {"suspend": True})
+        wait_until("rank 1 waits in a step", lambda: heartbeat(page).phase == "paused")
+    finally:
+        os.kill(late, signal.SIGCONT)
+    cluster.wait_condition(name, "Suspended")
+    stopped = [trace(tmp_path, rank)[-1]["step"] for rank in (0, 1)]
+    lineage = cluster.status(name)["checkpoint"]["lineage"]
+    assert stopped == [lineage[0]["step"]] * 2
+
+
+def heartbeat(page: Path) -> Beat:
+    return wait_until("a heartbeat", lambda: read_beat(memoryview(page.read_bytes())))
 
 
 def test_a_strategy_that_does_not_fit_is_refused_with_the_fix(cluster: Cluster, name: str, tmp_path: Path):

@@ -92,6 +92,11 @@ class Setup:
         return 0
 
     @property
+    def acknowledges_pause(self) -> bool | None:
+        """As in the fast simulator."""
+        return self.seed % 5 > 0 or None
+
+    @property
     def world_size(self) -> int:
         return self.workers * self.processes
 

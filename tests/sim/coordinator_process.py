@@ -162,6 +162,7 @@ class Coordinator:
         moments["plan"] += after.worlds_planned != before.worlds_planned
         moments["grant"] += after.grant is not None and after.grant is not before.grant
         moments["stop"] += after.phase is not before.phase and after.phase is WorldPhase.STOPPING
+        moments["pause"] += after.phase is not before.phase and after.phase is WorldPhase.DRAINING
         moments["complete"] += after.phase is not before.phase and after.phase is WorldPhase.COMPLETING
 
     def _film(self) -> None:

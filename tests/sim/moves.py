@@ -295,7 +295,8 @@ def trains(world: World) -> bool:
 
 
 def _leave_in_peace(world: World, move: Move) -> None:
-    """All faults end, a world trains, and somebody suspends the job: that costs nothing."""
+    """All faults end, a world trains, and somebody suspends the job: that costs nothing, even if one agent is
+    late. Some of drainSeconds are left then."""
     if world.setup.feature_level < 2 or world.setup.servers or world.over:
         return
     world.script = replace(world.script, bug_at=None)
@@ -310,9 +311,11 @@ def _leave_in_peace(world: World, move: Move) -> None:
     world.run(3.0 + 0.1 * move.size)
     is_still = not any(pod.deleting for pod in world.kubernetes.pods.values())
     if trains(world) and is_still and world.kubernetes.job.status.state == "Running":
-        world.kubernetes.edit(suspend=True)
+        agents, most = world.live_agents(), min(0.6 * world.setup.lost, 3.0)
+        world.suspend(agents[move.place % len(agents)], most * move.size / MOST)
         world.run(15.0)
-        world.checks.left_in_peace()
+        if world.kubernetes.job.status.state != "Failed":  # an incident of before was charged meanwhile
+            world.checks.left_in_peace()
 
 
 def _delete_job(world: World, move: Move) -> None:

@@ -14,6 +14,9 @@ from typing import Any, Protocol
 
 from tests.sim.clock import Clock
 
+LONGEST_DELAY = 0.011
+"""Seconds that a message is on its way, where no site is slow."""
+
 
 class Peer(Protocol):
     """One end of a connection: its notifications."""

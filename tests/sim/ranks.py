@@ -117,9 +117,20 @@ class Rank:
         return Beat(self.step, here, int(self.beaten_at * 1e9), phase, here * 4.0, self.finished)
 
     def receive(self, message: ToRank) -> None:
-        self.orders = message
+        self.take(message)
         if self.waiting:
             self.when_awake(self._go_on)
+
+    def take(self, message: ToRank) -> None:
+        """Apply a line of the agent."""
+        begins, self.orders = message.pause and not self.orders.pause, message
+        if begins and self._world.setup.acknowledges_pause:
+            self.send(FromRank(pause_received=self.step))
+
+    def register(self, joins: bool | None = None) -> None:
+        level, acknowledges = self._world.script.feature_level, self._world.setup.acknowledges_pause
+        hello = FromRank(1000 + self.number, self.number, level, acknowledges_pause=acknowledges, joins=joins)
+        self.send(hello)
 
     def _go_on(self) -> None:
         if self.waiting:
@@ -134,11 +145,7 @@ class Rank:
 
     def boot(self) -> None:
         """Imports are done; join the others."""
-        self.send(
-            FromRank(
-                hello_pid=1000 + self.number, rank=self.number, feature_level=self._world.script.feature_level
-            )
-        )
+        self.register()
         self._world.gang(self).join(self)
 
     def go_on_from(self, step: int) -> None:

@@ -134,8 +134,7 @@ class Replica(Rank):
     # ---- its begin
 
     def boot(self) -> None:
-        level = self._world.script.feature_level
-        self.send(FromRank(hello_pid=1000 + self.number, rank=self.number, feature_level=level, joins=True))
+        self.register(joins=True)
         self.gang = self._world.gang(self)
         if self.number not in self.plan.started:
             self.gang.join(self)

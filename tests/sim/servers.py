@@ -62,11 +62,7 @@ class ServedRank(Rank):
         self._server_pods = [m.pod_uid for m in plan.members if config.is_server(m.slot)]
 
     def boot(self) -> None:
-        self.send(
-            FromRank(
-                hello_pid=1000 + self.number, rank=self.number, feature_level=self._world.script.feature_level
-            )
-        )
+        self.register()
         self.when_awake(self.begin)
 
     def begin(self) -> None:
@@ -289,6 +285,6 @@ class Server(ServedRank):
     def receive(self, message: ToRank) -> None:
         """A pause does not keep it from serving."""
         paused = message.pause and not self.orders.pause
-        self.orders = message
+        self.take(message)
         if paused and self.ready:
             self.send(FromRank(paused=self.step))

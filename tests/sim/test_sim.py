@@ -19,6 +19,10 @@ FAILED_ONCE = {
         "window_seconds=3600 "
         "| long_wait(11,9) lagging_cache(14,14) node_down(6,0) kill_coordinator(2,8) wait(11,10)"
     ),
+    "an agent that receives the order to pause after the others, whose ranks go one step on and save": (
+        "seed=1,workers=2,processes=1,feature_level=3,codec=True,total_steps=120,max_failures=3,"
+        "window_seconds=3600 | long_wait(0,9) leave_in_peace(1,15)"
+    ),
     "a worker that hangs while it waits for parameter servers": (
         "seed=206,workers=2,processes=1,feature_level=3,codec=True,total_steps=60,max_failures=20,window_seconds=3600,"
         "servers=2 | ambush(14,14) freeze_agent(4,11) wait(1,11) hang_rank(2,9)"

@@ -22,7 +22,7 @@ from tests.sim.exchange import Replicas
 from tests.sim.film import Film
 from tests.sim.kubelet import Pod
 from tests.sim.kubernetes import JOB_NAME, JOB_UID, Kubernetes
-from tests.sim.network import Network
+from tests.sim.network import LONGEST_DELAY, Network
 from tests.sim.operator_process import Operator
 from tests.sim.promise import require
 from tests.sim.ranks import Gang, Rank, Script
@@ -65,6 +65,11 @@ class Setup:
     def lead_rank(self) -> int:
         """The rank that chooses and saves: the first server, if there are any."""
         return self.workers * self.processes if self.servers else 0
+
+    @property
+    def acknowledges_pause(self) -> bool | None:
+        """Whether the scripts' library acknowledges a pause. None: it is of an earlier release."""
+        return self.seed % 5 > 0 or None
 
     @property
     def world_size(self) -> int:
@@ -221,6 +226,13 @@ class World:
         for done, _ in enumerate(self.clock.happen(self.clock.now + 5.0), start=1):
             if done >= count:
                 return
+
+    def suspend(self, late: Agent, seconds: float) -> None:
+        """Until the world is paused; the order to do so is on its way to this agent for so long, at most."""
+        self.network.slowness[late.site] = 1.0 + seconds / LONGEST_DELAY
+        self.kubernetes.edit(suspend=True)
+        self.run_until_moment("pause", 10.0)
+        self.network.slowness.clear()
 
     def run_until_moment(self, kind: str, seconds: float) -> None:
         """Until just after the next moment of this kind; at most so long."""

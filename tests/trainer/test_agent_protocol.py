@@ -86,13 +86,16 @@ def test_a_world_goes_on_from_what_was_committed(tmp_path: Path, agent: FakeAgen
 
 
 def test_a_drain_loses_no_step(tmp_path: Path, agent: FakeAgent) -> None:
-    """Pause; the first that waits fixes where to stop; all go there, save, and stay until killed."""
+    """Pause; once all have received that, it is fixed where to stop; all go there, save, and stay until
+    killed."""
     with RankGroup(tmp_path, 2).start("train.py", *LONG, agent=agent):
         agent.wait(lambda: agent.heartbeat(0).steps_here > 4)
         agent.send(ToRank(pause=True))
         agent.wait(lambda: agent.received(0, "paused") or agent.received(1, "paused"))
-        waiting = [step for rank in range(2) for step in agent.received(rank, "paused")]
-        stop_at = max(waiting) + 1
+        agent.wait(lambda: all(agent.received(rank, "pause_received") for rank in range(2)))
+        names = ("pause_received", "paused")
+        known = [step for rank in range(2) for name in names for step in agent.received(rank, name)]
+        stop_at = max(known) + 1
         agent.send(ToRank(pause=True, stop_at=stop_at))
         agent.wait(lambda: all(agent.received(rank, "drained") for rank in range(2)))
         for rank in range(2):

@@ -19,6 +19,7 @@ import ropeteam_trainer
 from ropeteam_trainer import joining
 from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
+from ropeteam_trainer.contract.local import ToRank
 from ropeteam_trainer.contract.world import WorldId
 from ropeteam_trainer.job import Job
 from ropeteam_trainer.joining import create_job
@@ -138,7 +139,8 @@ def test_an_agent_that_is_not_there_costs_a_message(
 
 def test_the_link_sends_the_last_loss_when_it_closes(tmp_path: Path) -> None:
     agent = FakeAgent(tmp_path, 1, None, WorldId(1, 0, 1))
-    link = agentlink.connect({config.RANK_SOCKET: str(tmp_path / "socket.0")}, 0)
+    environ = {config.RANK_SOCKET: str(tmp_path / "socket.0")}
+    link = agentlink.connect(environ, 0, agentlink.HeartbeatWriter(None))
     agent.wait(lambda: agent.messages[0])
     for step in range(100):
         link.offer_loss(torch.tensor(step / 8))
@@ -147,6 +149,33 @@ def test_the_link_sends_the_last_loss_when_it_closes(tmp_path: Path) -> None:
     agent.wait(lambda: "nan" in agent.received(0, "loss"))
     assert len(agent.received(0, "loss")) <= 2, "not one message for each step"
     agent.close()
+
+
+def test_a_pause_is_acknowledged_with_the_step_while_a_loss_waits_for_its_device(tmp_path: Path) -> None:
+    """For a paused rank, maybe: then the one would wait for the other."""
+    device, reading = threading.Event(), threading.Event()
+
+    class Loss:
+        def __float__(self) -> float:
+            reading.set()
+            return float(device.wait(60))
+
+    with linked(tmp_path) as (agent, waiting):
+        hello = agent.wait(lambda: agent.messages[0])[0]
+        assert hello.acknowledges_pause
+        waiting.step = 4
+        waiting.report()
+        waiting._link.offer_loss(Loss())
+        assert reading.wait(60)
+        agent.send(ToRank(pause=True))
+        agent.wait(lambda: agent.received(0, "pause_received") == [5])
+        agent.send(ToRank(pause=True, stop_at=7))
+        agent.wait(lambda: waiting._link.stop_at == 7)
+        waiting._heart.step = 6
+        agent.send(ToRank())
+        agent.send(ToRank(pause=True))
+        agent.wait(lambda: agent.received(0, "pause_received") == [5, 6])
+        device.set()
 
 
 def test_batches_report_the_number_of_steps_also_after_a_restore(tmp_path: Path) -> None:

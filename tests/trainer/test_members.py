@@ -15,7 +15,7 @@ from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.config import STORE_ADDRESS, RankPlan, Resume
 from ropeteam_trainer.contract.local import LiveWorld, ToRank
 from ropeteam_trainer.contract.world import WorldId
-from ropeteam_trainer.rank.agentlink import AgentLink
+from ropeteam_trainer.rank.agentlink import AgentLink, HeartbeatWriter
 from ropeteam_trainer.strategies.exact.exchange import Position
 from ropeteam_trainer.strategies.exact.members import (
     Admission,
@@ -222,7 +222,7 @@ class Agent:
 @pytest.fixture
 def agent() -> Iterator[Agent]:
     mine, theirs = socket.socketpair()
-    link = AgentLink(mine)
+    link = AgentLink(mine, HeartbeatWriter(None))
     yield Agent(link, theirs)
     link.close()
     theirs.close()

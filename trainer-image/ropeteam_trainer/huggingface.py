@@ -93,9 +93,10 @@ class ReportProgress(TrainerCallback):
 @functools.cache
 def _channels_to_agent() -> tuple[agentlink.HeartbeatWriter, agentlink.AgentLink | agentlink.NoAgent]:
     """This process's channels to its agent, opened by the first call; no hello is sent."""
-    link = agentlink.connect(os.environ, rank=None)
+    heart = agentlink.HeartbeatWriter(os.environ.get(config.RANK_PAGE))
+    link = agentlink.connect(os.environ, None, heart)
     atexit.register(link.close)  # sends the last loss
-    return agentlink.HeartbeatWriter(os.environ.get(config.RANK_PAGE)), link
+    return heart, link
 
 
 def _script_reports_itself() -> bool:

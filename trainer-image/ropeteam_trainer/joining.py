@@ -94,8 +94,8 @@ def create_job(
     """Create this rank's Job, with its role, and with channels to the agent that `environ` names. here: None:
     a job without parameter servers."""
     here = here or discovery.RankAssignment(world.rank, world.size, 0)
-    link = agentlink.connect(environ, here.rank)
     heart = agentlink.HeartbeatWriter(environ.get(config.RANK_PAGE))
+    link = agentlink.connect(environ, here.rank, heart)
     saves = plan.checkpoint is not None and here.saves_checkpoints
     checkpoints = Checkpoints(plan, world, link) if saves else DisabledCheckpoints()
     session = Session(world, plan, here, link, heart, checkpoints, Feed(world))

@@ -132,6 +132,10 @@ class FromRank:
     """With shard_step: the world under whose name they are stored. None: the one that started the rank."""
     shard_whole: bool = False
     """With shard_step: they are the whole checkpoint."""
+    acknowledges_pause: bool | None = None
+    """True: it sends `pause_received`. A library of an earlier release does not."""
+    pause_received: int | None = None
+    """Last step of this rank when it received a pause: it waits at its next report()."""
     paused: int | None = None
     """Step after which the rank waits in report(), for `stop_at`."""
     drained: int | None = None

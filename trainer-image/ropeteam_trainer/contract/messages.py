@@ -67,6 +67,9 @@ class RankReport:
     """Set when the rank has made no step for most of the time that one may take."""
     regroups: bool = False
     """If other ranks are lost, it can continue with those that are left (sync Exact)."""
+    pause_received: bool | None = None
+    """Whether the rank has received the pause of the orders: it waits at its next report(). None: unknown,
+    because the rank has no library yet, or the library or this agent is of an earlier release."""
     dying: bool = False
     """`exit` is known, but a process of it still lives: what is known of the exit may not be all."""
 

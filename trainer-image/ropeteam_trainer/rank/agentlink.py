@@ -113,16 +113,17 @@ class HeartbeatWriter:
 
 
 class AgentLink:
-    """Connection to the agent. Two threads read and write it; each line that is read carries the agent's
+    """Connection to the agent. Two threads read and write it: each line that is read carries the agent's
     whole state for this rank, which attributes show. No method blocks, except wait_for_stop_at() and
     close()."""
 
     connected = True
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._socket = connection
+    def __init__(self, connection: socket.socket, heart: HeartbeatWriter) -> None:
+        """heart: of this rank."""
+        self._socket, self._heart = connection, heart
         self._outbox: queue.SimpleQueue[FromRank | None] = queue.SimpleQueue()
-        self._changed = threading.Condition()
+        self._changed, self._sending = threading.Condition(), threading.Lock()
         self.paused = False
         """Whether a drain is requested: report to it, and wait for the step to stop at."""
         self.stop_at: int | None = None
@@ -180,14 +181,21 @@ class AgentLink:
         """Body of a thread: apply the agent's lines until the connection ends, or one cannot be decoded."""
         with suppress(OSError, codec.DecodeError), self._socket.makefile("rb") as lines:
             for line in lines:
-                message = codec.decode(ToRank, line)
-                with self._changed:
-                    self.paused, self.stop_at = message.pause, message.stop_at
-                    self.servers, self.newest = message.servers, message
-                    self._changed.notify_all()
+                self._apply(codec.decode(ToRank, line))
         with self._changed:
             self._has_ended = True
             self._changed.notify_all()
+
+    def _apply(self, message: ToRank) -> None:
+        """Show a line, and acknowledge a pause. Order: first the pause is shown, then the step is read: so
+        this rank waits after the step that is sent, or after the next one, and makes none beyond."""
+        with self._changed:
+            begins = message.pause and not self.paused
+            self.paused, self.stop_at = message.pause, message.stop_at
+            self.servers, self.newest = message.servers, message
+            self._changed.notify_all()
+        if begins:  # not by the other thread, which may wait for a device, and that for a paused rank
+            self._send_line(FromRank(pause_received=self._heart.step))
 
     def _write(self) -> None:
         """Body of a thread: send queued messages, and every second the newest loss, until close() or an
@@ -205,13 +213,18 @@ class AgentLink:
                 if message is None:
                     return
                 if message != FromRank():
-                    self._socket.sendall(codec.encode(message) + b"\n")
+                    self._send_line(message)
 
     def _send_loss(self) -> None:
         """Send the loss that was offered last, if it is not sent yet. Reading it may wait for a device."""
         loss, self._loss = self._loss, None
         if loss is not None:
-            self._socket.sendall(codec.encode(FromRank(loss=f"{float(loss):.6g}")) + b"\n")
+            self._send_line(FromRank(loss=f"{float(loss):.6g}"))
+
+    def _send_line(self, message: FromRank) -> None:
+        """Send a message now. Raises OSError."""
+        with self._sending:
+            self._socket.sendall(codec.encode(message) + b"\n")
 
 
 class NoAgent:
@@ -259,12 +272,12 @@ def wait_to_be_killed() -> NoReturn:
         time.sleep(3600)
 
 
-def connect(environ: Mapping[str, str], rank: int | None) -> AgentLink | NoAgent:
+def connect(environ: Mapping[str, str], rank: int | None, heart: HeartbeatWriter) -> AgentLink | NoAgent:
     """Connect to the agent. Returns NoAgent outside of a TrainingJob, or if the agent cannot be reached:
     training continues without it.
 
     rank: reported to the agent with feature level 1: so it may pause this rank, and expects a first step in
-    time. None: nothing is reported.
+    time. None: nothing is reported. heart: of this rank.
     """
     path = environ.get(config.RANK_SOCKET)
     if path is None:
@@ -279,7 +292,8 @@ def connect(environ: Mapping[str, str], rank: int | None) -> AgentLink | NoAgent
             "and cannot be paused for a drain: its pod's agent may have ended, see the log above"
         )
         return NoAgent()
-    link = AgentLink(connection)
+    link = AgentLink(connection, heart)
     if rank is not None:
-        link.send(FromRank(hello_pid=os.getpid(), rank=rank, feature_level=FeatureLevel.STEPS))
+        level = FeatureLevel.STEPS
+        link.send(FromRank(hello_pid=os.getpid(), rank=rank, feature_level=level, acknowledges_pause=True))
     return link

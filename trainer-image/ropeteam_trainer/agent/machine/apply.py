@@ -275,6 +275,10 @@ def _with_message(world: LocalWorld, sender: int, message: FromRank, now: float)
         rank = replace(rank, has_library=True)
     if message.joins:
         rank = replace(rank, joins=True)
+    if message.acknowledges_pause:
+        rank = replace(rank, acknowledges_pause=True)
+    if message.pause_received is not None and rank.sent.pause:
+        rank = replace(rank, pause_received=message.pause_received)
     if message.paused is not None:
         rank = replace(rank, paused=message.paused)
     if message.drained is not None:

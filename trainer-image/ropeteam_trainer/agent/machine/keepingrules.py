@@ -80,7 +80,8 @@ def send_to_ranks(state: AgentState) -> Stepped:
         is_preserved = plan.world_id != (rank.started_in or world.started_in)
         message = of_preserved if is_preserved else replace(of_preserved, servers=(), live_world=None)
         if rank.alive and not rank.is_lost and rank.has_library and rank.sent != message:
-            world = world.with_rank(replace(rank, sent=message))
+            received = rank.pause_received if message.pause and rank.sent.pause else None
+            world = world.with_rank(replace(rank, sent=message, pause_received=received))
             effects += (SendToRank(world.started_in, rank.rank, message),)
     return replace(state, world=world), effects
 

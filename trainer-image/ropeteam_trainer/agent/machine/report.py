@@ -81,8 +81,8 @@ def _reported_plan(plan: Plan, slot: int) -> Plan:
 
 
 def _rank_report(rank: RankState, feature_level: int) -> RankReport:
-    # The message of a pause or drain may be here before the heartbeat of its step was read.
-    step = max(rank.heartbeat.step, rank.paused or 0, rank.drained or 0)
+    # The message on a pause or drain may be here before the heartbeat of its step was read.
+    step = max(rank.heartbeat.step, rank.pause_received or 0, rank.paused or 0, rank.drained or 0)
     return RankReport(
         rank.rank,
         _rank_phase(rank, feature_level),
@@ -92,6 +92,7 @@ def _rank_report(rank: RankState, feature_level: int) -> RankReport:
         rank.joins,
         rank.hang,
         rank.regroups,
+        pause_received=rank.pause_received is not None if rank.acknowledges_pause else None,
         dying=rank.exit is not None and rank.alive,
     )
 

@@ -55,6 +55,11 @@ class RankState:
     """The stacks were requested since the last heartbeat."""
     hang: Hang | None = None
     """The answer to that request."""
+    acknowledges_pause: bool = False
+    """The library of the rank sends `pause_received`."""
+    pause_received: int | None = None
+    """Last step of the rank when it received the pause of `sent`, as it reported. It waits at its next
+    report()."""
     paused: int | None = None
     """Step after which the rank waits in report(), as it reported."""
     drained: int | None = None

@@ -2,9 +2,11 @@
 lost.
 
 Order: a pod is terminating -> others are awaited for DEBOUNCE_SECONDS, so that a drained rack is one incident
--> the world is paused: every rank waits at its next report -> the first paused rank fixes the step at which
-all stop -> all save there -> committed. Ranks advance in step (a collective needs all of them), so no rank
-can be past the step after the first one's pause.
+-> the world is paused: every rank waits at its next report -> once all have received that, and one waits, the
+step at which all stop is fixed -> all save there -> committed. A rank acknowledges a pause with its step, and
+then makes one step more at most, so none is past the step after the highest known one. Without the
+acknowledgement a rank could be: a late agent pauses its rank when that has begun the step after, in which it
+waits for the others, while they wait for its part of the checkpoint.
 No rank is paused for a terminating pod without which others continue: it goes. Under sync Exact that is any,
 as long as a rank of another one can continue; with parameter servers a worker. If a server is terminating all
 are paused, and the workers fix the step once all of them are paused: the highest. A
@@ -14,8 +16,10 @@ Ranks that are preserved while others are lost (sync Exact) save in the same way
 if the pod of the leading rank is among theirs. They stop a step later, because a lost rank may have saved the
 step in which it was lost.
 Limits: below feature level 2 there are no commits through us: the ranks get SIGTERM and may save by
-themselves. Never longer than `drainSeconds`. A world in which all agents have applied the pause and know no
-step is ended at once, since its ranks may import for minutes: a first step that is made then is repeated.
+themselves. A rank whose library or agent is of an earlier release acknowledges nothing: DEBOUNCE_SECONDS
+after the pause it counts as paused, if its agent has applied that. Never longer than `drainSeconds`. A world
+in which all agents have applied the pause and know no step is ended at once, since its ranks may import for
+minutes: a first step that is made then is repeated.
 """
 
 from __future__ import annotations
@@ -183,10 +187,11 @@ def fix_stop_step(state: CoordinatorState, at: Moment) -> CoordinatorState:
     - fixed already;
     - ranks have stopped, because a previous boot had fixed the step: their step;
     - no rank is paused yet: open;
-    - with parameter servers: the highest step of the workers, once none of them runs. After DEBOUNCE_SECONDS
-      one beyond, to release workers that wait for a paused one;
-    - one beyond the highest known step: a rank may have begun that step before it was paused. If ranks are
-      lost, the one after that.
+    - with parameter servers: the highest step of the workers, once none of them runs;
+    - an agent has not applied the pause, or a rank may not have received it: open;
+    - one beyond the highest known step: a rank may have begun that step before it was paused. With parameter
+      servers only after DEBOUNCE_SECONDS, to release workers that wait for a paused one. If ranks are
+      lost, one more.
     """
     world, servers = state.world, state.config.servers
     assert world is not None
@@ -194,14 +199,18 @@ def fix_stop_step(state: CoordinatorState, at: Moment) -> CoordinatorState:
         return state
     if state.facts.drained:
         return with_world(state, stop_at=_highest_step(state, state.facts.drained, (RankPhase.DRAINED,)))
-    among = slotset.up_to(state.config.workers) if servers else state.all_slots
+    among = slotset.up_to(state.config.workers) if servers else world.preserved or state.all_slots
     if not state.facts.paused & among:
         return state
     if servers and not state.facts.restless & among:
         return with_world(state, stop_at=_highest_step(state, among))
     assert world.paused_at is not None
-    if servers and at.now < world.paused_at + DEBOUNCE_SECONDS:
+    is_early = at.now < world.paused_at + DEBOUNCE_SECONDS
+    if servers and is_early:
         return state  # the others may still pause
+    late_agents = ~world.acknowledged_pause & ~state.facts.exited
+    if (late_agents | state.facts.unaware | (state.facts.unconfirmed if is_early else slotset.NONE)) & among:
+        return state
     more = 2 if world.preserved else 1
     return with_world(state, stop_at=_highest_step(state, among) + more)
 

@@ -59,6 +59,10 @@ class Facts(Generic[T]):
     """Some rank is paused."""
     restless: T
     """Some rank is neither paused nor has it exited."""
+    unaware: T
+    """Some rank has not received the pause: its next report() may not be the last one."""
+    unconfirmed: T
+    """Of some rank it is unknown whether it has received the pause."""
     drained: T
     """Some rank has stopped at the step of the drain."""
     arrived: T

@@ -237,6 +237,8 @@ def _rank_facts(member_ranks: MemberRanks) -> dict[str, bool]:
     well = {rank.rank for rank in gone if is_clean(rank) or is_aborted_at_end(rank)}
     stopped = member_ranks.agent is not None and member_ranks.agent.report.stopped
     exited = whole and len(gone) == len(ranks)
+    still = (RankPhase.PAUSED, RankPhase.DRAINED, RankPhase.EXITED)
+    received = {rank.pause_received for rank in known if rank.phase not in still}
     dead = exited and stopped
     return {
         "started": dead or (whole and member_ranks.agent is not None and not stopped),
@@ -245,6 +247,8 @@ def _rank_facts(member_ranks: MemberRanks) -> dict[str, bool]:
         "moved": any(rank.phase is not RankPhase.STARTING or rank.steps_here for rank in known),
         "paused": RankPhase.PAUSED in phases,
         "restless": bool(phases - {RankPhase.PAUSED, RankPhase.EXITED}),
+        "unaware": False in received,
+        "unconfirmed": None in received,
         "drained": RankPhase.DRAINED in phases,
         "arrived": whole and phases <= {RankPhase.DRAINED, RankPhase.EXITED},
         "exited": exited,
@@ -261,8 +265,9 @@ def _rank_facts(member_ranks: MemberRanks) -> dict[str, bool]:
 
 _NO_RANK_FACTS = dict.fromkeys(
     (
-        *("started", "stepped", "stepped_or_ended", "moved", "paused", "restless", "drained", "arrived"),
-        *("exited", "dead", "clean", "aborted", "ended", "failed", "healthy", "regroups"),
+        *("started", "stepped", "stepped_or_ended", "moved", "paused", "restless", "unaware"),
+        *("unconfirmed", "drained", "arrived", "exited", "dead", "clean", "aborted", "ended", "failed"),
+        *("healthy", "regroups"),
     ),
     False,
 )
