@@ -244,6 +244,15 @@ def test_a_rank_that_acknowledges_its_pause_is_reported_to_have_received_it():
     assert life.ordered(pause=world_id()).report.ranks[0].pause_received is False, "another pause"
 
 
+def test_a_rank_stops_where_it_was_ordered_to_whatever_a_coordinator_forgets():
+    life = Life().running().rank_sends(0, hello_pid=4).ordered(pause=world_id(), stop_at=8)
+    assert life.ordered(boot=1, stop_at=None).did == (), "it may stop there already, and save"
+    assert [rank.stop_at for rank in life.report.ranks] == [8, None], "rank 1 has no library yet"
+    assert life.ordered(pause=None).did == (SendToRank(world_id(), 0, ToRank()),)
+    assert life.ordered(pause=world_id()).did == (SendToRank(world_id(), 0, ToRank(pause=True)),)
+    assert life.report.ranks[0].stop_at is None
+
+
 def a_grant(step: int = 10, n: int = 1) -> Grant:
     return Grant(a_ref(step, n, ""), 4, FILES, None)
 

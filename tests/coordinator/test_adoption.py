@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from lab.coordinator.reports import CLEAN, KILLED, SIGKILL
 from tests.coordinator.timeline import Timeline
 
@@ -318,6 +319,22 @@ def test_a_world_in_mid_drain_is_brought_to_its_end():
     film.desires()
     assert film.phase == "Draining"
     assert film.sent_orders(1).stop_at == 8
+
+
+@pytest.mark.parametrize("requested", [True, False])
+def test_the_step_to_stop_at_is_that_of_the_boot_before_though_a_rank_waits_there(requested: bool):
+    """Rank 1 saves at step 8, where rank 0 waits: one step beyond it would wait for rank 1, and that for its
+    shard."""
+    film = Timeline(feature_level=2).up(step=7)
+    film.reboots()
+    ordered = tuple(replace(rank, step=8, pause_received=True, stop_at=8) for rank in film.agents[1].ranks)
+    film.reports(1, ranks=ordered)
+    film.ranks(0, RankPhase.PAUSED, 8)
+    film.desires(drain=requested)
+    assert film.phase == "Draining"
+    assert film.sent_orders(0).stop_at is None, "the order may be of a drain that was withdrawn since"
+    film.reports(1)
+    assert film.sent_orders(0).stop_at == 8
 
 
 def _plan(film: Timeline) -> Plan:

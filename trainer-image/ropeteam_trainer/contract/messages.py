@@ -70,6 +70,8 @@ class RankReport:
     pause_received: bool | None = None
     """Whether the rank has received the pause of the orders: it waits at its next report(). None: unknown,
     because the rank has no library yet, or the library or this agent is of an earlier release."""
+    stop_at: int | None = None
+    """Step at which the rank was ordered to stop, in this pause."""
     dying: bool = False
     """`exit` is known, but a process of it still lives: what is known of the exit may not be all."""
 

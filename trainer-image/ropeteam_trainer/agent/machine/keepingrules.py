@@ -64,7 +64,8 @@ def end_lost_ranks(state: AgentState) -> Stepped:
 def send_to_ranks(state: AgentState) -> Stepped:
     """Send pause, committed step, servers' addresses and lost ranks to each rank whose newest message differs
     from that. Ranks that live on from an earlier world need new addresses; others have them from their
-    environment."""
+    environment. A rank that was ordered to stop at a step stops there for as long as it is paused: a
+    coordinator that was restarted has to find out which step that is."""
     world, orders = state.world, state.orders
     if world is None or orders is None or world.killing:
         return state, ()
@@ -79,6 +80,8 @@ def send_to_ranks(state: AgentState) -> Stepped:
     for rank in world.ranks:
         is_preserved = plan.world_id != (rank.started_in or world.started_in)
         message = of_preserved if is_preserved else replace(of_preserved, servers=(), live_world=None)
+        if paused and stop_at is None:
+            message = replace(message, stop_at=rank.sent.stop_at)
         if rank.alive and not rank.is_lost and rank.has_library and rank.sent != message:
             received = rank.pause_received if message.pause and rank.sent.pause else None
             world = world.with_rank(replace(rank, sent=message, pause_received=received))

@@ -93,6 +93,7 @@ def _rank_report(rank: RankState, feature_level: int) -> RankReport:
         rank.hang,
         rank.regroups,
         pause_received=rank.pause_received is not None if rank.acknowledges_pause else None,
+        stop_at=rank.sent.stop_at,
         dying=rank.exit is not None and rank.alive,
     )
 

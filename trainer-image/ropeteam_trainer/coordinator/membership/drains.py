@@ -57,11 +57,11 @@ def record_terminating_slots(state: CoordinatorState, at: Moment) -> Coordinator
 
 def is_due(state: CoordinatorState, at: Moment) -> bool:
     """Whether to pause the world: a drain is requested, the first pod began to terminate DEBOUNCE_SECONDS
-    ago, or ranks have stopped for a drain that a previous boot began."""
+    ago, or ranks have stopped, or were ordered to, for a drain that a previous boot began."""
     world = state.world
     assert world is not None
     gathered = world.terminating_since is not None and at.now >= world.terminating_since + DEBOUNCE_SECONDS
-    begun = state.facts.drained != slotset.NONE
+    begun = (state.facts.drained | state.facts.stops) != slotset.NONE
     return state.drain_requested or gathered or begun
 
 
@@ -185,7 +185,7 @@ def fix_stop_step(state: CoordinatorState, at: Moment) -> CoordinatorState:
     wins:
 
     - fixed already;
-    - ranks have stopped, because a previous boot had fixed the step: their step;
+    - a previous boot had fixed it: the step of ranks that have stopped, or that were ordered to stop;
     - no rank is paused yet: open;
     - with parameter servers: the highest step of the workers, once none of them runs;
     - an agent has not applied the pause, or a rank may not have received it: open;
@@ -199,6 +199,9 @@ def fix_stop_step(state: CoordinatorState, at: Moment) -> CoordinatorState:
         return state
     if state.facts.drained:
         return with_world(state, stop_at=_highest_step(state, state.facts.drained, (RankPhase.DRAINED,)))
+    if ordered := state.facts.stops & world.acknowledged_pause:  # another may be of a drain that is over
+        ranks = (rank for each in ranks_of_members(state, ordered) for rank in each.known.values())
+        return with_world(state, stop_at=max(rank.stop_at for rank in ranks if rank.stop_at is not None))
     among = slotset.up_to(state.config.workers) if servers else world.preserved or state.all_slots
     if not state.facts.paused & among:
         return state

@@ -63,6 +63,8 @@ class Facts(Generic[T]):
     """Some rank has not received the pause: its next report() may not be the last one."""
     unconfirmed: T
     """Of some rank it is unknown whether it has received the pause."""
+    stops: T
+    """Some rank was ordered to stop at a step."""
     drained: T
     """Some rank has stopped at the step of the drain."""
     arrived: T

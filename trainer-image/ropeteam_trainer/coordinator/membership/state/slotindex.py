@@ -249,6 +249,7 @@ def _rank_facts(member_ranks: MemberRanks) -> dict[str, bool]:
         "restless": bool(phases - {RankPhase.PAUSED, RankPhase.EXITED}),
         "unaware": False in received,
         "unconfirmed": None in received,
+        "stops": any(rank.stop_at is not None for rank in known),
         "drained": RankPhase.DRAINED in phases,
         "arrived": whole and phases <= {RankPhase.DRAINED, RankPhase.EXITED},
         "exited": exited,
@@ -266,8 +267,8 @@ def _rank_facts(member_ranks: MemberRanks) -> dict[str, bool]:
 _NO_RANK_FACTS = dict.fromkeys(
     (
         *("started", "stepped", "stepped_or_ended", "moved", "paused", "restless", "unaware"),
-        *("unconfirmed", "drained", "arrived", "exited", "dead", "clean", "aborted", "ended", "failed"),
-        *("healthy", "regroups"),
+        *("unconfirmed", "stops", "drained", "arrived", "exited", "dead", "clean", "aborted", "ended"),
+        *("failed", "healthy", "regroups"),
     ),
     False,
 )
