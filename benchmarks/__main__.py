@@ -42,6 +42,7 @@ BENCHMARKS = (
     Benchmark("failed_jobs", 5),
     Benchmark("gang_restart", 15),
     Benchmark("recovery", 60),
+    Benchmark("exact", 10),
     Benchmark("balance", 15),
     Benchmark("parameterserver", 5),
     Benchmark("pipelines", 5),
