@@ -43,6 +43,7 @@ BENCHMARKS = (
     Benchmark("gang_restart", 15),
     Benchmark("recovery", 60),
     Benchmark("exact", 10),
+    Benchmark("chaos", 35),
     Benchmark("balance", 15),
     Benchmark("parameterserver", 5),
     Benchmark("pipelines", 5),

@@ -86,13 +86,16 @@ class Contender:
 
 
 @contextmanager
-def ropeteam(cluster: Cluster, strategy: dict[str, Any], folder: Path, steps: int) -> Iterator[None]:
+def ropeteam(
+    cluster: Cluster, strategy: dict[str, Any], folder: Path, steps: int, pause: float = 0.05
+) -> Iterator[None]:
     name = f"recovery-{folder.name}"
     storage = folder / "checkpoints"
     storage.mkdir()
     made = job(
-        name, ["python", str(SCRIPTS / "train_exact.py"), str(folder), str(steps)], workers=RANKS,
-        torch=True, checkpoint={"volume": {"hostPath": {"path": str(storage)}}, "everySteps": 10},
+        name, ["python", str(SCRIPTS / "train_exact.py"), str(folder), str(steps), str(pause)],
+        workers=RANKS, torch=True,
+        checkpoint={"volume": {"hostPath": {"path": str(storage)}}, "everySteps": 10},
         recovery={"start": "Fork", "maxFailures": 1000}, **strategy,
     )  # fmt: skip
     cluster.create(made)

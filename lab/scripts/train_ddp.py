@@ -3,7 +3,7 @@
     train_ddp.py FOLDER
 
 Saves every 10 steps, resumes from its file, and logs when each rank started and made each step. With
-$DEVICE=cuda all ranks train on the first GPU; gloo carries their gradients.
+$DEVICE=cuda all ranks train on the first GPU; gloo carries their gradients. $PAUSE: seconds of each step.
 """
 
 import json
@@ -53,7 +53,7 @@ def main() -> None:
                 fresh.rename(saved)
             dist.barrier()
         log_event("step", step)
-        time.sleep(0.05)
+        time.sleep(float(os.environ.get("PAUSE", "0.05")))
 
 
 main()
