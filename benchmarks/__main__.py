@@ -44,6 +44,7 @@ BENCHMARKS = (
     Benchmark("recovery", 60),
     Benchmark("exact", 10),
     Benchmark("chaos", 35),
+    Benchmark("leaks", 8),
     Benchmark("balance", 15),
     Benchmark("parameterserver", 5),
     Benchmark("pipelines", 5),
