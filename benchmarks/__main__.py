@@ -45,6 +45,7 @@ BENCHMARKS = (
     Benchmark("exact", 10),
     Benchmark("chaos", 35),
     Benchmark("leaks", 8),
+    Benchmark("half", 35),
     Benchmark("balance", 15),
     Benchmark("parameterserver", 5),
     Benchmark("pipelines", 5),
