@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import threading
+import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache, partial
 from typing import Any
 
@@ -27,7 +30,8 @@ from tests.trainer.replicathreads import (
 
 from ropeteam_trainer.contract.peererrors import blames_a_peer
 from ropeteam_trainer.data.substitution import UntracedArgument
-from ropeteam_trainer.strategies.exact.exchange import POSITION, Exchange
+from ropeteam_trainer.partition.reductiontree import Node
+from ropeteam_trainer.strategies.exact.exchange import POSITION, Exchange, Position
 from ropeteam_trainer.strategies.exact.links import Header, Links
 from ropeteam_trainer.strategies.exact.members import CannotTakeOver, Members, Replication
 from ropeteam_trainer.strategies.exact.step import ExactStep
@@ -208,6 +212,28 @@ def test_a_replica_that_cannot_compute_the_micro_batches_of_a_lost_one_blames_th
 def test_without_a_membership_the_first_loss_is_an_error() -> None:
     with pytest.raises(ReplicaLost, match="replica 1 is lost"):
         run_beside_a_lost_one(None)
+
+
+def test_the_sums_of_a_step_that_a_replica_was_lost_in_are_freed_at_once() -> None:
+    """Without the garbage collector, which may not run for hours."""
+    mine, theirs = socket.socketpair()
+    theirs.close()
+    shape = BucketShape(4, torch.float32)
+    exchange = Exchange(0, 2, 4, [shape])
+    exchange.use(Links({1: mine}, exchange))
+    result = shape.new()
+    exchange.add(0, 0, {Node(0, 2): torch.zeros(4)}, result)
+    freed = weakref.ref(result)
+    gc.disable()
+    try:
+        with suppress(ReplicaLost):
+            exchange.wait(0, 0)
+        del result
+        exchange.regroup(1, frozenset({0}), Position(0, (0, 1)))
+        wait_until("the sums to be freed", lambda: freed() is None, 10)
+    finally:
+        gc.enable()
+        exchange.close()
 
 
 def test_of_what_is_withdrawn_a_message_that_has_begun_is_sent_as_it_was() -> None:

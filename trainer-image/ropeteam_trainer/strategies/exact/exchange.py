@@ -32,7 +32,7 @@ import torch
 
 from ropeteam_trainer.partition.reductiontree import Node
 from ropeteam_trainer.strategies.exact.links import Header, Links
-from ropeteam_trainer.strategies.exact.sums import BucketShape, ReplicaLost, WorldSums, as_bytes
+from ropeteam_trainer.strategies.exact.sums import BucketShape, ReplicaLost, WorldSums, as_bytes, to_raise
 
 WHOLE, POSITION, STATE = 3, 4, 5
 """Kinds of messages: the whole sum of a bucket; a Position, whose leaves are the payload; a part of the
@@ -368,7 +368,7 @@ class Exchange:
                 f"Connection closed by peer: replicas did not regroup within {self._seconds} s, the timeout "
                 "of init()"
             )
-            raise [*reasons(), late][0]
+            raise to_raise([*reasons(), late][0])
 
 
 def _with_state(positions: Mapping[int, Position]) -> dict[int, Position]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +30,12 @@ NODE, SUM = 1, 2
 
 class ReplicaLost(RopeteamError, ConnectionError):
     """A replica has ended, or cannot be reached, before the sum of a step was complete."""
+
+
+def to_raise(noted: Exception) -> Exception:
+    """Copy of an error that another thread has noted. One that was raised holds the frames of its thread, and
+    with them the tensors of the step, for as long as it is noted."""
+    return copy(noted).with_traceback(noted.__traceback__)
 
 
 @dataclass(frozen=True)
@@ -112,7 +119,7 @@ class WorldSums:
                 f"within {seconds} s, the timeout_seconds of ropeteam_trainer.init()"
             )
         if sums.failure is not None:
-            raise sums.failure
+            raise to_raise(sums.failure)
         with self._lock:
             del self._sums[step, bucket]
 
