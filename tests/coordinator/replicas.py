@@ -72,6 +72,14 @@ def joined(seen: Timeline) -> Plan:
     return plan_of(seen)
 
 
+def joining(rank: int = 3) -> Timeline:
+    """This rank died, and was started again; it has made no step yet."""
+    seen = film()
+    dies(seen, rank)
+    assert joined(seen).started == (rank,)
+    return seen
+
+
 def starting(seen: Timeline) -> list[int]:
     """Ranks that agents have just started."""
     ranks = (rank for report in seen.agents.values() for rank in report.ranks)

@@ -13,13 +13,13 @@ from tests.coordinator.replicas import (
     dies,
     film,
     joined,
+    joining,
     plan_of,
     restores,
     starting,
     trains,
     without_plan,
 )
-from tests.coordinator.timeline import Timeline
 
 from ropeteam_trainer.contract.config import ExitAction, ExitCodeRule
 from ropeteam_trainer.contract.desired import Stage
@@ -239,14 +239,6 @@ def test_the_pod_of_a_lost_rank_that_does_not_end_is_to_be_replaced():
 
 
 # ---- a rank that joins fails again
-
-
-def joining(rank: int = 3) -> Timeline:
-    """This rank died, and was started again; it has made no step yet."""
-    seen = film()
-    dies(seen, rank)
-    assert joined(seen).started == (rank,)
-    return seen
 
 
 def test_a_joining_rank_that_is_killed_is_started_again():

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tests.sim import stores
 from tests.sim.clock import Timer
@@ -31,6 +31,7 @@ from ropeteam_trainer.contract.world import CheckpointRef, Plan, ProcessExit, Wo
 from ropeteam_trainer.launchers import Launch, Run
 
 if TYPE_CHECKING:
+    from tests.sim.coordinator_process import Coordinator
     from tests.sim.servers import Memory
     from tests.sim.world import World
 
@@ -119,6 +120,12 @@ class Agent:
         """And has been, for two looks at its clock and a kill."""
         return not self.frozen and self._world.clock.now > self._awake_since + 3 * TICK_SECONDS
 
+    @property
+    def coordinator(self) -> Coordinator | None:
+        """The one to which it is connected."""
+        connection = self._connection
+        return cast("Coordinator", connection.server) if connection and connection.open else None
+
     # ---- the machine
 
     def see(self, event: events.Event | Callable[[], events.Event]) -> None:
@@ -153,7 +160,8 @@ class Agent:
         self.see(events.Tick())
         if self.is_awake:
             self._world.checks.alone(self, self._world.clock.now - self._answered_at)
-            self._polls_without_answer = self._polls_without_answer + 1 if stores.is_missed(self) else 0
+            missed = stores.is_missed(self) or stores.is_unnoticed(self._world, self)
+            self._polls_without_answer = self._polls_without_answer + 1 if missed else 0
             self._world.checks.store_is_missed(self, self._polls_without_answer)
 
     def _carry_out(self, effect: effects.Effect) -> None:

@@ -34,6 +34,7 @@ class StatusChecks:
         self._raised: dict[tuple[str, int], str] = {}
         self._tops: dict[str, int] = {}
         """The newest step of each world."""
+        self._lost_stores = set[str]()
 
     # ---- the truth
 
@@ -45,6 +46,9 @@ class StatusChecks:
 
     def stepped(self, world_id: WorldId, step: int) -> None:
         self._tops[str(world_id)] = step
+
+    def store_lost(self, world_id: WorldId) -> None:
+        self._lost_stores.add(str(world_id))
 
     # ---- what is wrong with the reports, or ""
 
@@ -68,6 +72,8 @@ class StatusChecks:
         what = f"{each.id} {each.cause}"
         if each.cause not in _OF_A_RANK or each.id.startswith("pod-"):
             return
+        if (each.cause, each.rank, each.slot) == (Cause.SIGNAL, None, 0) and each.id in self._lost_stores:
+            return  # ranks were to join others in this store
         if each.rank is None or slot_of(self._world.setup, each.rank) != each.slot:
             yield f"{what}: rank {each.rank} is not of slot {each.slot}"
             return

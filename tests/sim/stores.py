@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ropeteam_trainer.agent.machine import events
+from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.messages import StoreOffer
 from ropeteam_trainer.contract.world import WorldId
+from ropeteam_trainer.coordinator.membership.step import may_answer
 
 if TYPE_CHECKING:
     from tests.sim.agent_process import Agent
@@ -31,13 +33,33 @@ def dies(world: World, agent: Agent, world_id: WorldId) -> None:
     if agent.alive and world_id in agent.stores:
         world.film.write(agent.pod.name, f"loses the store of {world_id}")
         del agent.stores[world_id]
+        world.checks.status.store_lost(world_id)
         agent.see(events.StoreDown(world_id))
+
+
+def is_unnoticed(world: World, agent: Agent) -> bool:
+    """The store that we held is gone, ranks that its world starts beside others have not joined these yet,
+    and the coordinator, to which we are connected, takes this world for one that runs."""
+    plan, coordinator = agent.state.desired_plan, agent.coordinator
+    if plan is None or not plan.started or plan.store_host != agent.state.identity.pod_ip:
+        return False
+    if agent.stores.get(plan.world_id) == plan.store_port or coordinator is None:
+        return False
+    if not world.network.reaches(agent.site, coordinator.site) or coordinator.frozen:
+        return False
+    state = coordinator.state
+    runs = state.phase is WorldPhase.RUNNING and state.world and state.world.plan.world_id == plan.world_id
+    new = (rank for rank in world.live_ranks() if rank.plan.world_id == plan.world_id)
+    waits = any(rank.number in plan.started and rank.step == rank.base for rank in new)
+    return bool(runs) and may_answer(state, world.clock.now) and waits
 
 
 def is_missed(agent: Agent) -> bool:
     """Ranks live here, and no end of them was requested, although the store that we held is gone, before they
     had formed their group."""
     world, orders = agent.state.world, agent.state.orders
+    if world and world.plan.started:
+        return False  # its coordinator ends it, not this agent (`is_unnoticed`)
     if world is None or world.killing or (orders and orders.pause == world.plan.world_id):
         return False
     plan = world.plan

@@ -6,12 +6,13 @@ Random histories with replicas are in test_sim.py; here are those that must come
 from __future__ import annotations
 
 import pytest
+from tests.sim import stores
 from tests.sim.histories import History, play_history
 from tests.sim.moves import Move
 from tests.sim.replicas import Replica
 from tests.sim.world import Setup, World
 
-from ropeteam_trainer.contract.world import ProcessExit
+from ropeteam_trainer.contract.world import Plan, ProcessExit
 
 WORKERS, STEPS = 3, 26
 SEEDS = range(2)
@@ -201,6 +202,49 @@ def test_a_rank_that_dies_again_before_it_has_joined_disturbs_nobody(seed: int) 
     assert replicas(world)[1] is not again
     world.settle()
     assert (world.checks.counts["worlds"], world.checks.counts["steps"]) == (1, STEPS)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("victims", [(0,), (1,), (1, 2)])
+def test_a_store_that_ends_before_the_new_ranks_have_joined_costs_these_alone(
+    seed: int, victims: tuple[int, ...]
+) -> None:
+    world = running(seed)
+    before = kill(world, *victims)
+    while not replicas(world).keys() >= {*victims}:
+        world.run_events(1)
+    world.run(0.2 * seed)
+    again = replicas(world)
+    assert not world.checks.counts["joins"]
+    lose_store(world, again[victims[0]].plan)
+    began = world.clock.now
+    run_until(world, "joins", len(victims))
+    assert world.clock.now < began + 10.0, "half of startSeconds"
+    after = replicas(world)
+    assert replaced(world, before) == [*victims]
+    assert all(after[number] is not again[number] for number in victims)
+    completes(world, incidents=2)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_store_that_ends_when_all_have_joined_costs_nothing(seed: int) -> None:
+    world = running(seed)
+    kill(world, 1)
+    run_until(world, "joins")
+    while not all(rank.step > rank.base and rank.phase == "sum" for rank in replicas(world).values()):
+        world.run_events(1)
+    world.run(0.5)
+    lose_store(world, replicas(world)[1].plan)
+    world.run(1.0)
+    assert any(agent.state.lost_stores for agent in world.live_agents())
+    completes(world)
+
+
+def lose_store(world: World, plan: Plan) -> None:
+    """The process of this world's store ends."""
+    (keeper,) = (agent for agent in world.live_agents() if plan.world_id in agent.stores)
+    stores.dies(world, keeper, plan.world_id)
+    assert plan.world_id not in keeper.stores
 
 
 def test_a_history_with_replicas_can_be_replayed() -> None:

@@ -180,6 +180,8 @@ class AgentReport:
     """No rank process (nor descendant) of `plan` is alive. True also before the first plan."""
     ranks: tuple[RankReport, ...] = ()
     store: StoreOffer | None = None
+    lost_store: WorldId | None = None
+    """The world of the ordered plan, if its store was held here and has ended."""
     groups: tuple[GroupReport, ...] = ()
     """Default process groups that were formed in `plan`, at most 16."""
     reports_groups: bool = stored_as("tells_groups", False)

@@ -13,7 +13,7 @@ from ropeteam_trainer.contract.world import CheckpointRef, Plan
 
 def agent_report(state: AgentState) -> AgentReport:
     """The report of this state. `number` and `contract` are set by the connection that sends it (link.py)."""
-    config, identity, world = state.config, state.identity, state.world
+    config, identity, world, plan = state.config, state.identity, state.world, state.desired_plan
     return AgentReport(
         slot=identity.slot,
         incarnation=identity.incarnation,
@@ -29,6 +29,7 @@ def agent_report(state: AgentState) -> AgentReport:
         stopped=state.stopped,
         ranks=tuple(_rank_report(rank, state.feature_level) for rank in world.ranks) if world else (),
         store=max(state.stores, key=lambda offer: offer.world_id, default=None),
+        lost_store=plan.world_id if plan and state.has_lost_store_of(plan) else None,
         groups=world.groups if world else (),
         reports_groups=True,
         shards=world.shards if world else (),

@@ -255,6 +255,12 @@ class AgentState:
         )
         return plan if is_here else None
 
+    def has_lost_store_of(self, plan: Plan) -> bool:
+        """Whether the store of this plan was held here and has ended. No other pod knows of that. Jobs with
+        parameter servers, and commands that run once per pod, use no store of ours."""
+        offer = StoreOffer(plan.world_id, plan.store_host, plan.store_port)
+        return offer in self.lost_stores and not self.config.servers and not self.launch.per_pod
+
     @property
     def runs_desired_plan(self) -> bool:
         """Whether the world here is that of the desired plan, in whatever state its ranks are."""

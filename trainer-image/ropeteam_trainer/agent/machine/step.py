@@ -38,7 +38,7 @@ from ropeteam_trainer.agent.machine.effects import (
 from ropeteam_trainer.agent.machine.events import Event
 from ropeteam_trainer.agent.machine.state import AgentState, LocalWorld, RankState
 from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
-from ropeteam_trainer.contract.messages import EXIT_FAILED, StoreOffer
+from ropeteam_trainer.contract.messages import EXIT_FAILED
 from ropeteam_trainer.contract.world import Plan, ProcessExit, WorldId
 from ropeteam_trainer.launchers import Launch
 
@@ -113,7 +113,7 @@ def _detect_hangs(state: AgentState) -> Stepped:
     if world is None or world.killing or (state.orders and state.orders.pause == world.plan.world_id):
         return state, ()
     hung = []
-    loss = None if _has_whole_group(world) else _store_loss_exit(state, world.plan)
+    loss = None if _needs_no_store(world) else _store_loss_exit(state, world.plan)
     for rank in world.ranks:
         if why := _hang_exit(state, rank, loss):
             world = world.with_rank(replace(rank, killed_for=why))
@@ -125,10 +125,15 @@ def _detect_hangs(state: AgentState) -> Stepped:
     return replace(state, world=requested), effects
 
 
-def _has_whole_group(world: LocalWorld) -> bool:
-    """Whether a process group of all ranks has formed. Then they are connected to their store, so its loss is
-    an error of theirs. Before, torch would try for half an hour to reach it."""
-    return any(group.size >= world.plan.world_size for group in world.groups)
+def _needs_no_store(world: LocalWorld) -> bool:
+    """Whether the loss of the store ends no rank here: a process group of all ranks has formed, or some live
+    on from an earlier world.
+
+    With a group they are connected to their store, so its loss is an error of theirs. Before, torch would try
+    for half an hour to reach it. Where some live on, the coordinator knows whether all others have joined
+    them (`AgentReport.lost_store`).
+    """
+    return bool(world.plan.started) or any(group.size >= world.plan.world_size for group in world.groups)
 
 
 def _hang_exit(state: AgentState, rank: RankState, loss: ProcessExit | None) -> ProcessExit | None:
@@ -236,17 +241,13 @@ def _start_world(state: AgentState) -> Stepped:
 
 
 def _store_loss_exit(state: AgentState, plan: Plan) -> ProcessExit | None:
-    """The exit of ranks whose store is lost: as if SIGKILL had ended them. None: no loss is known.
-
-    Only the pod that hosted the store knows of the loss. Jobs with parameter servers, and commands that run
-    once per pod, use no store of ours.
-    """
-    offer = StoreOffer(plan.world_id, plan.store_host, plan.store_port)
-    if offer not in state.lost_stores or state.config.servers or state.launch.per_pod:
+    """The exit of ranks whose store is lost: as if SIGKILL had ended them. None: no loss is known."""
+    if not state.has_lost_store_of(plan):
         return None
     text = (
-        f"the TCPStore of world {plan.world_id} at {offer.host}:{offer.port} has ended, so its ranks cannot "
-        f"form a process group; the log of the pod in slot {state.identity.slot} says why it ended"
+        f"the TCPStore of world {plan.world_id} at {plan.store_host}:{plan.store_port} has ended, so its "
+        f"ranks cannot form a process group; the log of the pod in slot {state.identity.slot} says why it "
+        "ended"
     )
     return ProcessExit(None, signal.SIGKILL, message=text)
 

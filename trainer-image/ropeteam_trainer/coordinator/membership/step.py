@@ -276,10 +276,13 @@ def _decide_running(state: CoordinatorState, at: Moment) -> Decided:
     if is_world_done(state):
         return Decided(enter_phase(state, WorldPhase.COMPLETING, at))
     state = drains.record_terminating_slots(stage.note_training(state, at.now), at)
-    all_evidence = collect_evidence(state, at.now)
-    terminating = drains.left_behind_evidence(state, at)
-    if all_evidence or terminating or state.failure:
-        return Decided(_end_faulty_world(state, (*all_evidence, *terminating), at))
+    all_evidence = (
+        *collect_evidence(state, at.now),
+        *drains.left_behind_evidence(state, at),
+        *forming.lost_store_evidence(state),
+    )
+    if all_evidence or state.failure:
+        return Decided(_end_faulty_world(state, all_evidence, at))
     state = commits.grant_next_commit(state)
     if drains.is_due(state, at):
         return Decided(drains.pause_world(state, at))
