@@ -23,6 +23,8 @@ from ropeteam_trainer.rank.exchange import PLAIN, Vocabulary
 
 T = TypeVar("T")
 _POLL_SECONDS = 0.005
+_LINE_SECONDS = 45.0
+"""Time for the agent's line after a group could not be formed: it says which rank is lost."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,8 @@ class World:
     def join_again(self, world: LiveWorld, is_over: Callable[[], bool], and_then: Callable[[], None]) -> None:
         """Replace the process group by one that all ranks of this world form in its store, and call
         `and_then()`, a collective. Returns without a group when `is_over()`: a rank has been lost meanwhile.
-        Raises ConnectionError where a group cannot be formed.
+        Raises ConnectionError where a group cannot be formed, and it is not over for _LINE_SECONDS: the end
+        of a rank, or of the store, is an error here before the agent knows of it.
 
         No call of torch ends early. So it is called once all ranks are here, and in a thread, which is left
         alone if it is over.
@@ -182,8 +185,11 @@ class World:
         threading.Thread(target=form, daemon=True, name="ropeteam-group").start()
         while not formed.wait(_POLL_SECONDS) and not is_over():
             pass
-        if failures and not is_over():
-            raise ConnectionError(f"Connection closed by peer: no process group: {failures[0]}")
+        deadline = time.monotonic() + _LINE_SECONDS
+        while failures and not is_over():
+            if time.monotonic() > deadline:
+                raise ConnectionError(f"Connection closed by peer: no process group: {failures[0]}")
+            time.sleep(_POLL_SECONDS)
 
     def _all_are_here(self, world: LiveWorld, is_over: Callable[[], bool]) -> bool:
         """Wait until all ranks have called this. False: it is over."""
