@@ -40,7 +40,7 @@ def agent(slot: int, incarnation: int = 1, **changes: Any) -> AgentReport:
 
 def after_orders(report: AgentReport, orders: Orders, feature_level: int = 1) -> AgentReport:
     """Report of an agent that has applied its orders. Ranks start, or are dead, at once."""
-    changes: dict[str, Any] = {"store": None}
+    changes: dict[str, Any] = {"store": None, "lost": orders.lost}
     if orders.host_store:
         changes["store"] = StoreOffer(orders.host_store, report.address, 29500 + orders.host_store.n)
     if orders.plan is None and not report.stopped:

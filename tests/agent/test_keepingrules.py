@@ -11,6 +11,7 @@ from tests.agent.life import Life, a_plan, a_recovery_plan, killed, world_id
 from ropeteam_trainer.agent.machine import metrics
 from ropeteam_trainer.agent.machine.effects import CloseStore, Exit, KillRanks, SendToRank, StartRanks
 from ropeteam_trainer.agent.machine.events import RankDying, RanksStarted, RankUnkillable, StoreUp
+from ropeteam_trainer.agent.machine.report import urgent_part
 from ropeteam_trainer.contract.config import Timeouts
 from ropeteam_trainer.contract.local import LiveWorld, ToRank
 from ropeteam_trainer.contract.messages import RankPhase, StoreOffer
@@ -109,6 +110,18 @@ def test_ranks_that_cannot_continue_are_killed_by_the_orders_as_ever():
     life = Life().running().died(1).ordered(plan=a_plan(2))
     assert life.did_a(KillRanks) == KillRanks(world_id(1), (0,))
     assert life.died(0).did_a(StartRanks).ranks == (0, 1)
+
+
+def test_lost_ranks_are_reported_for_a_coordinator_that_is_restarted():
+    life = a_life().ordered(lost=(2,))
+    assert urgent_part(life.report).lost == (2,)
+    life.ordered(plan=a_recovery_plan(2, 1, 2), lost=())
+    assert (life.report.plan, life.report.lost) == (a_plan(1), (1, 2)), "it waits for the end of rank 1"
+    life.died(1)
+    assert (life.report.plan.world_id, life.report.lost) == (world_id(2), ())
+    assert life.ordered(lost=(3,)).report.lost == (3,)
+    assert life.ordered(plan=a_plan(3)).report.lost == (), "they are of another world"
+    assert life.did_a(KillRanks).ranks == (0, 1)
 
 
 # ---- the next world starts it again

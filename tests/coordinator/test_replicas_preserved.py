@@ -381,3 +381,67 @@ def test_a_lost_pod_is_still_missing_for_the_next_coordinator():
     assert [seen.sent_orders(slot).lost for slot in (0, 2)] == [(2, 3)] * 2
     seen.replaces(1)
     assert joined(seen).started == (2, 3)
+
+
+def test_a_silent_pod_is_lost_for_the_next_coordinator_too():
+    """Although its ranks live, and look well."""
+    seen = film()
+    seen.falls_silent(1)
+    seen.later(6)
+    seen.applies_orders(0, 2)
+    trains(seen, 12)
+    assert [seen.agents[slot].lost for slot in (0, 2)] == [(2, 3)] * 2
+    seen.silent.clear()
+    comes_back(seen)
+    assert (seen.phase, without_plan(seen)) == ("Stopping", [1])
+    assert [seen.sent_orders(slot).lost for slot in (0, 2)] == [(2, 3)] * 2
+    assert seen.report.incidents == (), "the boot before has reported it"
+    plan = joined(seen)
+    assert (plan.world_id, plan.started, plan.preserved) == (WorldId(1, 1, 1), (2, 3), (0, 2))
+    assert plan.origin == WorldId(1, 0, 1)
+
+
+@pytest.mark.parametrize("knowing", [(0, 2), (0,), (2,)])
+def test_a_lost_rank_beside_others_stays_lost_after_a_restart(knowing: tuple[int, ...]):
+    """Although it is well again, and its agent does not know."""
+    seen = film()
+    changes(seen, 3, regroups=False)
+    dies(seen, 5, dying=True)
+    assert seen.sent_orders(0).lost == (3, 5)
+    seen.applies_orders(*knowing)
+    changes(seen, 3, regroups=True)
+    comes_back(seen)
+    assert [seen.sent_orders(slot).lost for slot in SLOTS] == [(3, 5)] * 3
+    changes(seen, 5, dying=False)
+    seen.applies_orders(0, 2)
+    assert seen.phase == "Stopping", "rank 3 still lives"
+    assert (joined(seen).started, starting(seen)) == ((3, 5), [3, 5])
+
+
+def test_lost_is_what_any_agent_was_ordered_to_continue_without():
+    seen = film()
+    seen.reports(0, lost=(3,))
+    seen.reports(2, lost=(1, 3))
+    comes_back(seen)
+    assert [seen.sent_orders(slot).lost for slot in SLOTS] == [(1, 3)] * 3
+
+
+def test_ranks_that_were_lost_in_an_earlier_world_are_members_of_the_next():
+    seen = film()
+    dies(seen, 3, dying=True)
+    seen.applies_orders()
+    changes(seen, 3, dying=False)
+    seen.applies_orders(1)
+    assert [report.lost for report in seen.agents.values()] == [(3,), (), (3,)]
+    assert (starting(seen), seen.world_id.n) == ([3], 2)
+    comes_back(seen)
+    assert (seen.phase, seen.world_id) == ("Running", WorldId(1, 0, 2))
+    assert [seen.sent_orders(slot).lost for slot in SLOTS] == [()] * 3
+
+
+@pytest.mark.parametrize("lost", [(), (-1,), (6, 999)])
+def test_numbers_that_are_no_ranks_are_lost_by_nobody(lost: tuple[int, ...]):
+    seen = film()
+    seen.reports(1, lost=lost)
+    comes_back(seen)
+    assert seen.phase == "Running"

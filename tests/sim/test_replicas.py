@@ -174,11 +174,7 @@ def test_a_coordinator_that_restarts_between_loss_and_join_spares_the_others(ten
     world = running(1)
     before = kill(world, 2)
     world.run(0.01 + tenths / 10)
-    pod = next(pod for pod in world.kubernetes.pods.values() if pod.process in world.coordinators)
-    assert pod.process
-    assert pod.kubelet
-    pod.process.kill()
-    pod.kubelet.exited(pod, 137, "Error")
+    restart_coordinator(world)
     run_until(world, "joins")
     world.run(2.0)
     assert len(world.coordinators) == 2
@@ -186,6 +182,35 @@ def test_a_coordinator_that_restarts_between_loss_and_join_spares_the_others(ten
     world.settle()
     assert world.kubernetes.job.status.state == "Complete"
     assert (world.checks.counts["worlds"], world.checks.counts["steps"]) == (1, STEPS)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_rank_that_nobody_reached_is_lost_for_the_next_coordinator_too(seed: int) -> None:
+    """The rank lives, and its agent reports it as one that makes steps. No operator replaces its pod."""
+    world = running(seed, steps=60)
+    before = replicas(world)
+    unreachable = next(agent for agent in world.live_agents() if agent.pod.slot == 2)
+    world.operator.kill()
+    world.network.isolate(unreachable.site)
+    world.run(6.0)
+    assert world.checks.counts["regroups"] >= WORKERS - 1, "the others continued without it"
+    assert replicas(world)[2] is before[2]
+    restart_coordinator(world)
+    world.network.join(unreachable.site)
+    world.operator.start()
+    run_until(world, "joins")
+    assert replaced(world, before) == [2]
+    assert unreachable.alive, "no pod was replaced"
+    assert not world.kubernetes.job.status.incidents, "it neither hung nor ended by itself"
+    completes(world, incidents=0)
+
+
+def restart_coordinator(world: World) -> None:
+    pod = next(pod for pod in world.kubernetes.pods.values() if pod.process in world.coordinators)
+    assert pod.process
+    assert pod.kubelet
+    pod.process.kill()
+    pod.kubelet.exited(pod, 137, "Error")
 
 
 @pytest.mark.parametrize("seed", range(4))

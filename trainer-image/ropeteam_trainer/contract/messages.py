@@ -182,6 +182,8 @@ class AgentReport:
     store: StoreOffer | None = None
     lost_store: WorldId | None = None
     """The world of the ordered plan, if its store was held here and has ended."""
+    lost: tuple[int, ...] = ()
+    """Ranks of `plan` that are lost, as the newest orders name them: the others continue without them."""
     groups: tuple[GroupReport, ...] = ()
     """Default process groups that were formed in `plan`, at most 16."""
     reports_groups: bool = stored_as("tells_groups", False)

@@ -46,13 +46,20 @@ def plan_that_keeps_ranks(state: AgentState) -> Plan | None:
     return plan if plan.started_in(state.identity.slot) == world.started_in else None
 
 
+def lost_ranks(state: AgentState) -> tuple[int, ...]:
+    """Ranks of the world here without which its others continue: those that a newer plan starts again, or
+    that the orders for this world name."""
+    if plan := plan_that_keeps_ranks(state):
+        return plan.started
+    return state.orders.lost if state.orders and state.runs_desired_plan else ()
+
+
 def end_lost_ranks(state: AgentState) -> Stepped:
     """Kill the ranks of this pod without which all others continue (sync Exact), if they still live: they are
     no members any more."""
-    world, orders, plan = state.world, state.orders, plan_that_keeps_ranks(state)
-    if world is None or orders is None or world.killing:
+    world, lost = state.world, {*lost_ranks(state)}
+    if world is None or world.killing:
         return state, ()
-    lost = {*(plan.started if plan else orders.lost)}
     found = tuple(rank for rank in world.ranks if rank.rank in lost and rank.alive and not rank.is_lost)
     for rank in found:
         world = world.with_rank(replace(rank, is_lost=True))

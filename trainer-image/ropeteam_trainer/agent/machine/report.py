@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ropeteam_trainer.agent.machine import hang
+from ropeteam_trainer.agent.machine import hang, keepingrules
 from ropeteam_trainer.agent.machine.state import AgentState, RankState
 from ropeteam_trainer.contract.featurelevel import FeatureLevel
 from ropeteam_trainer.contract.messages import AgentReport, Progress, RankPhase, RankReport
@@ -30,6 +30,7 @@ def agent_report(state: AgentState) -> AgentReport:
         ranks=tuple(_rank_report(rank, state.feature_level) for rank in world.ranks) if world else (),
         store=max(state.stores, key=lambda offer: offer.world_id, default=None),
         lost_store=plan.world_id if plan and state.has_lost_store_of(plan) else None,
+        lost=keepingrules.lost_ranks(state),
         groups=world.groups if world else (),
         reports_groups=True,
         shards=world.shards if world else (),

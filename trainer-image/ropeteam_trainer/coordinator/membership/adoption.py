@@ -4,8 +4,9 @@ sent.
 Order: a world reported as completed stays so -> else, once all agents have reported, or a lease has passed
 since the first did, the world of the highest number is adopted unchanged if all registered members live in it
 (missing members are a fault of that world, found at once by the usual rules); a plan that only some agents
-have received is superseded, never completed. While no agent reports we wait: orders sent too early would end
-a healthy world. Not for longer than ranks live without an answer: after that no rank lives.
+have received is superseded, never completed, and so is a world that has lost ranks (sync Exact). While no
+agent reports we wait: orders sent too early would end a healthy world. Not for longer than ranks live without
+an answer: after that no rank lives.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def adopt_or_replan(state: CoordinatorState, at: Moment) -> Decided:
     previous = max(plans, key=lambda plan: plan.world_id, default=None)
     if previous is None:
         return Decided(enter_phase(state, WorldPhase.FORMING, at))
-    state = _with_previous_world(state, previous, at)
+    state = _with_lost_ranks(_with_previous_world(state, previous, at), agents)
     if _all_members_agree(state, agents) and _runs_or_ended_by_itself(state, at.now):
         moved = any(rank.steps_here for agent in agents.values() for rank in agent.report.ranks)
         quiesced = not any(agent.report.feature_level >= FeatureLevel.STEPS for agent in agents.values())
@@ -111,6 +112,22 @@ def _with_previous_world(state: CoordinatorState, plan: Plan, at: Moment) -> Coo
     return slotindex.enter_world(state, FormedWorld(_whole_plan(state, plan), at.now), at.now)
 
 
+def _with_lost_ranks(state: CoordinatorState, agents: dict[int, Agent]) -> CoordinatorState:
+    """The state with the ranks of its world that any of these agents was ordered to continue without. Not all
+    may have received that, but a rank that one other continues without is no member any more."""
+    world = state.world
+    assert world is not None
+    plan = world.plan
+    of_this = (
+        each.report
+        for each in agents.values()
+        if each.report.plan
+        and (each.report.plan.world_id, each.report.plan.hash) == (plan.world_id, plan.hash)
+    )
+    lost = slotset.of(rank for report in of_this for rank in report.lost if 0 <= rank < plan.world_size)
+    return with_world(state, lost=lost)
+
+
 def _whole_plan(state: CoordinatorState, plan: Plan) -> Plan:
     """The whole plan of which this is a part; a whole plan unchanged. Members are those that agents report.
 
@@ -159,7 +176,9 @@ def _all_members_agree(state: CoordinatorState, agents: dict[int, Agent]) -> boo
 
 
 def _runs_or_ended_by_itself(state: CoordinatorState, now: float) -> bool:
-    """Whether the world runs, or ended by a fault of its own. If agents have killed its ranks and there is no
-    other evidence, the previous boot had ended it: it must not be adopted as running."""
-    all_evidence = collect_evidence(state, now)
-    return any(evidence.weight > KILLED_BY_US for evidence in all_evidence) or not all_evidence
+    """Whether the world runs, or ended by a fault of its own. If agents have killed its ranks, or continue
+    without some, and there is no other evidence, the previous boot had ended it: it must not be adopted as
+    running."""
+    all_evidence, world = collect_evidence(state, now), state.world
+    ended = bool(all_evidence or (world and world.lost))
+    return any(evidence.weight > KILLED_BY_US for evidence in all_evidence) or not ended

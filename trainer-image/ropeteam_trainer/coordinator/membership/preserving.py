@@ -84,7 +84,7 @@ def _with_preserved(state: CoordinatorState, preserved: Slots) -> CoordinatorSta
     assert world is not None
     lost = world.lost
     if not state.config.servers:
-        for each in ranks_of_members(state, preserved & ~state.facts.whole_regroups):
+        for each in ranks_of_members(state, preserved & _slots_with_loss(state)):
             lost |= slotset.of(
                 rank
                 for rank, report in zip(each.ranks, each.reports, strict=True)
@@ -93,6 +93,13 @@ def _with_preserved(state: CoordinatorState, preserved: Slots) -> CoordinatorSta
             if all(slotset.has(lost, rank) for rank in each.ranks):
                 preserved &= ~slotset.one(each.member.slot)
     return with_world(state, preserved=preserved, lost=lost)
+
+
+def _slots_with_loss(state: CoordinatorState) -> Slots:
+    """Under sync Exact, slots with a rank that cannot continue, or that is lost and may be well again."""
+    assert state.world is not None
+    lost = slotset.of(rank // state.config.processes for rank in slotset.each(state.world.lost))
+    return state.all_slots & ~state.facts.whole_regroups | lost
 
 
 def preserved_text(state: CoordinatorState) -> str:
@@ -107,9 +114,7 @@ def slots_of_dying(state: CoordinatorState) -> Slots:
     world = state.world
     if world is None or not world.lost:
         return slotset.NONE
-    found = (
-        agent_of_slot(state, slot) for slot in slotset.each(world.preserved & ~state.facts.whole_regroups)
-    )
+    found = (agent_of_slot(state, slot) for slot in slotset.each(world.preserved & _slots_with_loss(state)))
     return slotset.of(
         agent.report.slot
         for agent in found
