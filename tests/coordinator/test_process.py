@@ -189,11 +189,18 @@ async def test_what_it_cannot_start_without_is_named(start, changes: dict[str, s
     assert "Traceback" not in out.decode()
 
 
-def test_boots_are_counted_from_zero_and_a_damaged_count_only_grows(tmp_path: Path):
-    assert [count_boot(tmp_path / "state", 1_800_000_000) for _ in range(3)] == [0, 1, 2]
-    (tmp_path / "state" / "boot").write_text("")
-    assert count_boot(tmp_path / "state", 1_800_000_000) == 1_800_000_000
-    assert count_boot(tmp_path / "state", 1_800_000_000) == 1_800_000_001
+def test_boots_are_counted_from_zero_whatever_the_content_of_the_files(tmp_path: Path):
+    state = tmp_path / "state"
+    assert [count_boot(state) for _ in range(12)] == [*range(12)], "by number, not by name"
+    assert [path.name for path in state.iterdir()] == ["boot-11"]
+    for content in (b"", b"7", b"\xff"):
+        (path,) = state.iterdir()
+        path.write_bytes(content)
+        count_boot(state)
+    (state / "boot-3").touch()
+    (state / "boot-x").touch()
+    (state / "boot-").touch()
+    assert count_boot(state) == 15, "the highest; and a name of another kind is none"
 
 
 def test_a_nuisance_is_rate_limited_and_a_value_cannot_fake_a_line():

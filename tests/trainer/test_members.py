@@ -31,7 +31,7 @@ from ropeteam_trainer.strategies.exact.members import (
 from ropeteam_trainer.strategies.exact.sums import ReplicaLost
 
 LOST = ReplicaLost("replica 1 is lost")
-IDS = st.builds(WorldId, st.integers(0, 20_000), st.integers(0, 4_000), st.integers(0, 1_000_000))
+IDS = st.builds(WorldId, st.integers(0, 30_000), st.integers(0, 60_000), st.integers(0, 1_000_000))
 
 
 def live(n: int, *started: int) -> LiveWorld:

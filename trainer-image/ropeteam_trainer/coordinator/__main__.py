@@ -11,9 +11,9 @@ import argparse
 import asyncio
 import gc
 import os
+import re
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -32,7 +32,7 @@ from ropeteam_trainer.system.folders import Folder
 from ropeteam_trainer.system.lines import replace_standard_streams
 
 STATE_DIR = "/ropeteam-state"
-
+_BOOT = re.compile("boot-[0-9]{1,9}")
 
 GC_THRESHOLDS = (100_000, 20, 20)
 """Thresholds of the garbage collector. Reports of thousands of agents are many objects and no cycle: the
@@ -60,7 +60,7 @@ def main() -> int:
         settings = codec.decode(CoordinatorConfig, os.environ[contract.CONFIG])
         token = contract.read_token(os.environ)
         folder = Path(os.environ.get(contract.AGENT_STATE_DIR, STATE_DIR))
-        boot = count_boot(folder, int(time.time()))
+        boot = count_boot(folder)
         host = os.environ.get(contract.POD_IP, "0.0.0.0")
         ports = Ports(host, flags.agent_port, flags.http_port)
         storage_health = StorageHealth(folder)
@@ -73,20 +73,19 @@ def main() -> int:
     return 0
 
 
-def count_boot(folder: Path, unix: int) -> int:
-    """Number of this boot, counted in a file of the folder: 0 for the first one of this pod, then one more
-    each time, after a power cut too. `unix`: the boot if the file is damaged, because numbers must grow.
-    Raises OSError: the folder is not writable, and the coordinator must not start.
+def count_boot(folder: Path) -> int:
+    """Number of this boot: 0 for the first one of this pod, then one more each time, after a power cut too.
+    Counted by the names of empty files, so that no damaged content makes it another number: it must grow, and
+    stay small (strategies/exact/members.py). Raises OSError: the folder is not writable, and the coordinator
+    must not start.
     """
-    file = folder / "boot"
-    try:
-        boot = int(file.read_text(encoding="ascii")) + 1
-    except FileNotFoundError:
-        boot = 0
-    except ValueError:
-        boot = unix
     with Folder.at(folder, make=True) as state_folder:
-        state_folder.write(file.name, str(boot).encode())
+        counted = [int(name[5:]) for name in state_folder.names() if _BOOT.fullmatch(name)]
+        boot = max(counted, default=-1) + 1
+        state_folder.create(f"boot-{boot}")
+        state_folder.sync()  # before older names go
+        for each in counted:
+            state_folder.remove(f"boot-{each}")
     return boot
 
 

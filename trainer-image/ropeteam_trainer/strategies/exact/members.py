@@ -22,7 +22,7 @@ from ropeteam_trainer.strategies.exact.sums import ReplicaLost
 _LINE_SECONDS = 45.0
 """Time for the agent's line after a loss. None comes if the world ends, or if the other rank has ended with
 no error: before it counts as hanging, this one ends and blames that one."""
-_TERM_BITS, _BOOT_BITS, _N_BITS, _CHANGE_BITS = 15, 12, 24, 13
+_TERM_BITS, _BOOT_BITS, _N_BITS, _CHANGE_BITS = 15, 16, 20, 13
 
 
 @dataclass(frozen=True)
