@@ -236,6 +236,63 @@ async def test_a_rank_that_is_reaped_while_a_store_starts_does_not_take_it_along
     assert "the TCPStore of world" not in pod.text(), "none was lost, and started again"
 
 
+HOLDS_ITS_THIRD_ANSWER = """
+import os, sys, time
+write, forks = os.write, []
+def held(fd, data):
+    done = write(fd, data)
+    if data == b"g":
+        forks.append(fd)
+        while len(forks) == 3 and not os.path.exists("go"):
+            time.sleep(0.01)
+    return done
+if any(word.endswith("zygote.py") for word in sys.orig_argv):
+    os.write = held
+"""
+"""As on a busy machine: the child runs, and the agent, whose child it is, does not know its number yet."""
+LEAVES_TWO = """
+import os, time
+rank = os.environ["RANK"]
+if rank == "0" and os.fork() == 0:
+    rank = "child"
+elif rank == "0" and os.fork() == 0:
+    rank = "daemon"
+    os.setsid()
+os.write(1, f"rank {rank} is {os.getpid()}.\\n".encode())
+time.sleep(1000)
+"""
+"""The daemon could be of any rank: it has left the session, and a forked rank no environment of its own."""
+
+
+def pids_of_script(pod) -> dict[str, int]:
+    lines = (line.partition("] rank ")[2] for line in pod.text().splitlines() if line.endswith("."))
+    found = (line.partition(" is ") for line in lines if line)
+    return {rank: int(pid.removesuffix(".")) for rank, _, pid in found}
+
+
+async def test_a_rank_that_is_being_forked_is_no_orphan_of_another_that_dies(make_pod, coordinator):
+    pod = make_pod(processes=2, start=Start.FORK)
+    (pod.folder / "sitecustomize.py").write_text(HOLDS_ITS_THIRD_ANSWER)
+    (pod.folder / "x.py").write_text(LEAVES_TWO)
+    path = os.pathsep.join((str(pod.folder), os.environ.get("PYTHONPATH", "")))
+    pod.start("python3", "x.py", ROPETEAM_STORE="", PYTHONPATH=path)
+    await zygote_is_warm(pod)
+    plan = await a_world(coordinator, 1, processes=2)  # a store, rank 0, and then rank 1
+    await wait_until_async(pod.text, lambda: len(pids_of_script(pod)) == 4)
+    pids = pids_of_script(pod)
+    os.kill(pids["0"], signal.SIGKILL)
+    child = Path(f"/proc/{pids['child']}")  # of its session: ended at once
+    await wait_until_async(pod.text, lambda: not child.exists())
+    (pod.folder / "go").touch()
+    report = await coordinator.wait_for(
+        lambda r: (
+            r.plan == plan and r.ranks[0].exit and not r.ranks[0].dying and r.ranks[1].phase != "Starting"
+        )
+    )
+    assert [rank.exit is None for rank in report.ranks] == [False, True], pod.text()
+    assert {*pids.values()} & {*pod.living()} == {pids["1"]}, "what rank 0 has left has ended"
+
+
 async def test_sigkill_of_the_agent_takes_zygote_store_and_forked_ranks_along(make_pod, coordinator):
     pod = make_pod(start=Start.FORK)
     (pod.folder / "x.py").write_text("import time\nprint('up', flush=True)\ntime.sleep(1000)\n")

@@ -341,17 +341,19 @@ class Ranks:
     async def _kill_orphans(self, dead: _Process, session: int) -> bool:
         """Kill the orphans of a dead rank, and record why they are alive. False: none was left."""
         try:
-            orphans = await self._orphans(dead, session)
+            orphans, unknown = await self._orphans(dead, session)
         except OSError as error:
             dead.why_alive = f"its remaining processes cannot be found: {error}"
             return True
         refused = {pid: why for pid in orphans if (why := proc.send_signal(pid))}
         refusals = [f"process {pid} that it started cannot be killed: {why}" for pid, why in refused.items()]
-        dead.why_alive = "; ".join(refusals) or f"processes that it started do not end: {sorted(orphans)}"
-        return bool(orphans)
+        alive = sorted(orphans | unknown)
+        dead.why_alive = "; ".join(refusals) or f"processes that it started do not end: {alive}"
+        return bool(alive)
 
-    async def _orphans(self, dead: _Process, session: int) -> set[int]:
-        """Pids of what a dead rank left alive, with all their descendants. Raises OSError.
+    async def _orphans(self, dead: _Process, session: int) -> tuple[set[int], set[int]]:
+        """Pids of what a dead rank left alive, with all their descendants, and of what may be left, or be the
+        rank that is being forked: its pid is not known yet. Raises OSError.
 
         Searched are all descendants of the agent, without services, living ranks, and what is below those.
         The rank's own: processes in its session, or started with its page. Processes in the session of no
@@ -361,6 +363,7 @@ class Ranks:
         table = proc.living_processes()
         services = self._service_pids()
         living = {process.pid for process in self._processes.values() if process.pid is not None}
+        is_forking = any(each.write_end >= 0 for each in self._processes.values() if each is not dead)
         protected = services | living
         others = proc.descendants([os.getpid()], table) - protected - proc.descendants(protected, table)
         # A store that has just been forked is in the zygote's session, and its pid is not known yet.
@@ -369,11 +372,14 @@ class Ranks:
         unowned = {pid for pid in others - own if table[pid].session not in living}
         pages = await self._page_paths(unowned, dead) if unowned else {}
         own |= {pid for pid in unowned if pages[pid] == str(dead.page.path)}
+        unknown: set[int] = set()
         if not living or not dead.exit.clean:
             alive = (process for process in self._processes.values() if process.pid is not None)
             of_others = {str(process.page.path) for process in alive}
-            own |= {pid for pid in unowned if pages[pid] not in of_others}
-        return own | proc.descendants(own, table)
+            unknown = {pid for pid in unowned - own if pages[pid] not in of_others}
+        if not is_forking:
+            own, unknown = own | unknown, set()
+        return own | proc.descendants(own, table), unknown
 
     async def _page_paths(self, pids: set[int], dead: _Process) -> dict[int, str]:
         """By pid: path of the page that each process was started with; "" if there is none. Waits while a
