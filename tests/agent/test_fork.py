@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -198,6 +199,32 @@ async def test_a_store_that_dies_before_any_rank_has_come_ends_its_world_aloud(m
     (pod.folder / "go").touch()
     report = await ended(coordinator, await a_world(coordinator, 2))
     assert exit_of(report).clean, pod.text()
+
+
+async def test_the_end_of_a_store_in_which_a_rank_is_to_join_others_is_reported_and_kills_none(
+    make_pod, coordinator
+):
+    pod = make_pod(processes=2)
+    (pod.folder / "x.py").write_text("import time\ntime.sleep(1000)\n")
+    pod.start("python3", "x.py", ROPETEAM_STORE="")
+    await wait_until_async(pod.text, lambda: zygotes(pod))
+    (zygote,) = zygotes(pod)
+    first = await a_world(coordinator, 1, processes=2)
+    await coordinator.wait_for(lambda r: r.plan == first and all(rank.phase == "Running" for rank in r.ranks))
+    await wait_until_async(pod.text, lambda: stores(pod, zygote))
+    old, second = stores(pod, zygote), WorldId(1, 0, 2)
+    coordinator.order(lost=(1,), host_store=second)
+    store = (await coordinator.wait_for(lambda r: r.store and r.store.world_id == second)).store
+    members = (replace(first.members[0], started_in=first.world_id),)
+    address = {"store_host": store.host, "store_port": store.port}
+    plan = a_plan(2, members=members, origin=first.world_id, started=(1,), **address)
+    coordinator.order(plan=plan, lost=(), host_store=None)
+    await coordinator.wait_for(lambda r: r.plan == plan and all(rank.phase == "Running" for rank in r.ranks))
+    await wait_until_async(pod.text, lambda: stores(pod, zygote) and not stores(pod, zygote) & old)
+    (pid,) = stores(pod, zygote)
+    os.kill(pid, signal.SIGKILL)
+    report = await coordinator.wait_for(lambda r: r.lost_store)
+    assert (report.lost_store, [rank.exit for rank in report.ranks]) == (second, [None, None])
 
 
 HOLDS_ITS_SECOND_FORK = """
