@@ -136,13 +136,14 @@ class Loops:
 
     def recovering(self) -> Loop:
         """As roles/collective.py sets it up."""
-        link = agentlink.connect(os.environ, self._world.rank)
+        heart = agentlink.HeartbeatWriter(os.environ[config.RANK_PAGE])
+        link = agentlink.connect(os.environ, self._world.rank, heart)
         assert isinstance(link, agentlink.AgentLink)
         plan = codec.decode(RankPlan, os.environ[config.RANK_PLAN].encode())
         loop = self.exact(WorldsOfJob(link, world_of(plan)))
         assert loop.wrapped is not None
         assert loop.wrapped.exact is not None
-        loop.wrapped.exact.waiting = agentlink.HeartbeatWriter(os.environ[config.RANK_PAGE]).waiting
+        loop.wrapped.exact.callbacks.waiting = heart.waiting
         return loop
 
     def all_reduce(self) -> Loop:

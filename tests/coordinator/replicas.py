@@ -8,8 +8,8 @@ from typing import Any
 from lab.coordinator.reports import SIGKILL
 from tests.coordinator.timeline import Timeline
 
-from ropeteam_trainer.contract.messages import RankPhase, RankReport
-from ropeteam_trainer.contract.world import CheckpointRef, Plan, ProcessExit
+from ropeteam_trainer.contract.messages import RankPhase, RankReport, Shard
+from ropeteam_trainer.contract.world import CheckpointRef, Plan, ProcessExit, ShardFile
 
 SLOTS, RANKS = (0, 1, 2), (0, 1, 2, 3, 4, 5)
 
@@ -95,3 +95,25 @@ def restores(seen: Timeline, step: int) -> None:
     """The leading rank's agent reports from which checkpoint of the lineage it resumed."""
     found = next(ref for ref in seen.state.lineage if ref.step == step)
     seen.reports(0, restored=CheckpointRef(step, found.world_id, found.digest))
+
+
+def lineage(seen: Timeline) -> list[tuple[int, str]]:
+    return [(ref.step, str(ref.world_id)) for ref in seen.report.lineage]
+
+
+def saves(seen: Timeline, step: int, *slots: int) -> None:
+    """As the timeline's, but only by ranks that live, and under the name of the leading rank's world."""
+    for slot in slots or SLOTS:
+        before = seen.agents[slot].shards
+        living = {rank.rank for rank in seen.agents[slot].ranks if not rank.exit}
+        seen.saves(step, slot)
+        world_id = seen.state.world.plan.started_in(0)
+        new = (s for s in seen.agents[slot].shards if s not in before and s.rank in living)
+        seen.reports(slot, shards=(*before, *(replace(shard, world_id=world_id) for shard in new)))
+
+
+def saves_for_all(seen: Timeline, step: int, rank: int) -> None:
+    slot = rank // 2
+    files = ShardFile("state.pt", 1, "00"), ShardFile(f"rank-{rank}.pt", 1, "00")
+    shard = Shard(rank, seen.state.world.plan.started_in(0), step, files, whole=True)
+    seen.reports(slot, shards=(*seen.agents[slot].shards, shard))

@@ -13,31 +13,18 @@ from tests.coordinator.replicas import (
     dies,
     film,
     joined,
+    lineage,
+    saves,
+    saves_for_all,
     starting,
     trains,
     without_plan,
 )
 from tests.coordinator.timeline import Timeline
 
-from ropeteam_trainer.contract.messages import Problem, RankPhase, Shard
-from ropeteam_trainer.contract.world import Cause, FailReason, ShardFile, WorldId
+from ropeteam_trainer.contract.world import Cause, WorldId
 
 # ---- checkpoints
-
-
-def lineage(seen: Timeline) -> list[tuple[int, str]]:
-    return [(ref.step, str(ref.world_id)) for ref in seen.report.lineage]
-
-
-def saves(seen: Timeline, step: int, *slots: int) -> None:
-    """As the timeline's, but only by ranks that live, and under the name of the leading rank's world."""
-    for slot in slots or SLOTS:
-        before = seen.agents[slot].shards
-        living = {rank.rank for rank in seen.agents[slot].ranks if not rank.exit}
-        seen.saves(step, slot)
-        world_id = seen.state.world.plan.started_in(0)
-        new = (s for s in seen.agents[slot].shards if s not in before and s.rank in living)
-        seen.reports(slot, shards=(*before, *(replace(shard, world_id=world_id) for shard in new)))
 
 
 def test_a_checkpoint_that_some_have_not_written_is_not_committed_while_these_are_lost():
@@ -49,13 +36,6 @@ def test_a_checkpoint_that_some_have_not_written_is_not_committed_while_these_ar
     assert (seen.phase, seen.state.grant) == ("Forming", None)
     seen.applies_orders()
     assert lineage(seen) == [(8, "1.0.1")]
-
-
-def saves_for_all(seen: Timeline, step: int, rank: int) -> None:
-    slot = rank // 2
-    files = ShardFile("state.pt", 1, "00"), ShardFile(f"rank-{rank}.pt", 1, "00")
-    shard = Shard(rank, seen.state.world.plan.started_in(0), step, files, whole=True)
-    seen.reports(slot, shards=(*seen.agents[slot].shards, shard))
 
 
 @pytest.mark.parametrize("rank", [0, 5])
@@ -129,176 +109,6 @@ def test_checkpoints_of_another_leading_pod_have_the_name_of_its_world():
     saves(seen, 14)
     seen.applies_orders()
     assert lineage(seen) == [(14, "1.0.2"), (12, "1.0.2"), (8, "1.0.1")]
-
-
-# ---- drains, new attempts
-
-
-def test_a_terminating_pod_is_left_behind():
-    seen = film()
-    seen.reports(1, terminating=True)
-    seen.later(0.9)
-    assert seen.phase == "Running", "others may terminate, too"
-    seen.later(0.2)
-    assert (without_plan(seen), seen.sent_orders(0).lost) == ([1], (2, 3))
-    assert not any(seen.sent_orders(slot).pause for slot in SLOTS)
-    seen.applies_orders()
-    assert seen.sent_orders(1).leave
-    trains(seen, 14)
-    seen.replaces(1)
-    plan = joined(seen)
-    assert (plan.started, plan.preserved) == ((2, 3), (0, 2))
-    assert (seen.incident.cause, seen.incident.charged) == (Cause.POD_DELETED, False)
-    assert seen.incident.steps_lost == 0
-
-
-@pytest.mark.parametrize("last", [SLOTS, (0, 2)])
-def test_when_all_pods_whose_ranks_can_continue_terminate_the_world_is_drained(last: tuple[int, ...]):
-    """The ranks of slot 1 have made no step."""
-    seen = film()
-    if 1 not in last:
-        for rank in (2, 3):
-            changes(seen, rank, steps_here=0)
-    for slot in last:
-        seen.reports(slot, terminating=True)
-    seen.later(1.1)
-    assert seen.phase == "Draining"
-    assert all(seen.sent_orders(slot).pause == seen.world_id for slot in SLOTS)
-    assert [seen.sent_orders(slot).lost for slot in SLOTS] == [()] * 3
-    for slot in SLOTS:
-        seen.ranks(slot, RankPhase.PAUSED, 11)
-    assert seen.sent_orders(0).stop_at == 12
-    saves(seen, 12)
-    for slot in SLOTS:
-        seen.ranks(slot, RankPhase.DRAINED, 12)
-    seen.applies_orders()
-    assert all(seen.sent_orders(slot).leave for slot in last)
-    assert [rank.phase for slot in SLOTS for rank in seen.agents[slot].ranks] == [RankPhase.EXITED] * 6
-    for slot in last:
-        seen.replaces(slot)
-    plan = joined(seen)
-    assert (plan.started, plan.preserved, plan.restore[0].step) == ((), (), 12)
-    assert (seen.incident.cause, seen.incident.charged) == (Cause.POD_DELETED, False)
-
-
-def test_a_rank_that_dies_in_a_drain_ends_all():
-    seen = film()
-    seen.desires(drain=True)
-    assert seen.phase == "Draining"
-    dies(seen, 5)
-    assert without_plan(seen) == [*SLOTS]
-
-
-def test_a_pod_that_terminates_while_a_rank_is_lost_is_preserved_no_longer():
-    seen = film()
-    dies(seen, 3, dying=True)
-    seen.reports(2, terminating=True)
-    assert without_plan(seen) == [2]
-    assert seen.sent_orders(0).lost == (3, 4, 5)
-    seen.applies_orders()
-    assert seen.sent_orders(2).leave
-
-
-def last_save(seen: Timeline, *slots: int) -> None:
-    """The ranks of these slots, which continue without others, save before they end: the rest of a drain."""
-    assert all(seen.sent_orders(slot).pause == seen.world_id for slot in slots)
-    assert seen.sent_orders(slots[0]).stop_at is None
-    for slot in slots:
-        reaches(seen, slot, RankPhase.PAUSED, 11)
-    assert {seen.sent_orders(slot).stop_at for slot in slots} == {13}, "a lost rank may have saved step 12"
-    for slot in slots[1:]:
-        reaches(seen, slot, RankPhase.DRAINED, 13)
-    assert set(without_plan(seen)).isdisjoint(slots)
-    saves_for_all(seen, 13, 0)
-    reaches(seen, slots[0], RankPhase.DRAINED, 13)
-    assert set(without_plan(seen)).isdisjoint(slots), "the manifest is not written yet"
-    seen.applies_orders(slots[0])
-    assert lineage(seen)[0] == (13, "1.0.1")
-    assert {*without_plan(seen)} >= {*slots}
-
-
-def reaches(seen: Timeline, slot: int, phase: RankPhase, step: int) -> None:
-    ranks = seen.agents[slot].ranks
-    seen.reports(
-        slot, ranks=tuple(rank if rank.exit else replace(rank, phase=phase, step=step) for rank in ranks)
-    )
-
-
-def test_ranks_save_before_they_end_for_a_drain_while_others_are_lost():
-    seen = film()
-    seen.falls_silent(1)
-    seen.later(6)
-    seen.desires(drain=True)
-    assert seen.phase == "Forming"
-    last_save(seen, 0, 2)
-    seen.applies_orders()
-    seen.later(6)
-    assert seen.phase == "Drained"
-    seen.desires(drain=False)
-    seen.replaces(1)
-    plan = joined(seen)
-    assert (plan.started, plan.preserved, plan.restore[0].step) == ((), (), 13)
-
-
-def test_ranks_save_before_they_end_if_the_pods_of_all_that_are_left_terminate():
-    seen = film()
-    seen.falls_silent(1)
-    seen.later(6)
-    seen.reports(2, terminating=True)
-    assert without_plan(seen) == [2], "slot 0 continues"
-    seen.reports(0, terminating=True)
-    last_save(seen, 0)
-
-
-def test_a_last_save_is_awaited_for_drain_seconds_at_most():
-    seen = film()
-    seen.falls_silent(1)
-    seen.later(6)
-    seen.desires(drain=True)
-    seen.later(seen.config.timeouts.drain - 0.1)
-    assert without_plan(seen) == []
-    seen.later(0.2)
-    assert without_plan(seen) == [0, 2]
-
-
-def test_a_rank_that_dies_before_the_last_save_is_lost_for_the_others():
-    seen = film()
-    seen.falls_silent(1)
-    seen.later(6)
-    seen.desires(drain=True)
-    dies(seen, 5)
-    assert seen.sent_orders(0).lost == (2, 3, 5)
-    last_save(seen, 0, 2)
-
-
-def test_a_job_that_fails_awaits_no_last_save():
-    seen = film()
-    seen.falls_silent(1)
-    seen.later(6)
-    seen.desires(drain=True)
-    seen.desires(failure=Problem(FailReason.DEADLINE_EXCEEDED, "late"))
-    assert (seen.phase, without_plan(seen)) == ("Failed", [0, 2])
-    assert not seen.state.world.preserved, "their ends are awaited"
-
-
-def test_nobody_waits_for_a_save_that_cannot_be_committed():
-    """The agent that has the claim is gone."""
-    seen = film()
-    seen.falls_silent(0)
-    seen.later(6)
-    assert without_plan(seen) == []
-    seen.desires(drain=True)
-    assert without_plan(seen) == [1, 2]
-
-
-@pytest.mark.parametrize("replacement", [{"attempt": 2}])
-def test_what_ends_the_whole_job_keeps_nobody(replacement: dict[str, int]):
-    seen = film()
-    dies(seen, 3, dying=True)
-    assert without_plan(seen) == []
-    seen.desires(**replacement)
-    assert without_plan(seen) == [*SLOTS]
-    assert [seen.sent_orders(slot).lost for slot in SLOTS] == [()] * 3
 
 
 # ---- the coordinator is restarted

@@ -87,6 +87,13 @@ def has_recovered(cluster: Cluster, name: str, incidents: int) -> bool:
     return len(seen) == incidents and bool(seen[-1]["recoveryMilliseconds"].get("firstStep"))
 
 
+def check_steps(seen: list[tuple[int, str, str]]) -> None:
+    """All are those of a job that nothing has disturbed."""
+    expected = undisturbed_steps(max(step for step, *_ in seen))
+    assert {step for step, *_ in seen} >= {*range(30)} - {0}
+    assert [each for each in seen if [*each[1:]] != [*expected[each[0]]]] == []
+
+
 def test_each_step_is_the_undisturbed_one_whoever_dies_or_hangs(cluster: Cluster, name: str, tmp_path: Path):
     """A rank is killed, one hangs, a pod vanishes with its agent, the coordinator with a rank, and a pod is
     evicted: one after the other. Only those who died are started again."""
@@ -125,8 +132,5 @@ def test_each_step_is_the_undisturbed_one_whoever_dies_or_hangs(cluster: Cluster
     assert [(seen["slot"], seen.get("stepsLost")) for seen in cluster.status(name)["incidents"]] == [
         (1, 0), (2, 0), (0, 0), (2, 0), (1, 0)
     ]  # fmt: skip
-    seen = [step for log in logs(cluster, name) for step in steps_in(log)]
+    check_steps([step for log in logs(cluster, name) for step in steps_in(log)])
     cluster.delete(name)
-    expected = undisturbed_steps(max(step for step, *_ in seen))
-    assert {step for step, *_ in seen} >= {*range(30)} - {0}
-    assert [each for each in seen if [*each[1:]] != [*expected[each[0]]]] == []
