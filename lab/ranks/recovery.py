@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from lab.ranks.processes import Ended, FakeAgent, RankGroup
+from ropeteam_trainer.checkpoint.decisions.manifest import Manifest
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import CheckpointConfig
 from ropeteam_trainer.contract.local import PAGE_SIZE, Beat, LiveWorld, ToRank
@@ -59,6 +60,7 @@ class RecoveringJob:
         self._stores: list[TCPStore] = []
         self._live: LiveWorld | None = None
         """The world of now. None: the first."""
+        self._committed: int | None = None
         self._started_in = dict.fromkeys(range(ranks), self._first)
         self._reports = dict.fromkeys(range(ranks), 0)
         """Of each rank, how many times those before it have reported that they can continue."""
@@ -186,11 +188,19 @@ class RecoveringJob:
         """Step until all new ranks have joined."""
         self.step_until(lambda: all(map(self.can_continue, self.living())))
 
+    def commit_alone(self, step: int, rank: int) -> Manifest:
+        """Commit the checkpoint that this rank has saved for all, and send that to the others."""
+        manifest = self.agent.commit(step, [rank], 1)
+        self._committed = step
+        self._send()
+        return manifest
+
     def _send(self) -> None:
         """Send the agents' lines. New ranks have their world in their environment."""
         for rank in self.living():
             if self.can_continue(rank):
                 is_new = self._live is None or self._started_in[rank] == self._live.world_id
-                line = ToRank(live_world=None if is_new else self._live, lost=(*sorted(self.lost),))
+                live = None if is_new else self._live
+                line = ToRank(committed_step=self._committed, live_world=live, lost=(*sorted(self.lost),))
                 with suppress(OSError):  # it has just ended
                     self.agent.send(line, [rank])

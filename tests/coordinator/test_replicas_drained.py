@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from tests.coordinator.replicas import (
     SLOTS,
-    changes,
     dies,
     film,
     joined,
@@ -23,33 +21,9 @@ from ropeteam_trainer.contract.messages import Problem, RankPhase
 from ropeteam_trainer.contract.world import Cause, FailReason
 
 
-def test_a_terminating_pod_is_left_behind():
+def test_a_terminating_pod_drains_the_whole_world():
     seen = film()
     seen.reports(1, terminating=True)
-    seen.later(0.9)
-    assert seen.phase == "Running", "others may terminate, too"
-    seen.later(0.2)
-    assert (without_plan(seen), seen.sent_orders(0).lost) == ([1], (2, 3))
-    assert not any(seen.sent_orders(slot).pause for slot in SLOTS)
-    seen.applies_orders()
-    assert seen.sent_orders(1).leave
-    trains(seen, 14)
-    seen.replaces(1)
-    plan = joined(seen)
-    assert (plan.started, plan.preserved) == ((2, 3), (0, 2))
-    assert (seen.incident.cause, seen.incident.charged) == (Cause.POD_DELETED, False)
-    assert seen.incident.steps_lost == 0
-
-
-@pytest.mark.parametrize("last", [SLOTS, (0, 2)])
-def test_when_all_pods_whose_ranks_can_continue_terminate_the_world_is_drained(last: tuple[int, ...]):
-    """The ranks of slot 1 have made no step."""
-    seen = film()
-    if 1 not in last:
-        for rank in (2, 3):
-            changes(seen, rank, steps_here=0)
-    for slot in last:
-        seen.reports(slot, terminating=True)
     seen.later(1.1)
     assert seen.phase == "Draining"
     assert all(seen.sent_orders(slot).pause == seen.world_id for slot in SLOTS)
@@ -61,10 +35,9 @@ def test_when_all_pods_whose_ranks_can_continue_terminate_the_world_is_drained(l
     for slot in SLOTS:
         seen.ranks(slot, RankPhase.DRAINED, 12)
     seen.applies_orders()
-    assert all(seen.sent_orders(slot).leave for slot in last)
+    assert seen.sent_orders(1).leave
     assert [rank.phase for slot in SLOTS for rank in seen.agents[slot].ranks] == [RankPhase.EXITED] * 6
-    for slot in last:
-        seen.replaces(slot)
+    seen.replaces(1)
     plan = joined(seen)
     assert (plan.started, plan.preserved, plan.restore[0].step) == ((), (), 12)
     assert (seen.incident.cause, seen.incident.charged) == (Cause.POD_DELETED, False)
@@ -129,14 +102,23 @@ def test_ranks_save_before_they_end_for_a_drain_while_others_are_lost():
     assert (plan.started, plan.preserved, plan.restore[0].step) == ((), (), 13)
 
 
-def test_ranks_save_before_they_end_if_the_pods_of_all_that_are_left_terminate():
+def test_ranks_save_before_they_end_for_a_drain_while_a_lost_one_is_dying():
     seen = film()
-    seen.falls_silent(1)
-    seen.later(6)
-    seen.reports(2, terminating=True)
-    assert without_plan(seen) == [2], "slot 0 continues"
-    seen.reports(0, terminating=True)
-    last_save(seen, 0)
+    dies(seen, 3, dying=True)
+    seen.desires(drain=True)
+    assert seen.phase == "Stopping"
+    last_save(seen, *SLOTS)
+
+
+def test_a_drain_stops_a_step_later_while_new_ranks_may_not_have_joined():
+    seen = film()
+    dies(seen, 3)
+    joined(seen)
+    trains(seen, 11)
+    seen.desires(drain=True)
+    for slot in SLOTS:
+        reaches(seen, slot, RankPhase.PAUSED, 11)
+    assert seen.sent_orders(0).stop_at == 13
 
 
 def test_a_last_save_is_awaited_for_drain_seconds_at_most():

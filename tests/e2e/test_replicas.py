@@ -95,8 +95,8 @@ def check_steps(seen: list[tuple[int, str, str]]) -> None:
 
 
 def test_each_step_is_the_undisturbed_one_whoever_dies_or_hangs(cluster: Cluster, name: str, tmp_path: Path):
-    """A rank is killed, one hangs, a pod vanishes with its agent, the coordinator with a rank, and a pod is
-    evicted: one after the other. Only those who died are started again."""
+    """A rank is killed, one hangs, a pod vanishes with its agent, and the coordinator with a rank: one after
+    the other. Only those who died are started again."""
     cluster.create(exact(name, tmp_path))
     wait_until("pods", lambda: len(cluster.pods(name)) == WORKERS)
     wait_step(cluster, name, 5)
@@ -113,14 +113,12 @@ def test_each_step_is_the_undisturbed_one_whoever_dies_or_hangs(cluster: Cluster
             case 4:
                 os.kill(cluster.coordinator_pid(name), signal.SIGKILL)
                 os.kill(pids[rank], signal.SIGKILL)
-            case 5:
-                cluster.delete_pod(pod_of(rank), grace=30)
 
     def pod_of(slot: int) -> str:
         pods = {pod["metadata"]["labels"]["ropeteam.dev/slot"]: pod for pod in cluster.pods(name)}
         return str(pods[str(slot)]["metadata"]["name"])
 
-    for number, victim in enumerate((1, 2, 0, 2, 1), start=1):
+    for number, victim in enumerate((1, 2, 0, 2), start=1):
         strike(victim)
         cluster.wait_rank(name, victim, pids[victim])
         wait_until(f"the end of incident {number}", partial(has_recovered, cluster, name, number))
@@ -130,7 +128,7 @@ def test_each_step_is_the_undisturbed_one_whoever_dies_or_hangs(cluster: Cluster
         pids = now
 
     assert [(seen["slot"], seen.get("stepsLost")) for seen in cluster.status(name)["incidents"]] == [
-        (1, 0), (2, 0), (0, 0), (2, 0), (1, 0)
+        (1, 0), (2, 0), (0, 0), (2, 0)
     ]  # fmt: skip
     check_steps([step for log in logs(cluster, name) for step in steps_in(log)])
     cluster.delete(name)

@@ -52,18 +52,25 @@ class Disk:
     def write_seconds(self) -> float:
         return (0.05 + 0.3 * self._random.random()) * self.slowness
 
-    def write_shard(
-        self, step: int, world_id: WorldId, rank: int, position: Position, whole: bool = False
-    ) -> tuple[ShardFile, ...]:
-        """whole: for all ranks."""
-        self.saved_positions[step, world_id] = position
+    def _shard_place(self, step: int, world_id: WorldId, rank: int, whole: bool) -> tuple[Folder, list[str]]:
         names = ["state.pt"] if whole or rank == self._lead_rank else []
         names.append(f"rank-{rank}.pt")
         name = folder(CheckpointRef(step, world_id, run=self._job_uid))
-        place = self.folders.setdefault(name, Folder(step, world_id))
+        return self.folders.setdefault(name, Folder(step, world_id)), names
+
+    def begin_shard(self, step: int, world_id: WorldId, rank: int, whole: bool) -> None:
+        """A rank that dies while it writes may have written its files, too. whole: for all ranks."""
+        place, names = self._shard_place(step, world_id, rank, whole)
         for name in names:
             writer = place.writers.setdefault(name, (rank, whole))
             require(writer == (rank, whole), "two never write the same file", step, world_id, name)
+
+    def write_shard(
+        self, step: int, world_id: WorldId, rank: int, position: Position, whole: bool = False
+    ) -> tuple[ShardFile, ...]:
+        self.saved_positions[step, world_id] = position
+        place, names = self._shard_place(step, world_id, rank, whole)
+        for name in names:
             place.files[name] = position
         return tuple(ShardFile(name, 100, f"{step}/{world_id}/{name}") for name in names)
 

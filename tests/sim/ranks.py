@@ -194,6 +194,7 @@ class Rank:
             then()
 
         self.writing = True
+        self._world.disk.begin_shard(step, place[1], self.number, whole)
         self._world.clock.after(self._world.disk.write_seconds(), self.when_awake, written)
 
     def end(self) -> None:

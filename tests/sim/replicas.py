@@ -68,6 +68,7 @@ class Replica(Rank):
         self._dealt = rules.first_leaves(number, self.size, LEAVES)
         self._dealt_once: dict[int, tuple[int, ...]] = {}
         self._source, self._since, self._alone_from = -1, 0.0, 0
+        self._alone = 0, plan.world_id  # step and world of its last save for all
         self._save_due = self._looks = False
 
     @property
@@ -77,8 +78,7 @@ class Replica(Rank):
     @property
     def saves_as(self) -> WorldId:
         """While ranks are missing, by the name that the newest world gives."""
-        newest = None if self.whole else self.orders.live_world
-        return (newest or self._joined).saves_as
+        return ((None if self.whole else self.orders.live_world) or self._joined).saves_as
 
     @property
     def settled(self) -> bool:
@@ -238,18 +238,24 @@ class Replica(Rank):
             return
         if self._save_due and self._can_save and not self.writing:
             self._save_due = False
-            if self._is_saver:
-                self.save(whole=not self.whole)
+            self.save_for_all() if not self.whole else self.save()
         self._proceed()
+
+    def save_for_all(self, then: Callable[[], None] = lambda: None) -> None:
+        self._alone = self.step, self.saves_as
+        self.save(then, whole=True)
 
     @property
     def _can_save(self) -> bool:
-        """Not a step that a lost rank may have saved, too."""
-        return self.whole or self.step >= self._alone_from
+        """While ranks are missing, once the last save for all is committed, or the leading rank replaced."""
+        step, world_id = self._alone
+        committed = step <= (self.orders.committed_step or 0) or world_id != self.saves_as
+        return self.whole or (self._may_save_for_all and committed)
 
     @property
-    def _is_saver(self) -> bool:
-        return self.whole or self.number == min(self.members)
+    def _may_save_for_all(self) -> bool:
+        """Not a step that a lost rank may have saved, too."""
+        return self.step >= self._alone_from and self.number == min(self.members)
 
     def _proceed(self) -> None:
         """Begin the next step, or end: then wait for the others, if none is missing."""
@@ -278,8 +284,8 @@ class Replica(Rank):
             super()._drain()
             return
         self.waiting = self.drained = True
-        if self._can_save and self._is_saver:
-            self.save(lambda: self.send(FromRank(drained=self.step)), whole=True)
+        if self._may_save_for_all:
+            self.save_for_all(lambda: self.send(FromRank(drained=self.step)))
         else:
             self.send(FromRank(drained=self.step))
 

@@ -8,10 +8,12 @@ import resource
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
 import torch
+from lab.waiting import wait_until
 from tests.trainer.looking import seen
 
 from ropeteam_trainer.checkpoint import agreement, reader
@@ -280,6 +282,25 @@ def test_a_save_waits_for_the_one_before(tmp_path: Path) -> None:
     for step in range(20):
         loaded = weights(tmp_path, CheckpointRef(step, WORLD_ID), shards[step])
         assert torch.equal(loaded, torch.full((300_000,), float(step)))
+
+
+def test_a_save_for_all_is_not_overwritten_by_the_next_one_of_all(tmp_path: Path) -> None:
+    """Another rank saved for all in between, so nobody has waited for it."""
+    shards: Shards = {}
+    writer = ShardWriter(tmp_path, WORLD_ID, ALONE, shards.__setitem__)
+
+    def start(step: int, *alone: Any) -> None:
+        writer.start(step, TrainingState({"model.w": torch.full((3_000_000,), float(step))}), {}, *alone)
+
+    for step in range(0, 20, 2):
+        start(step, (WORLD_ID, shards.__setitem__))
+        writer.leave_to_another()
+        start(step + 1)
+        writer.wait()
+    wait_until("all saves", lambda: len(shards) == 20)
+    for step in range(20):
+        loaded = weights(tmp_path, CheckpointRef(step, WORLD_ID), shards[step])
+        assert torch.equal(loaded, torch.full((3_000_000,), float(step)))
 
 
 def test_a_copy_is_not_touched_by_training_and_its_buffers_are_used_again() -> None:

@@ -83,6 +83,9 @@ class Checkpoints:
         """Step of the checkpoint that was restored, or saved since."""
         self._shard: tuple[ShardFile, ...] = ()
         """Files of this rank's last save. (): they are not written yet, or could not be."""
+        self._alone, self._left_to_another, self._committed = (-1, self._world_id), -1, -1
+        """Step and world of the last save of this rank for all; step of the last one that another was to make
+        for all; newest step that is committed."""
         self._lineage: list[CheckpointRef] = []
         """Without an agent: the checkpoints that rank 0 has committed or restored, newest first."""
         self._reports, self._unreported = True, FromRank()
@@ -104,8 +107,32 @@ class Checkpoints:
 
     @property
     def is_late(self) -> bool:
-        """As Cadence.is_late; also if the last save needs a rank that is lost."""
-        return self._cadence.is_late or self._writer.is_broken
+        """As Cadence.is_late."""
+        return self._cadence.is_late
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the last save may not have been completed: it needs a rank that is lost, or another rank
+        saved for all, and that is not committed."""
+        return self._writer.is_broken or self._left_to_another > self._newest_committed
+
+    @property
+    def has_committed(self) -> bool:
+        """Whether the last save of this rank for all is committed. True: there was none, or its world's
+        leading rank was replaced since."""
+        step, world_id = self._alone
+        return step <= self._newest_committed or world_id != self._newest_name
+
+    @property
+    def _newest_committed(self) -> int:
+        self._committed = max(self._committed, self._link.newest.committed_step or -1)
+        return self._committed
+
+    @property
+    def _newest_name(self) -> WorldId:
+        """World under whose name checkpoints are stored now, also if its new ranks have not joined yet."""
+        newest = self._link.newest.live_world
+        return newest.saves_as if newest else self._world_id
 
     def close(self) -> None:
         """Finish the current save, and release all objects: they may reference the model, and with it the
@@ -142,7 +169,7 @@ class Checkpoints:
         files: dict[str, Any] = {rank_file(self._world.rank): {"rng": rng.capture(), "own": own}}
         if leads:
             files[STATE] = {"step": step, "data": data, "others": state.others}
-        self._writer.start(step, state, files, self._alone() if alone else None)
+        self._writer.start(step, state, files, self._begin_alone(step) if alone else None)
         if not self._link.connected:
             self._writer.wait()
             self._commit(step)
@@ -151,18 +178,17 @@ class Checkpoints:
         """Leave the save of this step to the rank that saves for all."""
         if step != self.newest:
             self._note_save(step)
+            self._left_to_another = step
             self._writer.leave_to_another()
 
     def _note_save(self, step: int) -> None:
         self._cadence.note_saved()
         self.newest, self._unreported, self._shard = step, FromRank(), ()
 
-    def _alone(self) -> tuple[WorldId, Written]:
-        """As for ShardWriter.start(). Stored under the name of the newest world, also if its new ranks have
-        not joined yet."""
-        newest = self._link.newest.live_world
-        world_id = newest.saves_as if newest else self._world_id
-        return world_id, partial(self._on_written, world_id, True)
+    def _begin_alone(self, step: int) -> tuple[WorldId, Written]:
+        """As for ShardWriter.start()."""
+        self._alone = step, self._newest_name
+        return self._newest_name, partial(self._on_written, self._newest_name, True)
 
     def restore(self, heart: HeartbeatWriter) -> Restored | None:
         """Load the best checkpoint into the objects of register(), with heartbeats in phase "restore" as long

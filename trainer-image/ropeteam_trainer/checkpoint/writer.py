@@ -142,7 +142,8 @@ class ShardWriter:
 
     def leave_to_another(self) -> None:
         """Another rank saves for all, instead of the last save of this one."""
-        self._leave_behind()
+        if self._save and self._save.is_running:
+            self._snapshot = Snapshot()
         self._save = None
 
     def close(self) -> None:
@@ -177,4 +178,5 @@ class ShardWriter:
             )
             return
         save.is_written = True
-        save.written(step, files)
+        if save is self._save or save.is_alone:  # else it was left behind: others may not have ended it
+            save.written(step, files)

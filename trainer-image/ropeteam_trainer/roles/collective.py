@@ -96,12 +96,16 @@ class CollectiveRole:
 
     def after_step(self, step: int) -> None:
         """Save if a checkpoint is due; under local SGD at the next step after which all ranks have the same
-        weights, and after a loss at the next one that no lost rank can have saved."""
+        weights. While ranks are lost, if the lowest of the others has demanded it, in a step that no lost
+        rank can have saved."""
         self._position = self._session.feed.state()
         exact = self._recovering
         due = self._checkpoints.due(step, exact.some_rank_is_late if exact else None)
         self._save_due |= due
-        if self._save_due and self._can_save and (self._wrapped is None or self._wrapped.in_sync()):
+        if exact and not self.has_all_ranks:
+            if exact.some_rank_is_late and exact.presence.saves_alone(exact.done):
+                self._save(step, report=True)
+        elif self._save_due and (self._wrapped is None or self._wrapped.in_sync()):
             self._save(step, report=True)
 
     def save_now(self, step: int, report: bool = True) -> None:
@@ -158,10 +162,22 @@ class CollectiveRole:
         exact, checkpoints = self._recovering, self._checkpoints
         assert exact is not None
         assert isinstance(checkpoints, Checkpoints)
-        exact.callbacks.is_late = lambda: checkpoints.is_late
+        exact.callbacks.is_late = self._demands_save
         exact.callbacks.waiting = self._session.heart.waiting
         exact.callbacks.check_arguments = self._check_arguments
         self._session.link.send(FromRank(regroups=True))
+
+    def _demands_save(self) -> bool:
+        """Whether all are to save after this step, because of this rank's clock. While ranks are lost only
+        the lowest of the others demands it, also for what is due by steps; and not before its last save is
+        committed. Without the agent that commits, checkpoints would fill the volume."""
+        exact, checkpoints = self._recovering, self._checkpoints
+        assert exact is not None
+        assert isinstance(checkpoints, Checkpoints)
+        if self.has_all_ranks:
+            return checkpoints.is_late
+        due = self._save_due or checkpoints.is_late or checkpoints.is_broken
+        return due and exact.presence.is_lowest and checkpoints.has_committed
 
     def _check_arguments(self, batch: Iterable[Any]) -> None:
         """Report that this rank cannot continue without others, if it could not compute their samples. Only
@@ -173,8 +189,7 @@ class CollectiveRole:
             self._session.feed.check_arguments(tuple(batch))
         except UntracedArgument as error:
             self._session.link.send(FromRank(regroups=False))
-            if self._session.world.rank == 0:
-                notice(f"if a rank is lost, all are restarted from the newest checkpoint, because {error}")
+            notice(f"if a rank is lost, all are restarted from the newest checkpoint, because {error}")
 
     @property
     def has_all_ranks(self) -> bool:

@@ -7,14 +7,13 @@ step at which all stop is fixed -> all save there -> committed. A rank acknowled
 then makes one step more at most, so none is past the step after the highest known one. Without the
 acknowledgement a rank could be: a late agent pauses its rank when that has begun the step after, in which it
 waits for the others, while they wait for its part of the checkpoint.
-No rank is paused for a terminating pod without which others continue: it goes. Under sync Exact that is any,
-as long as a rank of another one can continue; with parameter servers a worker. If a server is terminating all
-are paused, and the workers fix the step once all of them are paused: the highest. A
+With parameter servers no rank is paused for a terminating worker: it goes, and the others continue. If a
+server is terminating all are paused, and the workers fix the step once all of them are paused: the highest. A
 worker may not reach its next report because it waits, through the servers, for a paused one: after
 DEBOUNCE_SECONDS all of them go one step beyond the highest known one, which releases it.
-Ranks that are preserved while others are lost (sync Exact) save in the same way before they end, one for all,
-if the pod of the leading rank is among theirs. They stop a step later, because a lost rank may have saved the
-step in which it was lost.
+If the job is to be drained while ranks are lost (sync Exact), those that are preserved save in the same way
+before they end, one for all, if the pod of the leading rank is among theirs. They stop a step later, because
+a lost rank may have saved the step in which it was lost.
 Limits: below feature level 2 there are no commits through us: the ranks get SIGTERM and may save by
 themselves. A rank whose library or agent is of an earlier release acknowledges nothing: DEBOUNCE_SECONDS
 after the pause it counts as paused, if its agent has applied that. Never longer than `drainSeconds`. A world
@@ -86,7 +85,7 @@ def draining_text(state: CoordinatorState) -> str:
     assert world is not None
     reason = (
         f"terminating: {_terminating_pods_text(state)}"
-        if world.terminating_slots
+        if world.terminating_slots and not world.preserved
         else "the job is to be drained"
     )
     goal = f"step {world.stop_at} to be saved" if world.stop_at is not None else "its ranks to pause"
@@ -102,15 +101,17 @@ def _terminating_pods_text(state: CoordinatorState) -> str:
     return "the pods of slots " + ", ".join(str(slot) for slot in slots)
 
 
-def left_behind_evidence(state: CoordinatorState, at: Moment) -> tuple[Evidence, ...]:
-    """Evidence of terminating pods without which others continue, one for all of them, DEBOUNCE_SECONDS
-    after the first. Empty if the world must be drained instead: a drain is requested, a parameter server is
-    terminating, or, without these, no rank that can continue is left."""
+def terminating_workers_evidence(state: CoordinatorState, at: Moment) -> tuple[Evidence, ...]:
+    """Evidence of terminating workers of a job with parameter servers, one for all of them, DEBOUNCE_SECONDS
+    after the first. Empty if the world must be drained instead: no parameter servers, a drain is requested,
+    or a parameter server is terminating."""
     world = state.world
     assert world is not None
-    if state.drain_requested or any(map(state.config.is_server, world.terminating_slots)):
-        return ()
-    if not state.config.servers and not preserving.can_resume_in_memory(state):
+    if (
+        not state.config.servers
+        or state.drain_requested
+        or any(map(state.config.is_server, world.terminating_slots))
+    ):
         return ()
     gathered = world.terminating_since is not None and at.now >= world.terminating_since + DEBOUNCE_SECONDS
     evidence = terminating_evidence(state)
@@ -151,7 +152,7 @@ def terminating_evidence(state: CoordinatorState) -> Evidence | None:
 
 def end_preserved(state: CoordinatorState, at: Moment) -> CoordinatorState:
     """The state with `preserved` reduced to slots that continue. Those that are to end because the job is to
-    be drained, or all of them are terminating, save first."""
+    be drained save first."""
     if not saves_first(state, at):
         return preserving.drop_unhealthy_slots(state)
     state = preserving.keep_only(state, _living_preserved(state))
@@ -169,7 +170,7 @@ def saves_first(state: CoordinatorState, at: Moment) -> bool:
     if not slotset.has(living, state.config.lead_slot):
         return False
     if world.paused_at is None:
-        return state.drain_requested or not living & ~slotindex.terminating_slots(state)
+        return state.drain_requested
     if at.now >= world.paused_at + state.config.timeouts.drain:
         return False
     return world.stop_at is None or bool(living & ~state.facts.arrived) or _is_being_committed(state)
@@ -190,8 +191,8 @@ def fix_stop_step(state: CoordinatorState, at: Moment) -> CoordinatorState:
     - with parameter servers: the highest step of the workers, once none of them runs;
     - an agent has not applied the pause, or a rank may not have received it: open;
     - one beyond the highest known step: a rank may have begun that step before it was paused. With parameter
-      servers only after DEBOUNCE_SECONDS, to release workers that wait for a paused one. If ranks are
-      lost, one more.
+      servers only after DEBOUNCE_SECONDS, to release workers that wait for a paused one. If ranks are lost,
+      or may not have joined yet, one more.
     """
     world, servers = state.world, state.config.servers
     assert world is not None
@@ -214,7 +215,7 @@ def fix_stop_step(state: CoordinatorState, at: Moment) -> CoordinatorState:
     late_agents = ~world.acknowledged_pause & ~state.facts.exited
     if (late_agents | state.facts.unaware | (state.facts.unconfirmed if is_early else slotset.NONE)) & among:
         return state
-    more = 2 if world.preserved else 1
+    more = 2 if world.preserved or world.plan.started else 1
     return with_world(state, stop_at=_highest_step(state, among) + more)
 
 

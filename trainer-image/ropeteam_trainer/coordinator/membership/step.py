@@ -267,9 +267,9 @@ def _decide_running(state: CoordinatorState, at: Moment) -> Decided:
     """First match wins: split world, all ranks done, fault, drain.
 
     A split world comes before done, because its ranks may all exit with 0. Done comes before evidence: a pod
-    that ends afterwards is no fault. Terminating pods without which others continue end the world like a
-    fault, and the ranks of these are preserved; a drain pauses all. Before a drain is begun a complete
-    checkpoint is granted.
+    that ends afterwards is no fault. With parameter servers terminating workers end the world like a fault,
+    and the others' ranks are preserved; a drain pauses all. Before a drain is begun a complete checkpoint is
+    granted.
     """
     if split := groups.split_world_problem(state, at.now):
         return Decided(_end_faulty_world(replace(state, failure=state.failure or split), (), at))
@@ -278,7 +278,7 @@ def _decide_running(state: CoordinatorState, at: Moment) -> Decided:
     state = drains.record_terminating_slots(stage.note_training(state, at.now), at)
     all_evidence = (
         *collect_evidence(state, at.now),
-        *drains.left_behind_evidence(state, at),
+        *drains.terminating_workers_evidence(state, at),
         *forming.lost_store_evidence(state),
     )
     if all_evidence or state.failure:
