@@ -303,6 +303,19 @@ def test_a_save_for_all_is_not_overwritten_by_the_next_one_of_all(tmp_path: Path
         assert torch.equal(loaded, torch.full((3_000_000,), float(step)))
 
 
+def test_a_save_that_was_not_written_has_failed(tmp_path: Path) -> None:
+    (tmp_path / "run-uid").write_text("a file is in the way")
+    writer = ShardWriter(tmp_path, WORLD_ID, ALONE, Shards().__setitem__, "uid")
+    assert not writer.has_failed
+    writer.start(1, TrainingState({"model.w": torch.ones(3)}), {})
+    writer.wait()
+    assert writer.has_failed
+    (tmp_path / "run-uid").unlink()
+    writer.start(2, TrainingState({"model.w": torch.ones(3)}), {})
+    writer.wait()
+    assert not writer.has_failed
+
+
 def test_a_copy_is_not_touched_by_training_and_its_buffers_are_used_again() -> None:
     snapshot, weights = Snapshot(), torch.nn.Parameter(torch.ones(3))
     first = snapshot.copy({"a": [weights, (1, "x")], "b": None})

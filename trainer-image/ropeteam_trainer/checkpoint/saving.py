@@ -118,10 +118,11 @@ class Checkpoints:
 
     @property
     def has_committed(self) -> bool:
-        """Whether the last save of this rank for all is committed. True: there was none, or its world's
-        leading rank was replaced since."""
+        """Whether the last save of this rank for all is committed. True: there was none, it has failed, or
+        its world's leading rank was replaced since."""
         step, world_id = self._alone
-        return step <= self._newest_committed or world_id != self._newest_name
+        is_over = step <= self._newest_committed or self._writer.has_failed
+        return is_over or world_id != self._newest_name
 
     @property
     def _newest_committed(self) -> int:

@@ -140,6 +140,12 @@ class ShardWriter:
         save = self._save
         return save is not None and not save.is_alone and not save.is_written and self._is_over()
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the last save has ended, and was not written."""
+        save = self._save
+        return save is not None and not save.is_running and not save.is_written
+
     def leave_to_another(self) -> None:
         """Another rank saves for all, instead of the last save of this one."""
         if self._save and self._save.is_running:
