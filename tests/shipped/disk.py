@@ -109,10 +109,10 @@ class Disk:
     # ---- ranks' work, as tests/sim/disk.py
 
     def write_shard(
-        self, step: int, world_id: WorldId, rank: int, position: Position
+        self, step: int, world_id: WorldId, rank: int, position: Position, whole: bool = False
     ) -> tuple[ShardFile, ...]:
         self.saved_positions[step, world_id] = position
-        names = ["state.pt"] if rank == self._lead_rank else []
+        names = ["state.pt"] if whole or rank == self._lead_rank else []
         names.append(f"rank-{rank}.pt")
         place = self.root / folder(CheckpointRef(step, world_id, run=self.run))
         place.mkdir(parents=True, exist_ok=True)

@@ -177,31 +177,31 @@ class Checks:
         require(agent.pod.slot == agent.config.lead_slot, "the leading rank's agent commits", agent.pod.name)
         if isinstance(began, Gang):
             require(began.plan.members[0].pod_uid == agent.pod.uid, "rank 0's agent commits", world_id)
-        self._check_files(grant, began.plan.world_size if isinstance(began, Gang) else setup.world_size)
+        size = began.plan.world_size if isinstance(began, Gang) else setup.world_size
+        self._check_files(grant, size, isinstance(began, Gang) and began.lives_on)
         mine = (grant.ref.step, world_id)
         if mine in self._parents:
             return
         line = began.world_id if isinstance(began, ServerConnection) else began.line
         expected = self._newest.get(line) or place(began.restored)
-        # A line continues from memory: the leading rank may die while its last manifest is still being
-        # written, and the next one is granted without it. Of several worlds, only the newest may be the
-        # parent.
+        # A line continues from memory: the leading rank may die while its last manifest is being written, and
+        # the next one is granted without it. Of several worlds, only the newest may be the parent.
         continues = isinstance(began, ServerConnection) or began.lives_on
         past = self._ancestors(expected) if continues else {expected}
         require(place(grant.parent) in past, "a manifest's parent is its past", mine, grant.parent, expected)
         self._parents[mine], self._newest[line] = expected, mine
         self.counts["commits"] += 1
 
-    def _check_files(self, grant: Grant, size: int) -> None:
+    def _check_files(self, grant: Grant, size: int, exact: bool) -> None:
         """All ranks have saved, or under sync Exact one for all."""
         setup, names = self._world.setup, {file.name for file in grant.files}
-        if setup.exact and grant.world_size == 1 < size:
-            self.counts["commits by one for all"] += 1
+        if exact and grant.world_size == 1 < size:
             require(len(names) == 2 and "state.pt" in names, "one has saved all", grant.ref, names)
+            self.counts["commits by one for all"] += 1
             return
         require(grant.world_size == size, "a commit is of all ranks", grant.ref, grant.world_size)
         savers = [setup.lead_rank] if setup.servers else range(size)
-        wanted = {"state.pt"} | {f"rank-{rank}.pt" for rank in savers}
+        wanted = {"state.pt", *(f"rank-{rank}.pt" for rank in savers)}
         require(names == wanted, "a commit has the files of all who save", grant.ref, names ^ wanted)
 
     def _past(self, newest: CheckpointKey | None) -> list[CheckpointKey]:
