@@ -196,7 +196,7 @@ def test_ranks_end_with_the_reason_if_one_that_has_joined_trains_something_else(
         lose_rank_1_in_step_4(job, "forgotten")
         job.make_steps(1)
         job.replace()
-        job.permit(STEPS)
+        job.permit(10 * STEPS)
         ended = job.group.wait()
     assert [*ended.codes] == [1, 1, 1]
     for output in ended.output:
