@@ -263,14 +263,14 @@ async def test_a_rank_that_is_reaped_while_a_store_starts_does_not_take_it_along
     assert "the TCPStore of world" not in pod.text(), "none was lost, and started again"
 
 
-HOLDS_ITS_THIRD_ANSWER = """
+HOLDS_AN_ANSWER = """
 import os, sys, time
 write, forks = os.write, []
 def held(fd, data):
     done = write(fd, data)
     if data == b"g":
         forks.append(fd)
-        while len(forks) == 3 and not os.path.exists("go"):
+        while len(forks) == int(os.environ["HELD"]) and not os.path.exists("go"):
             time.sleep(0.01)
     return done
 if any(word.endswith("zygote.py") for word in sys.orig_argv):
@@ -297,13 +297,33 @@ def pids_of_script(pod) -> dict[str, int]:
     return {rank: int(pid.removesuffix(".")) for rank, _, pid in found}
 
 
+async def starts_holding(pod, answer: int) -> None:
+    """A pod whose zygote holds its answer to this fork until there is a file "go"."""
+    (pod.folder / "sitecustomize.py").write_text(HOLDS_AN_ANSWER)
+    path = os.pathsep.join((str(pod.folder), os.environ.get("PYTHONPATH", "")))
+    pod.start("python3", "x.py", ROPETEAM_STORE="", PYTHONPATH=path, HELD=str(answer))
+    await zygote_is_warm(pod)
+
+
+async def test_a_rank_that_ends_before_its_number_is_known_runs_once(make_pod, coordinator):
+    pod = make_pod(start=Start.FORK)
+    (pod.folder / "x.py").write_text("import os\nos.write(1, f'rank 0 is {os.getpid()}.\\n'.encode())\n")
+    await starts_holding(pod, 2)
+    plan = await a_world(coordinator, 1)  # a store, and then the rank
+    await wait_until_async(pod.text, lambda: pids_of_script(pod))
+    process = Path(f"/proc/{pids_of_script(pod)['0']}")
+    await wait_until_async(pod.text, lambda: not process.exists())
+    (pod.folder / "go").touch()
+    report = await ended(coordinator, plan)
+    assert exit_of(report).clean
+    await ended(coordinator, await a_world(coordinator, 2))
+    assert pod.text().count("rank 0 is ") == 2, "once in each world"
+
+
 async def test_a_rank_that_is_being_forked_is_no_orphan_of_another_that_dies(make_pod, coordinator):
     pod = make_pod(processes=2, start=Start.FORK)
-    (pod.folder / "sitecustomize.py").write_text(HOLDS_ITS_THIRD_ANSWER)
     (pod.folder / "x.py").write_text(LEAVES_TWO)
-    path = os.pathsep.join((str(pod.folder), os.environ.get("PYTHONPATH", "")))
-    pod.start("python3", "x.py", ROPETEAM_STORE="", PYTHONPATH=path)
-    await zygote_is_warm(pod)
+    await starts_holding(pod, 3)
     plan = await a_world(coordinator, 1, processes=2)  # a store, rank 0, and then rank 1
     await wait_until_async(pod.text, lambda: len(pids_of_script(pod)) == 4)
     pids = pids_of_script(pod)

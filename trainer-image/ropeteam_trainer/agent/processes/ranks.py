@@ -211,8 +211,7 @@ class Ranks:
         self._post(RankExited(world_id, rank, ProcessExit(127, None, fingerprint=text, message=text)))
 
     async def _start_process(self, process: _Process, plan: Plan, fork: bool) -> None:
-        """Fork the rank if requested, else, or if that fails, exec it. Sets `process.pid`. Raises
-        _START_ERRORS."""
+        """Fork the rank if requested, else, or if that fails, exec it. Raises _START_ERRORS."""
         settings, launch, reaper = self._settings, self._settings.launch, self._reaper
         environment = settings.environment(plan, process.rank, process.page.path, process.socket.path)
         local_rank = process.rank - plan.first_rank(settings.slot)
@@ -228,10 +227,11 @@ class Ranks:
                     process.pid = await self._zygote.fork("rank", request, (process.write_end,))
                     reaper.watch(process.pid, lambda status: self._record_exit(process, status))
             except OSError as error:
+                fork = False
                 log(f"rank {process.rank} starts more slowly, by exec, because it cannot be forked: {error}")
                 # The fork may have succeeded without an answer: two processes would be the same rank.
                 await within(SESSION_END_SECONDS, self._end_orphans(process, _NO_SESSION))
-        if process.pid is None:
+        if not fork:  # one that was forked may have ended, and then has no pid any more
             argv = settings.argv(local_rank, plan)
             process.pid = spawn(argv, environment, process.write_end, cwd=launch.cwd)
             reaper.watch(process.pid, lambda status: self._record_exit(process, status))
