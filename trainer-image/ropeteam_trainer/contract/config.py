@@ -232,6 +232,8 @@ class CoordinatorConfig(Shape):
     (Desired.acknowledged_sent). 0: without limit."""
     worlds_per_pod: bool = False
     """Each pod may train a world of its own: more than one default process group is expected."""
+    replica_ranks: int = 1
+    """Under sync Exact, ranks of a replica of the model: neighbours, which are lost together."""
     contract: int = VERSION
 
 

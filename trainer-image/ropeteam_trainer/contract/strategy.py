@@ -223,6 +223,13 @@ class Strategy:
         return self.batch.micro_batches or 16
 
     @property
+    def replica_ranks(self) -> int:
+        """Ranks of a replica under sync Exact: neighbours, each of which is lost with the others. 1 without
+        it: no rank continues without another."""
+        is_exact = self.sync.type is SyncType.EXACT
+        return (self.parallelism.shard or 1) * self.parallelism.tensor if is_exact else 1
+
+    @property
     def servers(self) -> int:
         """Number of parameter servers, beside the workers."""
         has_servers = self.sync.type is SyncType.PARAMETER_SERVER

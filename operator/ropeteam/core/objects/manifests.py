@@ -12,6 +12,7 @@ from typing import Any
 
 from ropeteam.api.job import Checkpoint, Metadata, TrainingJobSpec, Worlds
 from ropeteam.api.status import JobStatus
+from ropeteam.api.strategy import contract_strategy
 from ropeteam.core.objects import poddefaults
 from ropeteam.core.objects.actions import CreateSecret
 from ropeteam.core.seen import names
@@ -174,6 +175,7 @@ def _coordinator_config(seen: Observation, spec: TrainingJobSpec) -> contract.Co
         checkpoint=spec.checkpoint is not None,
         lease=seen.status.coordinator.lease_seconds,
         worlds_per_pod=spec.worlds is Worlds.PER_POD,
+        replica_ranks=contract_strategy(spec.strategy).replica_ranks if spec.strategy else 1,
     )
 
 

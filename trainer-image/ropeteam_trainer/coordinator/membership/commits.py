@@ -216,8 +216,11 @@ def _step_to_grant(state: CoordinatorState) -> int | None:
 def _content_of_step(state: CoordinatorState, step: int) -> tuple[int, tuple[ShardFile, ...]]:
     """Number of the ranks that have saved this step, and the files of their shards, in rank order."""
     assert state.world is not None
-    shards = [shard for _, shard in sorted(shards_of_step(state, step).items())]
-    for shard in shards:
-        if shard.whole:
-            return 1, shard.files
-    return state.world.plan.world_size, tuple(file for shard in shards for file in shard.files)
+    shards = sorted(shards_of_step(state, step).items())
+    saved, size = state.world.plan.world_size, state.config.replica_ranks
+    if whole := [
+        rank for rank, shard in shards if shard.whole
+    ]:  # by one replica: others have left it to that
+        saved, mates = size, range(whole[0] - whole[0] % size, whole[0] - whole[0] % size + size)
+        shards = [(rank, shard) for rank, shard in shards if rank in mates]
+    return saved, tuple(file for _, shard in shards for file in shard.files)

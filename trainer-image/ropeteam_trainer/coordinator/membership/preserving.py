@@ -7,14 +7,17 @@ world in which the preserved ranks were started.
 Updates acknowledged by servers are in the memory of their pods. While each of those pods lives the next world
 resumes from there, even if no rank lives on. If one is lost, so is its part of the parameters: all ranks go
 back to the checkpoint together.
-Under sync Exact each rank has all parameters. Preserved ranks learn which others are lost, and continue in
-the step without them; ranks that the next world starts get the state from one of them. A slot is preserved
-if one of its ranks is: its agent starts the others again beside it.
+Under sync Exact each replica has all parameters, in one rank or in several. Preserved ranks learn which
+others are lost, and continue in the step without them; ranks that the next world starts get the state from
+one of them. A slot is preserved if one of its ranks is: its agent starts the others again beside it.
 Limits: a world that is being drained ends as a whole. A drain requested while slots are being replaced keeps
 no slot: under sync Exact their ranks save first (drains.py), else the job resumes from its newest checkpoint.
 """
 
 from __future__ import annotations
+
+import functools
+import operator
 
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.coordinator.membership import progress
@@ -79,20 +82,43 @@ def keep_only(state: CoordinatorState, slots: Slots) -> CoordinatorState:
 
 def _with_preserved(state: CoordinatorState, preserved: Slots) -> CoordinatorState:
     """The state with these slots preserved. Under sync Exact the ranks of each that cannot continue are lost
-    from now on, and slots without any other rank are not preserved."""
+    from now on, with all others of their replicas, and slots without any other rank are not preserved."""
     world = state.world
     assert world is not None
+    if state.config.servers:
+        return with_world(state, preserved=preserved)
     lost = world.lost
-    if not state.config.servers:
-        for each in ranks_of_members(state, preserved & _slots_with_loss(state)):
-            lost |= slotset.of(
-                rank
-                for rank, report in zip(each.ranks, each.reports, strict=True)
-                if report is None or not can_regroup(report)
-            )
-            if all(slotset.has(lost, rank) for rank in each.ranks):
-                preserved &= ~slotset.one(each.member.slot)
-    return with_world(state, preserved=preserved, lost=lost)
+    for each in ranks_of_members(state, preserved & _slots_with_loss(state)):
+        lost |= slotset.of(
+            rank
+            for rank, report in zip(each.ranks, each.reports, strict=True)
+            if report is None or not can_regroup(report)
+        )
+    lost |= _mates(state, lost, state.all_slots & ~preserved)
+    with_loss = slotset.of(rank // state.config.processes for rank in slotset.each(lost))
+    ended = (slot for slot in slotset.each(preserved & with_loss) if not _ranks(state, slot) & ~lost)
+    return with_world(state, preserved=preserved & ~slotset.of(ended), lost=lost)
+
+
+def _mates(state: CoordinatorState, lost: Slots, gone: Slots) -> Slots:
+    """The ranks of other slots that are in one replica with a lost rank, or with one of a slot that is
+    gone."""
+    size, whole = state.config.replica_ranks, _ranks_of_slots(state, gone)
+    if size == 1:
+        return slotset.NONE
+    replicas = {rank // size for rank in slotset.each(lost | whole)}
+    return slotset.of(rank for each in replicas for rank in range(each * size, (each + 1) * size)) & ~whole
+
+
+def _ranks(state: CoordinatorState, slot: int) -> Slots:
+    """The ranks of a slot in the current world: bit n for rank n."""
+    assert state.world is not None
+    return slotset.of(state.world.plan.ranks(slot))
+
+
+def _ranks_of_slots(state: CoordinatorState, slots: Slots) -> Slots:
+    """As _ranks(), of several slots."""
+    return functools.reduce(operator.or_, (_ranks(state, slot) for slot in slotset.each(slots)), slotset.NONE)
 
 
 def _slots_with_loss(state: CoordinatorState) -> Slots:
@@ -132,9 +158,8 @@ def lost_ranks(state: CoordinatorState) -> tuple[int, ...]:
     world = state.world
     if world is None or not world.preserved or state.config.servers:
         return ()
-    gone = state.all_slots & ~world.preserved
-    whole = slotset.of(rank for slot in slotset.each(gone) for rank in world.plan.ranks(slot))
-    return (*slotset.each(whole | world.lost),)
+    gone = _ranks_of_slots(state, state.all_slots & ~world.preserved)
+    return (*slotset.each(gone | world.lost),)
 
 
 def can_resume_in_memory(state: CoordinatorState) -> bool:

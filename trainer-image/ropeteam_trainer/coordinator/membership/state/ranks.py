@@ -59,19 +59,19 @@ def lead_started_in(state: CoordinatorState) -> WorldId | None:
 
 def counted_shards(state: CoordinatorState, member_ranks: MemberRanks | None) -> list[tuple[int, int]]:
     """Step and rank of each of the member's shards that counts towards a grant: of the current world, and
-    reported by the agent of its rank. A whole one counts for each rank. Empty for a slot that does not
-    save."""
+    reported by the agent of its rank. A whole one counts for the ranks of its part in all replicas. Empty for
+    a slot that does not save."""
     if member_ranks is None or member_ranks.agent is None or not member_ranks.agent.report.shards:
         return []
     if not member_ranks.known or not is_saver(state, member_ranks.member.slot):
         return []
     assert state.world is not None
-    world_id, everyone = lead_started_in(state), range(state.world.plan.world_size)
+    world_id, ranks, size = lead_started_in(state), state.world.plan.world_size, state.config.replica_ranks
     return [
         (s.step, rank)
         for s in member_ranks.agent.report.shards
         if s.world_id == world_id and s.rank in member_ranks.ranks
-        for rank in (everyone if s.whole else (s.rank,))
+        for rank in (range(s.rank % size, ranks, size) if s.whole else (s.rank,))
     ]
 
 
