@@ -9,6 +9,7 @@ permitted by the test, so that it knows in which step a fault is.
 from __future__ import annotations
 
 import json
+import math
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -43,20 +44,33 @@ def lines_of(output: str) -> list[Step]:
     return [Step(int(step), digest, loss) for _, step, digest, loss in found]
 
 
+def fields(micro_batches: int, inner: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """Fields of spec.strategy. inner: parallelism within each replica."""
+    more = {"parallelism": dict(inner)} if inner else {}
+    return {"sync": {"type": "Exact"}, "batch": {"micro_batches": micro_batches}, **more}
+
+
 class RecoveringJob:
     """Use as a context manager: what still lives at the end is killed."""
 
     def __init__(
-        self, path: Path, ranks: int, micro_batches: int = 6, every_steps: int | None = None, number: int = 1
+        self,
+        path: Path,
+        ranks: int,
+        micro_batches: int = 6,
+        every_steps: int | None = None,
+        number: int = 1,
+        inner: Mapping[str, int] | None = None,
     ) -> None:
-        """number: of the first world."""
+        """number: of the first world. inner: parallelism within each replica."""
         self.ranks, self.lost = ranks, frozenset[int]()
+        self.replicas = ranks // math.prod((inner or {}).values())
         self._first = WorldId(1, 0, number)
         saved = CheckpointConfig(str(path / "saved"), every_steps)
         path = path / f"world{number}"
         self.group = RankGroup(path, ranks)
         self.agent = FakeAgent(path, ranks, saved, self._first)
-        self._fields = {"sync": {"type": "Exact"}, "batch": {"micro_batches": micro_batches}}
+        self._fields = fields(micro_batches, inner)
         self._stores: list[TCPStore] = []
         self._live: LiveWorld | None = None
         """The world of now. None: the first."""
@@ -75,12 +89,16 @@ class RecoveringJob:
         self.agent.close()
 
     def start(
-        self, *order: str, faults: Mapping[int, str] | None = None, restore: Sequence[CheckpointRef] = ()
+        self,
+        *order: str,
+        faults: Mapping[int, str] | None = None,
+        restore: Sequence[CheckpointRef] = (),
+        model: str = "everything",
     ) -> RecoveringJob:
         """Start all ranks, and return once each of them can continue without the others. faults: by rank,
-        as in recovered.py."""
+        as in recovered.py. model: as in exact.py."""
         self.group.environment = {"PERMITTED": str(self._file), "STEP_SECONDS": str(STEP_SECONDS)}
-        arguments = ("recovered.py", json.dumps(self._fields), "everything", "0", *order)
+        arguments = ("recovered.py", json.dumps(self._fields), model, "0", *order)
         more: dict[str, Any] = {"strategy": codec.from_plain(Strategy, self._fields), "restore": restore}
         self.group.environment |= {f"FAULT_{rank}": text for rank, text in (faults or {}).items()}
         self.group.start(*arguments, agent=self.agent, **more)
@@ -141,18 +159,26 @@ class RecoveringJob:
         """Ranks that have died and do not count as lost yet. By themselves end only new ones that have not
         joined: with the rank that sends them the state."""
         found = {rank for rank in self.living() if self.group.exit_code(rank) is not None}
+        killed = {rank for rank in found if self.group.exit_code(rank) == -signal.SIGKILL}
         for rank in filter(self.can_continue, found):
-            assert self.group.exit_code(rank) == -signal.SIGKILL, f"rank {rank} has ended by itself"
+            assert rank in self._with_mates(killed), f"rank {rank} has ended by itself"
         return found
+
+    def _with_mates(self, ranks: Iterable[int]) -> frozenset[int]:
+        """The ranks, and all others of their replicas."""
+        size = self.ranks // self.replicas
+        replicas = {rank // size for rank in ranks}
+        return frozenset(rank for rank in range(self.ranks) if rank // size in replicas)
 
     def await_faults(self, *ranks: int) -> None:
         """Return once these ranks have killed themselves."""
         self.agent.wait(lambda: self.dead() >= {*ranks})
 
     def lose(self, *ranks: int, killed: bool = True) -> None:
-        """Count these ranks as lost, and new ones that have not joined yet, and send that to the others.
-        killed: False: they may live on, as on a node that is not reached any more."""
-        self.lost |= {*ranks, *(rank for rank in self.started if not self.can_continue(rank))}
+        """Count these ranks as lost with their mates, and new ones that have not joined yet, and send that to
+        the others. killed: False: they may live on, as on a node that is not reached any more."""
+        new = (rank for rank in self.started if not self.can_continue(rank))
+        self.lost |= self._with_mates({*ranks, *new})
         for rank in self.lost if killed else ():
             self.group.kill_one(rank)
         self._send()
@@ -188,9 +214,9 @@ class RecoveringJob:
         """Step until all new ranks have joined."""
         self.step_until(lambda: all(map(self.can_continue, self.living())))
 
-    def commit_alone(self, step: int, rank: int) -> Manifest:
-        """Commit the checkpoint that this rank has saved for all, and send that to the others."""
-        manifest = self.agent.commit(step, [rank], 1)
+    def commit_alone(self, step: int, *ranks: int) -> Manifest:
+        """Commit the checkpoint that these ranks, a replica, have saved for all, and send that to all."""
+        manifest = self.agent.commit(step, ranks, len(ranks))
         self._committed = step
         self._send()
         return manifest

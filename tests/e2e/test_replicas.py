@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 from lab.local.cluster import Cluster
 from lab.local.jobs import job
+from lab.ranks.processes import RankGroup
+from lab.ranks.recovery import fields
 from lab.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(400)
@@ -31,16 +33,22 @@ def command(steps: int) -> list[str]:
     return [str(SCRIPT), json.dumps(IN_SCRIPT), "everything", str(steps)]
 
 
-def exact(name: str, folder: Path) -> dict[str, Any]:
+def exact(
+    name: str,
+    folder: Path,
+    workers: int = WORKERS,
+    script: Sequence[str] = command(LAST_STEP),
+    **strategy: Any,
+) -> dict[str, Any]:
     """A model with all that makes bits differ, on three workers, each step 0.4 s longer than it needs."""
     made = job(
         name,
-        ["python", *command(LAST_STEP)],
-        workers=WORKERS,
+        ["python", *script],
+        workers=workers,
         torch=True,
         checkpoint={"volume": {"hostPath": {"path": str(folder)}}, "everySteps": 20},
         recovery={"hangSeconds": 6},
-        strategy=STRATEGY,
+        strategy={**STRATEGY, **strategy},
     )
     env = {"STEP_SECONDS": "0.4", "PYTHONPATH": str(ROOT)}
     made["spec"]["env"] = [{"name": name, "value": value} for name, value in env.items()]
@@ -87,9 +95,12 @@ def has_recovered(cluster: Cluster, name: str, incidents: int) -> bool:
     return len(seen) == incidents and bool(seen[-1]["recoveryMilliseconds"].get("firstStep"))
 
 
-def check_steps(seen: list[tuple[int, str, str]]) -> None:
+def check_steps(
+    seen: list[tuple[int, str, str]],
+    undisturbed: Callable[[int], dict[int, tuple[str, str]]] = undisturbed_steps,
+) -> None:
     """All are those of a job that nothing has disturbed."""
-    expected = undisturbed_steps(max(step for step, *_ in seen))
+    expected = undisturbed(max(step for step, *_ in seen))
     assert {step for step, *_ in seen} >= {*range(30)} - {0}
     assert [each for each in seen if [*each[1:]] != [*expected[each[0]]]] == []
 
@@ -131,4 +142,30 @@ def test_each_step_is_the_undisturbed_one_whoever_dies_or_hangs(cluster: Cluster
         (1, 0), (2, 0), (0, 0), (2, 0)
     ]  # fmt: skip
     check_steps([step for log in logs(cluster, name) for step in steps_in(log)])
+    cluster.delete(name)
+
+
+def test_the_mates_of_a_killed_rank_are_replaced_with_it_and_the_other_replica_continues(
+    cluster: Cluster, name: str, tmp_path: Path
+):
+    """The model is sharded over two pods, and two of these replicas train it."""
+    shards = fields(8, {"shard": 2})
+    script = [str(SCRIPT), json.dumps(shards), "statistics", str(LAST_STEP)]
+    cluster.create(exact(name, tmp_path, 4, script, parallelism={"shard": 2}))
+    wait_until("pods", lambda: len(cluster.pods(name)) == 4)
+    wait_step(cluster, name, 5)
+    pids = {rank: cluster.wait_rank(name, rank) for rank in range(4)}
+    os.kill(pids[1], signal.SIGKILL)
+    cluster.wait_rank(name, 0, pids[0])
+    wait_until("the end of the incident", partial(has_recovered, cluster, name, 1))
+    wait_step(cluster, name, 3)
+    assert [rank for rank in range(4) if cluster.wait_rank(name, rank) == pids[rank]] == [2, 3]
+    (incident,) = cluster.status(name)["incidents"]
+    assert (incident["rank"], incident["cause"], incident["stepsLost"]) == (1, "Signal", 0)
+
+    def one_replica(steps: int) -> dict[int, tuple[str, str]]:
+        ended = RankGroup(tmp_path / "one", 2).run("exact.py", *script[1:3], str(steps))
+        return {step: of_step for step, *of_step in steps_in(ended.output[0])}  # type: ignore[misc]
+
+    check_steps([step for log in logs(cluster, name) for step in steps_in(log)], one_replica)
     cluster.delete(name)

@@ -20,9 +20,10 @@ from ropeteam_trainer.contract.local import Beat, FromRank, GroupFormed, LiveWor
 from ropeteam_trainer.contract.world import Plan, WorldId
 from ropeteam_trainer.data.decisions.plan import mix
 from ropeteam_trainer.rank.agentlink import AgentLink
+from ropeteam_trainer.rank.mates import Mates
 from ropeteam_trainer.strategies.exact import members as rules
+from ropeteam_trainer.strategies.exact.decisions import Decisions
 from ropeteam_trainer.strategies.exact.exchange import Position
-from ropeteam_trainer.strategies.exact.sums import ReplicaLost
 
 if TYPE_CHECKING:
     from tests.sim.exchange import Replicas, Sum
@@ -43,10 +44,9 @@ class Replica(Rank):
         store = plan.store_host, plan.store_port
         self.size = plan.world_size
         self.first = LiveWorld(plan.world_id, *store, plan.started, saves_as, plan.restart_count)
-        self._joined = self.first
-        """The newest world that it has joined."""
-        self.membership = rules.AgentMembership(cast(AgentLink, self), self.first, self.size, 600.0)
-        self.admission = rules.Admission()
+        self._joined = self.first  # the newest world that it has joined
+        self.membership = rules.AgentMembership(cast(AgentLink, self), self.first, self.size, 600.0, Mates())
+        self.decisions = Decisions(LEAVES, Mates())
         self.everyone = frozenset(range(self.size))
         self.members, self.members_number = self.everyone, 0
         self.peers: dict[int, Replica] = {}
@@ -167,7 +167,7 @@ class Replica(Rank):
         """Be connected to new ranks, and vote for them from the next step on."""
         self.peers.update(newcomers)
         self.connected = world.world_id
-        self.admission.arrival = rules.Arrival(world, cast(Any, newcomers))
+        self.decisions.admission.arrival = rules.Arrival(world, cast(Any, newcomers))
         for each in newcomers.values():
             each.peers[self.number] = self
 
@@ -188,8 +188,8 @@ class Replica(Rank):
             self.raises("ValueError train.py:31", "ValueError: bad sample (train.py:31)")
             return
         self.held += leaves
-        self.admission.begin_exchange()
-        self.group.add(self, tuple(len(self.held) * vote for vote in self.admission.votes))
+        self.decisions.admission.begin_exchange()
+        self.group.add(self, tuple(len(self.held) * vote for vote in self.decisions.admission.votes))
         self._wait("sum")
 
     def _wait(self, phase: str) -> None:
@@ -226,15 +226,15 @@ class Replica(Rank):
 
     def _take(self, total: Sum) -> None:
         self.phase, self.held = "", ()
-        self.admission.count(total.votes, LEAVES)
+        assert self.decisions.is_complete((*total.votes, 0))
         self.weights, self.retained = mix(self.weights, self.step, *total.leaves), total
         self.step += 1
         self.touch()
         self.group.taken(self)
         script = self._world.script
         self._save_due |= self.step % script.every_steps == 0 and self.step < script.total_steps
-        if self.admission.due:
-            self._admit(self.admission.due)
+        if self.decisions.admission.due:
+            self._admit(self.decisions.admission.due)
             return
         if self._save_due and self._can_save and not self.writing:
             self._save_due = False
@@ -297,12 +297,12 @@ class Replica(Rank):
         self._wait("line")
 
     def _look_for_line(self) -> None:
-        found = self.membership.after(ReplicaLost(""))
+        found = self.membership.after()
         if found is None:
             if self._world.clock.now >= self._since + LINE_SECONDS:
                 self._fail()
             return
-        have_come = self.admission.knows(found.world_id)
+        have_come = self.decisions.admission.knows(found.world_id)
         self.members_number = found.number
         self.members = found.replicas if have_come else found.replicas - found.newcomers
         self.group.publish(self, Position(self.step, self.held))
@@ -314,7 +314,7 @@ class Replica(Rank):
             if self._misses(self.members):
                 self._await_line()
             return
-        self.admission.note_members(self.members_number)
+        self.decisions.admission.note_members(self.members_number)
         self.whole, self.members, self._dealt_once, self.gone = False, frozenset(positions), {}, set()
         self._dealt = rules.leaves_of_members(self.members, self.size, LEAVES)[self.number]
         dealt = rules.leaves_of_begun_step(positions, self.size, LEAVES)[self.number]
@@ -358,7 +358,7 @@ class Replica(Rank):
     def _enter(self, world: LiveWorld, number: int) -> None:
         """All replicas are members from the next step on."""
         self._joined, self.members_number, self.members = world, number, self.everyone
-        self.admission.close(world.world_id)
+        self.decisions.admission.close(world.world_id)
         self.membership.have_joined(number)
         self.whole, self._dealt_once, self.gone = True, {}, set()
         self._dealt = rules.first_leaves(self.number, self.size, LEAVES)

@@ -300,7 +300,7 @@ class Replica:
 
     # ---- Membership
 
-    def after(self, lost: ReplicaLost) -> Members | None:  # noqa: ARG002
+    def after(self) -> Members | None:
         """The members without all that are gone, as soon as another one is."""
         self.world.until(lambda: self.is_dead or len(self.world.gone) > self._last)
         if self.is_dead:

@@ -15,6 +15,7 @@ from lab.waiting import wait_until
 from ropeteam_trainer.contract.local import LiveWorld
 from ropeteam_trainer.contract.world import WorldId
 from ropeteam_trainer.rank import world as module
+from ropeteam_trainer.rank.mates import Mates
 from ropeteam_trainer.rank.world import World
 
 STORE = """
@@ -35,7 +36,7 @@ class Rank:
         self.is_over, self.looks = False, 0
         live = LiveWorld(WorldId(1, 0, 2), "127.0.0.1", port, (1,), WorldId(1, 0, 1))
         world = World(0, 2, torch.device("cpu"), 60)
-        self.joining: Future[None] = pool.submit(world.join_again, live, self._look, lambda: None)
+        self.joining: Future[None] = pool.submit(world.join_again, live, Mates(), self._look, lambda: None)
 
     def _look(self) -> bool:
         self.looks += 1

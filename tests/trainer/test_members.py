@@ -16,9 +16,10 @@ from ropeteam_trainer.contract.config import STORE_ADDRESS, RankPlan, Resume
 from ropeteam_trainer.contract.local import LiveWorld, ToRank
 from ropeteam_trainer.contract.world import WorldId
 from ropeteam_trainer.rank.agentlink import AgentLink, HeartbeatWriter
+from ropeteam_trainer.rank.mates import Mates
+from ropeteam_trainer.strategies.exact.decisions import Admission
 from ropeteam_trainer.strategies.exact.exchange import Position
 from ropeteam_trainer.strategies.exact.members import (
-    Admission,
     AgentMembership,
     Arrival,
     Members,
@@ -28,9 +29,7 @@ from ropeteam_trainer.strategies.exact.members import (
     members_number,
     world_of,
 )
-from ropeteam_trainer.strategies.exact.sums import ReplicaLost
 
-LOST = ReplicaLost("replica 1 is lost")
 IDS = st.builds(WorldId, st.integers(0, 30_000), st.integers(0, 60_000), st.integers(0, 1_000_000))
 
 
@@ -99,7 +98,8 @@ def exchange(voters: list[Voter]) -> None:
         voter.admission.begin_exchange()
     sums = [sum(voter.leaves * voter.admission.votes[i] for voter in voters) for i in (0, 1)]
     for voter in voters:
-        voter.admission.count([float(each) for each in sums], sum(voter.leaves for voter in voters))
+        if voter.admission.agreed([float(each) for each in sums], sum(voter.leaves for voter in voters)):
+            voter.admission.decide()
 
 
 def voters() -> list[Voter]:
@@ -189,8 +189,7 @@ def test_members_that_change_during_an_exchange_void_its_vote() -> None:
     voter.admission.arrival = arrival = Arrival(live(2, 3), {})
     voter.admission.begin_exchange()
     voter.admission.note_members(members_number(arrival.world.world_id, lost=1))
-    voter.admission.count([voter.leaves * vote for vote in voter.admission.votes], voter.leaves)
-    assert voter.admission.due is None
+    assert not voter.admission.agreed([voter.leaves * vote for vote in voter.admission.votes], voter.leaves)
 
 
 def test_new_replicas_are_known_once_they_are_connected_or_admitted() -> None:
@@ -229,45 +228,43 @@ def agent() -> Iterator[Agent]:
 
 
 def membership(agent: Agent, seconds: float = 60.0) -> AgentMembership:
-    return AgentMembership(agent.link, live(1, *range(4)), 4, seconds)
+    return AgentMembership(agent.link, live(1, *range(4)), 4, seconds, Mates())
 
 
 def test_members_are_those_that_the_agent_does_not_count_as_lost(agent: Agent) -> None:
     source = membership(agent)
     agent.send(None, 1)
     first = WorldId(1, 0, 1)
-    assert source.after(LOST) == Members(
+    assert source.after() == Members(
         members_number(first, 1), frozenset({0, 2, 3}), frozenset({0, 2, 3}), first
     )
     agent.send(None, 1, 3)
-    assert source.after(LOST) == Members(
-        members_number(first, 2), frozenset({0, 2}), frozenset({0, 2}), first
-    )
+    assert source.after() == Members(members_number(first, 2), frozenset({0, 2}), frozenset({0, 2}), first)
 
 
 def test_a_line_is_awaited_that_has_another_loss(agent: Agent) -> None:
     source = membership(agent, seconds=0.0)
     agent.send(None, 1)
-    assert source.after(LOST) is not None
-    assert source.after(LOST) is None
+    assert source.after() is not None
+    assert source.after() is None
     agent.send(None, 1)
-    assert source.after(LOST) is None
+    assert source.after() is None
 
 
 def test_without_an_agent_there_are_no_next_members(agent: Agent) -> None:
     source = membership(agent)
     agent.connection.shutdown(socket.SHUT_RDWR)
-    assert source.after(LOST) is None
+    assert source.after() is None
 
 
 def test_replicas_that_a_world_starts_are_no_members_until_they_have_joined(agent: Agent) -> None:
     source = membership(agent)
     agent.send(live(2, 1))
-    found = source.after(LOST)
+    found = source.after()
     assert found == Members(members_number(WorldId(1, 0, 2)), frozenset({0, 2, 3}))
     source.have_joined(members_number(WorldId(1, 0, 2), have_joined=True))
     agent.send(live(2, 1), 3)
-    found = source.after(LOST)
+    found = source.after()
     assert found is not None
     assert found.replicas == {0, 1, 2}
     assert found.newcomers == {1}
@@ -279,7 +276,7 @@ def test_members_before_those_that_have_joined_are_none_to_continue_with(agent: 
     agent.send(live(2, 1))
     source.have_joined(members_number(WorldId(1, 0, 2), have_joined=True))
     source.have_joined(0)
-    assert source.after(LOST) is None
+    assert source.after() is None
 
 
 @pytest.mark.parametrize(

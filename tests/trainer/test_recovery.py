@@ -7,19 +7,13 @@ never disturbed.
 from __future__ import annotations
 
 import os
-import random
-import time
-from collections.abc import Sequence, Set
 from pathlib import Path
 
 import pytest
 from lab.ranks.recovery import RecoveringJob, Step, lines_of
+from tests.trainer.losses import EXCHANGE, STEP, SUMS, WORLD, History
 from tests.trainer.recovering import STEPS, check, through
 
-STEP = "ropeteam_trainer.strategies.exact.step:ExactStep"
-EXCHANGE = "ropeteam_trainer.strategies.exact.exchange"
-SUMS = "ropeteam_trainer.strategies.exact.sums:WorldSums"
-WORLD = "ropeteam_trainer.rank.world:World"
 SEEDS = range(int(os.environ.get("ROPETEAM_RECOVERY_SEEDS", "2")))
 """Of random histories. A campaign: ROPETEAM_RECOVERY_SEEDS=200."""
 
@@ -202,82 +196,6 @@ def test_ranks_end_with_the_reason_if_one_that_has_joined_trains_something_else(
     for output in ended.output:
         assert "ranks have different weights in step" in output
         assert "job.restore() must be given everything that changes the weights" in output
-
-
-IN_A_STEP = (
-    f"{STEP}._run_leaf",
-    f"{STEP}._send",
-    f"{STEP}._add_numbers",
-    f"{STEP}._use_sums",
-    f"{SUMS}._add",
-    f"{SUMS}._finish",
-    f"{SUMS}._note_sent",
-)
-WHILE_JOINING = (
-    f"{EXCHANGE}:Exchange.expect_state",
-    f"{EXCHANGE}:Exchange._note_state",
-    f"{EXCHANGE}:as_bytes",
-    f"{STEP}.join",
-    f"{WORLD}._all_are_here",
-    f"{WORLD}._form_group",
-)
-
-
-class History:
-    """Random losses at random moments, of ranks that train and of ranks that join."""
-
-    def __init__(self, job: RecoveringJob, seed: int) -> None:
-        self._job, self._random = job, random.Random(seed)
-        self._faulty: set[int] = set()
-        """Ranks that will kill themselves. One of the others survives each loss."""
-        self.losses = 0
-
-    def play(self, rounds: int) -> None:
-        job, count = self._job, self._job.ranks
-        some = {*self._random.sample(range(count), count // 2)}
-        job.start(faults=self._faults(some, IN_A_STEP, range(7, 19)))
-        job.make_steps(1)  # begins with collectives of all
-        for number in range(rounds):
-            self._kill_some()
-            job.make_steps(self._random.choice([0, 1, 2]))
-            is_last = number == rounds - 1
-            job.replace({} if is_last else self._faults(job.lost, (*IN_A_STEP, *WHILE_JOINING), range(1, 9)))
-            self._join()
-
-    def _faults(self, ranks: Set[int], places: Sequence[str], calls: Sequence[int]) -> dict[int, str]:
-        """A fault for about half of these ranks."""
-        chosen = {rank for rank in sorted(ranks) if self._random.random() < 0.6}
-        self._faulty |= chosen
-        return {
-            rank: f"{self._random.choice(places)} {self._random.choice(calls)} SIGKILL"
-            for rank in sorted(chosen)
-        }
-
-    def _kill_some(self) -> None:
-        """Kill at least one rank, and all that have a fault which has not come yet, at a random moment."""
-        job = self._job
-        sound = sorted({*job.living()} - self._faulty)
-        more = self._random.sample(sound, self._random.randint(not self._faulty, len(sound) - 1))
-        job.permit(job.permitted + 6)
-        time.sleep(self._random.uniform(0, 0.3))
-        self._lose({*self._faulty, *more})
-
-    def _join(self) -> None:
-        """Step until all new ranks have joined. Those that have killed themselves are replaced, by ranks
-        without a fault."""
-        job = self._job
-        while not all(map(job.can_continue, job.living())):
-            job.step_until(lambda: job.dead() or all(map(job.can_continue, job.living())))
-            if dead := job.dead():
-                self._lose(dead)
-                job.replace()
-
-    def _lose(self, ranks: set[int]) -> None:
-        for rank in ranks:
-            self._job.group.kill_one(rank)
-        self._job.lose(*ranks)
-        self._faulty -= self._job.lost
-        self.losses += len(self._job.lost)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

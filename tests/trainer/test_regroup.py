@@ -173,7 +173,7 @@ def test_a_replica_that_needs_nothing_of_the_lost_one_begins_again_with_the_othe
 class Alone:
     """Membership of a replica that is left alone."""
 
-    def after(self, lost: ReplicaLost) -> Members:  # noqa: ARG002
+    def after(self) -> Members:
         return Members(1, frozenset({0}))
 
     def have_joined(self, number: int) -> None:  # noqa: ARG002

@@ -1,7 +1,7 @@
 """The state of the training, from one rank to another that has none: that of a checkpoint, without a volume.
 
-For ranks that each have the whole model. The first part is an index, torch.save's bytes; then a part for each
-tensor.
+For ranks that have the same part of the model. The first part of the state is an index, torch.save's bytes;
+then a part for each tensor, or for this rank's block of a sharded one.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 
 from ropeteam_trainer.checkpoint.format.metadata import SavedTensor
 from ropeteam_trainer.checkpoint.objects.stateful import SavedObjects
+from ropeteam_trainer.checkpoint.objects.tensorshard import local_part
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ def captured(
     torch.save(index, content)
     first = torch.frombuffer(bytearray(content.getvalue()), dtype=torch.uint8)
     copies = (
-        tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format) for _, tensor in tensors
+        local_part(tensor).to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for _, tensor in tensors
     )
     return [first, *(copy.flatten() for copy in copies)]
 
@@ -60,8 +62,9 @@ def load(objects: SavedObjects, parts: Sequence[memoryview]) -> HandedOver:
     saved = {name: SavedTensor(shape, dtype, ()) for name, shape, dtype in index["tensors"]}
     tensors = objects.allocate(index["shared"], saved)
     with torch.no_grad():
-        for (name, shape, dtype), part in zip(index["tensors"], parts[1:], strict=True):
+        for (name, _, dtype), part in zip(index["tensors"], parts[1:], strict=True):
             values = torch.frombuffer(part, dtype=dtype) if len(part) else torch.empty(0, dtype=dtype)
-            tensors[name].copy_(values.view(shape))
+            mine = local_part(tensors[name])
+            mine.copy_(values.view(mine.shape))
     objects.load(tensors, index["shared"], index["others"])
     return HandedOver(index["step"], index["data"], index["newest"], index["more"])

@@ -39,12 +39,13 @@ from ropeteam_trainer.checkpoint.format.names import misfit
 from ropeteam_trainer.checkpoint.objects import rng
 from ropeteam_trainer.checkpoint.objects.stateful import SavedObjects, Shared, TrainingState
 from ropeteam_trainer.checkpoint.objects.tensorshard import shard_of
-from ropeteam_trainer.checkpoint.writer import ShardWriter, Written
+from ropeteam_trainer.checkpoint.writer import Alone, ShardWriter, Written
 from ropeteam_trainer.contract.config import RankPlan
 from ropeteam_trainer.contract.local import FromRank, LiveWorld
 from ropeteam_trainer.contract.world import CheckpointRef, ShardFile, WorldId
 from ropeteam_trainer.rank.agentlink import AgentLink, HeartbeatWriter, NoAgent
 from ropeteam_trainer.rank.exchange import CONTRACT
+from ropeteam_trainer.rank.mates import Mates
 from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.system.folders import Folder
 from ropeteam_trainer.system.notice import notice
@@ -79,6 +80,8 @@ class Checkpoints:
         self._writer = ShardWriter(*place, written, run, is_over)
         self._objects = SavedObjects({})
         self._own: Mapping[str, Any] = {}
+        self.mates = Mates(range(world.rank, world.rank + 1), world.rank)
+        """Ranks with which this one can save for all: those of its replica."""
         self.newest = -1
         """Step of the checkpoint that was restored, or saved since."""
         self._shard: tuple[ShardFile, ...] = ()
@@ -158,13 +161,14 @@ class Checkpoints:
 
         report: send the shard to the agent, so that it is committed. False: report() sends it later, if no
         other save comes before. Without an agent it returns when the checkpoint is written and committed.
-        alone: others are lost, and this rank saves for all: then the rest call leave_to_another().
+        alone: others are lost, and this rank saves for all, with its mates: then the rest call
+        leave_to_another().
         """
         if step == self.newest:
             return
         self._note_save(step)
         self._reports = report
-        leads = alone or self._world.rank == 0
+        leads = self.mates.part == 0 if alone else self._world.rank == 0
         state = self._objects.state(with_others=leads)
         own = {name: obj.state_dict() for name, obj in self._own.items()}
         files: dict[str, Any] = {rank_file(self._world.rank): {"rng": rng.capture(), "own": own}}
@@ -186,10 +190,9 @@ class Checkpoints:
         self._cadence.note_saved()
         self.newest, self._unreported, self._shard = step, FromRank(), ()
 
-    def _begin_alone(self, step: int) -> tuple[WorldId, Written]:
-        """As for ShardWriter.start()."""
+    def _begin_alone(self, step: int) -> Alone:
         self._alone = step, self._newest_name
-        return self._newest_name, partial(self._on_written, self._newest_name, True)
+        return Alone(self._newest_name, partial(self._on_written, self._newest_name, True), self.mates.saving)
 
     def restore(self, heart: HeartbeatWriter) -> Restored | None:
         """Load the best checkpoint into the objects of register(), with heartbeats in phase "restore" as long

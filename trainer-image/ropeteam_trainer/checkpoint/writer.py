@@ -37,6 +37,17 @@ _POLL_SECONDS = 0.1
 """Interval in which a wait notices that a rank is lost."""
 
 
+@dataclass(frozen=True)
+class Alone:
+    """How a replica saves for all, which have the same state."""
+
+    world_id: WorldId
+    """World under whose name it is stored."""
+    written: Written
+    group: dist.ProcessGroup | None
+    """Of the replica's ranks; None: it is one."""
+
+
 @dataclass
 class _Save:
     """One save."""
@@ -84,14 +95,13 @@ class ShardWriter:
         step: int,
         state: TrainingState,
         files: Mapping[str, Any],
-        alone: tuple[WorldId, Written] | None = None,
+        alone: Alone | None = None,
     ) -> None:
         """Copy the state, and start to write the copy; wait for the last save first. A collective. `files`:
         content of this rank's small files, by name. Nothing is written if the last save does not end because
         a rank is lost. Raises TypeError for a sharded tensor in them.
 
-        alone: this rank saves for all, which have the same state, without a collective; stored under the name
-        of this world."""
+        alone: this replica saves for all: a collective of its ranks."""
         if self._save and self._save.is_running:
             self.stalls += 1
             began = time.monotonic()
@@ -100,11 +110,11 @@ class ShardWriter:
             if self._save.is_running and alone is None:
                 return
             self._leave_behind()
-        save = _Save(*(alone or (self._world_id, self._written)), alone is not None)
-        group = None
-        if not save.is_alone:
+        if alone is None:
             self.form_group()
-            group = self._group
+            save, group = _Save(self._world_id, self._written, False), self._group
+        else:
+            save, group = _Save(alone.world_id, alone.written, True), alone.group
         locals_ = {name: local_part(tensor) for name, tensor in state.tensors.items()}
         copy = self._snapshot.copy({"locals": locals_, "shared": state.shared, "files": dict(files)})
         save.thread = threading.Thread(

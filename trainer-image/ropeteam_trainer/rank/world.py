@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import threading
 import time
@@ -14,15 +13,20 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed import distributed_c10d as c10d
 
 from ropeteam_trainer.contract.local import LiveWorld
-from ropeteam_trainer.rank import exchange
+from ropeteam_trainer.contract.world import WorldId
+from ropeteam_trainer.rank import defaultgroup, exchange
 from ropeteam_trainer.rank.exchange import PLAIN, Vocabulary
+from ropeteam_trainer.rank.mates import Mates
 
 T = TypeVar("T")
 _POLL_SECONDS = 0.005
+_TERM_BITS, _BOOT_BITS, _GROUP_BITS = 16, 24, 16
+_SAVING = timedelta(hours=1)
+"""Time limit of collectives while a checkpoint is written."""
 _LINE_SECONDS = 45.0
 """Time for the agent's line after a group could not be formed: it says which rank is lost."""
 
@@ -45,8 +49,7 @@ class World:
         alone()."""
         chosen = cls.alone(device).device
         if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
-            backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
-            dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
+            dist.init_process_group(_backend(chosen), timeout=timedelta(seconds=timeout_seconds))
         if dist.is_initialized():
             return cls(dist.get_rank(), dist.get_world_size(), chosen, timeout_seconds)
         return cls(0, 1, chosen)
@@ -59,9 +62,9 @@ class World:
 
     @property
     def is_apart(self) -> bool:
-        """Whether this rank has no process group (yet): others train already, and it joins them at the end
-        of a step (join_again())."""
-        return self.size > 1 and not dist.is_initialized()
+        """Whether this rank has no process group of all ranks (yet): others train already, and it joins them
+        at the end of a step (join_again())."""
+        return self.size > 1 and not defaultgroup.is_formed()
 
     @classmethod
     def alone(cls, device: str | torch.device | None) -> World:
@@ -153,18 +156,38 @@ class World:
         these."""
         return torch.device("cpu") if "cpu:" in dist.get_backend_config() else self.device
 
-    def join_again(self, world: LiveWorld, is_over: Callable[[], bool], and_then: Callable[[], None]) -> None:
+    def mates(self, replica_ranks: int) -> Mates:
+        """The mates of this rank, in replicas of so many neighbours. A collective of these."""
+        first = self.rank - self.rank % replica_ranks
+        ranks = range(first, first + replica_ranks)
+        if replica_ranks == 1:
+            return Mates(ranks, self.rank)
+        if self.is_apart:
+            store = self._store_of(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+            self._put_placeholder(PrefixStore(f"ropeteam/replica{first}", store))
+        group, saving = (
+            dist.new_group([*ranks], timeout, "gloo", use_local_synchronization=True)
+            for timeout in (self._timeout, _SAVING)
+        )
+        return Mates(ranks, self.rank, group, saving)
+
+    def _put_placeholder(self, store: Store) -> None:
+        defaultgroup.put_placeholder(self.rank, self.size, _backend(self.device), store)
+
+    def join_again(
+        self, world: LiveWorld, mates: Mates, is_over: Callable[[], bool], and_then: Callable[[], None]
+    ) -> None:
         """Replace the process group by one that all ranks of this world form in its store, and call
-        `and_then()`, a collective. Returns without a group when `is_over()`: a rank has been lost meanwhile.
-        Raises ConnectionError where a group cannot be formed, and it is not over for _LINE_SECONDS: the end
-        of a rank, or of the store, is an error here before the agent knows of it.
+        `and_then()`, a collective. Groups of its mates live on. Returns without it when `is_over()`: a rank
+        has been lost meanwhile. Raises ConnectionError where a group cannot be formed, and it is not
+        over for _LINE_SECONDS: the end of a rank, or of the store, is an error here before the agent knows of
+        it.
 
         No call of torch ends early. So it is called once all ranks are here, and in a thread, which is left
         alone if it is over.
         """
-        if dist.is_initialized():
-            inspect.unwrap(dist.destroy_process_group)()
-        c10d._world.group_count = 0  # of an attempt that was over; names of groups have this number
+        defaultgroup.destroy(keep=mates.ranks)
+        c10d._world.group_count = _first_group_name(world.world_id)  # names of groups are numbers
         os.environ |= {
             "MASTER_ADDR": world.store_host,
             "MASTER_PORT": str(world.store_port),
@@ -176,7 +199,7 @@ class World:
         def form() -> None:
             try:
                 if self._all_are_here(world, is_over):
-                    self._form_group(world)
+                    self._form_group(world, mates)
                     and_then()
             except Exception as error:
                 failures.append(error)
@@ -193,7 +216,7 @@ class World:
 
     def _all_are_here(self, world: LiveWorld, is_over: Callable[[], bool]) -> bool:
         """Wait until all ranks have called this. False: it is over."""
-        store = PrefixStore("ropeteam/again", self._store_of(world))
+        store = PrefixStore("ropeteam/again", self._store_of(world.store_host, world.store_port))
         store.add("arrived", 1)
         while store.add("arrived", 0) < self.size:
             if is_over():
@@ -201,15 +224,24 @@ class World:
             time.sleep(_POLL_SECONDS)
         return True
 
-    def _form_group(self, world: LiveWorld) -> None:
-        store = PrefixStore("ropeteam/group", self._store_of(world))
-        backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
-        timeout = timedelta(seconds=self.timeout_seconds)
-        dist.init_process_group(backend, timeout=timeout, store=store, rank=self.rank, world_size=self.size)
+    def _form_group(self, world: LiveWorld, mates: Mates) -> None:
+        store = PrefixStore("ropeteam/group", self._store_of(world.store_host, world.store_port))
+        if mates.group is None:
+            backend, timeout = _backend(self.device), self._timeout
+            dist.init_process_group(
+                backend, timeout=timeout, store=store, rank=self.rank, world_size=self.size
+            )
+            return
+        self._put_placeholder(store)
+        defaultgroup.remove_placeholder(dist.new_group(timeout=self._timeout))
 
-    def _store_of(self, world: LiveWorld) -> TCPStore:
-        timeout = timedelta(seconds=self.timeout_seconds)
-        return TCPStore(world.store_host, world.store_port, is_master=False, timeout=timeout)
+    def _store_of(self, host: str, port: int) -> TCPStore:
+        """The store at this address."""
+        return TCPStore(host, port, is_master=False, timeout=self._timeout)
+
+    @property
+    def _timeout(self) -> timedelta:
+        return timedelta(seconds=self.timeout_seconds)
 
     def leave(self, seconds: float) -> None:
         """Destroy the process group when all ranks have called this, or after `seconds`; 0: do not wait.
@@ -249,6 +281,16 @@ class World:
         if store.add("arrived", 1) == self.size:
             store.set("all", "here")
         store.wait(["all"], timeout)
+
+
+def _backend(device: torch.device) -> str:
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+
+
+def _first_group_name(world_id: WorldId) -> int:
+    """Greater than the names of groups in earlier worlds, and equal on all ranks of this one."""
+    number = world_id.term << _TERM_BITS | world_id.boot
+    return (number << _BOOT_BITS | world_id.n) << _GROUP_BITS
 
 
 def _content(tensor: torch.Tensor) -> bytes:

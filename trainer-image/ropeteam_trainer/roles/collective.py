@@ -77,6 +77,8 @@ class CollectiveRole:
                 objects["model"] = self._wrapped.parts
         given = {name: obj for name, obj in objects.items() if obj is not None}
         self._checkpoints.register(given, optional, own)
+        if isinstance(self._checkpoints, Checkpoints) and self._recovering:
+            self._checkpoints.mates = self._recovering.mates
         if self._session.world.is_apart:
             return self._joined()
         found = self._checkpoints.restore(self._session.heart)
@@ -100,10 +102,10 @@ class CollectiveRole:
         rank can have saved."""
         self._position = self._session.feed.state()
         exact = self._recovering
-        due = self._checkpoints.due(step, exact.some_rank_is_late if exact else None)
+        due = self._checkpoints.due(step, exact.decisions.some_rank_is_late if exact else None)
         self._save_due |= due
         if exact and not self.has_all_ranks:
-            if exact.some_rank_is_late and exact.presence.saves_alone(exact.done):
+            if exact.decisions.some_rank_is_late and exact.presence.saves_alone(exact.done):
                 self._save(step, report=True)
         elif self._save_due and (self._wrapped is None or self._wrapped.in_sync()):
             self._save(step, report=True)
@@ -234,6 +236,7 @@ class CollectiveRole:
         assert isinstance(self._checkpoints, Checkpoints)
         self._session.world.join_again(
             world,
+            self._checkpoints.mates,
             lambda: bool(link.newest.lost) or link.newest.live_world not in (None, world),
             self._checkpoints.form_group,
         )

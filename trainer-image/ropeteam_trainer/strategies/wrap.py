@@ -8,14 +8,14 @@ The loop that uses model and optimizer stays the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
@@ -30,6 +30,7 @@ from ropeteam_trainer.contract.strategy import (
 )
 from ropeteam_trainer.data.decisions.plan import Deal, Leaf
 from ropeteam_trainer.partition.layout import Layout, layout, leaves_of
+from ropeteam_trainer.rank.mates import Mates
 from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.strategies import (
     activations,
@@ -150,9 +151,9 @@ def wrap(
     grid = layout(strategy, world.size)
     check_settings(strategy, optimizer, loss)
     before = named_parameters([model])
-    mesh = None if world.is_apart else _mesh(grid, world.device)
-    if world.size > 1 and not world.is_apart:
-        _broadcast_weights(model)
+    recovery = _, mates = progress.worlds, _mates(grid, world, progress.worlds)
+    mesh = _mesh(grid, world.device, mates.ranks if world.is_apart else range(world.size))
+    _broadcast_weights(model, world)
     if grid.tensor > 1:
         assert mesh is not None
         tensor.split_layers(model, mesh["tensor"], strategy.tensor_parallel, tensor_plan)
@@ -177,11 +178,16 @@ def wrap(
         facade.use_pipeline(_pipeline(stages, strategy, grid, mesh, world.device, facade.pipeline_loss))
     exact = deal = None
     if strategy.sync.type is SyncType.EXACT:
-        extra["exact"] = exact = _exact_step(parts, optimizer, strategy, grid, world, mesh, progress.worlds)
+        extra["exact"] = exact = _exact_step(parts, optimizer, strategy, grid, world, mesh, recovery)
         deal = _deal(strategy, grid, world.rank)
         facade.use_exact(exact, progress.leaves, progress.steps_done, partial(_more_leaves, progress))
     called = facade if facade.is_needed or parts[0] is not model else model
     return Wrapped(called, optimizer, parts, extra, own, grid, steps, scale, mesh, deal, exact)
+
+
+def _mates(grid: Layout, world: World, job: WorldsOfJob | None) -> Mates:
+    """The ranks that are lost with this one, while other replicas continue; this one alone, if none does."""
+    return world.mates(grid.shard * grid.tensor) if job and grid.replicate > 1 else Mates()
 
 
 def _exact_step(
@@ -191,7 +197,7 @@ def _exact_step(
     grid: Layout,
     world: World,
     mesh: DeviceMesh | None,
-    job: WorldsOfJob | None,
+    recovery: tuple[WorldsOfJob | None, Mates],
 ) -> ExactStep:
     """Steps of sync Exact. Raises StrategyError where ranks would not compute the same bits."""
     _check_parameters(optimizer, named_parameters(parts))
@@ -200,17 +206,21 @@ def _exact_step(
     )
     seed = world.number_of_rank_0(torch.initial_seed() >> 1)  # an int64
     group = mesh["shard"].get_group() if mesh is not None and grid.shard > 1 else None
-    join = partial(join_replicas, world, grid, strategy.leaves)
-    membership = None
-    if job is not None and grid.replicate == world.size > 1:
-        membership = AgentMembership(job.link, job.first, world.size, world.timeout_seconds)
-        if world.is_apart:
-            join = partial(join_living_replicas, world, job.first, strategy.leaves, computes)
     replica = grid.coordinate(world.rank).replicate
-    replicas = Replication(replica, grid.replicate, membership)
+    job, mates = recovery
+    if job is None or grid.replicate == 1:
+        join = partial(join_replicas, world, grid, strategy.leaves)
+        return ExactStep(
+            parts, strategy.leaves, seed, join, computes, group, Replication(replica, grid.replicate)
+        )
+    if world.is_apart:
+        join = partial(join_living_replicas, world, mates, job.first, strategy.leaves, computes)
+    else:
+        join = partial(join_replicas, world, grid, strategy.leaves)
+    membership = AgentMembership(job.link, job.first, grid.replicate, world.timeout_seconds, mates)
+    replicas = Replication(replica, grid.replicate, membership, mates)
     exact = ExactStep(parts, strategy.leaves, seed, join, computes, group, replicas)
-    if job is not None and membership is not None:
-        Reception(job, replica, computes, world.timeout_seconds, exact)
+    Reception(job, mates, computes, world.timeout_seconds, exact)
     return exact
 
 
@@ -283,8 +293,10 @@ def check_settings(strategy: Strategy, optimizer: Optimizer, loss: Loss | None) 
         )
 
 
-def _mesh(grid: Layout, device: torch.device) -> DeviceMesh | None:
-    """Mesh with a dimension for each kind of parallelism above 1, named as in Layout. None: one rank."""
+def _mesh(grid: Layout, device: torch.device, ranks: range) -> DeviceMesh | None:
+    """Mesh with a dimension for each kind of parallelism above 1, named as in Layout. None: one rank. ranks:
+    all, or those of one replica."""
+    grid = grid if len(ranks) == grid.world else replace(grid, replicate=1)
     named = [
         (name, size)
         for name in ("pipeline", "replicate", "shard", "tensor")
@@ -293,12 +305,15 @@ def _mesh(grid: Layout, device: torch.device) -> DeviceMesh | None:
     if not named:
         return None
     names, sizes = zip(*named, strict=True)
-    return init_device_mesh(device.type, sizes, mesh_dim_names=names)
+    return DeviceMesh(device.type, torch.arange(ranks.start, ranks.stop).view(sizes), mesh_dim_names=names)
 
 
 @torch.no_grad()
-def _broadcast_weights(model: nn.Module) -> None:
-    """Broadcast rank 0's parameters and buffers, in place, so that scripts need no common seed."""
+def _broadcast_weights(model: nn.Module, world: World) -> None:
+    """Broadcast rank 0's parameters and buffers, in place, so that scripts need no common seed. Ranks that
+    are apart from the others get theirs later."""
+    if world.size == 1 or world.is_apart:
+        return
     for value in (*model.parameters(), *model.buffers()):
         dist.broadcast(value.detach(), src=0)
 

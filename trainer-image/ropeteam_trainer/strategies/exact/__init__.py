@@ -8,6 +8,7 @@ exchange.py   sums over all replicas, also after one of them is lost
 links.py      connections between replicas, and their thread
 joining.py    how these come about; arrivals.py: with new replicas, while the others train
 members.py    which replicas are members, and their micro-batches
+decisions.py  what all replicas do after a step
 equality.py   whether all have the same weights
 
 A step is V micro-batches, whose number is in the manifest. Their gradients are added along one binary tree,

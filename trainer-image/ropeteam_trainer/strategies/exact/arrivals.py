@@ -19,6 +19,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from ropeteam_trainer.contract.local import LiveWorld, ToRank
 from ropeteam_trainer.contract.strategy import StrategyError
+from ropeteam_trainer.rank.mates import Mates
 from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.strategies.exact.exchange import Exchange
 from ropeteam_trainer.strategies.exact.joining import (
@@ -45,10 +46,10 @@ class Reception:
     """Threads of a replica: one ends its waits for lost replicas, one connects it to new ones."""
 
     def __init__(
-        self, worlds: WorldsOfJob, replica: int, computes: str, seconds: int, step: ExactStep
+        self, worlds: WorldsOfJob, mates: Mates, computes: str, seconds: int, step: ExactStep
     ) -> None:
         """computes: description of what this replica computes with. seconds: time limit of collectives."""
-        self._link, self._replica, self._computes = worlds.link, replica, computes
+        self._link, self._mates, self._computes = worlds.link, mates, computes
         self._seconds, self._step = seconds, step
         self._world = worlds.first.world_id
         """Newest world whose new replicas have connected, or need not any more."""
@@ -64,12 +65,12 @@ class Reception:
             self._seen = line
             self._step.replicas_are_lost(self._lost)
 
-    def _lost(self) -> set[int]:
+    def _lost(self) -> frozenset[int]:
         """Replicas that are lost, as far as the agent knows: also those that the newest world starts again,
         until the new ones are connected."""
         line, world = self._link.newest, self._link.newest.live_world
         started = world.started if world and world.world_id != self._connected else ()
-        return {*line.lost, *started}
+        return self._mates.replicas_of({*line.lost, *started})
 
     def _connect_to_new(self) -> None:
         while line := self._link.wait_until(
@@ -95,39 +96,42 @@ class Reception:
         of the store."""
         store = _store_of(world, _STORE_SECONDS)
         host = own_address(world.store_host, world.store_port)
+        started = self._mates.replicas_of(world.started)
         with ExitStack() as stack:
-            listener = stack.enter_context(listener_at(host, len(world.started)))
+            listener = stack.enter_context(listener_at(host, len(started)))
             secret = _shared_secret(store)
             store.set(_COMPUTES, self._computes)
-            store.set(_place(self._replica), address_of(listener))
+            store.set(_place(self._mates.rank), address_of(listener))
             return _awaited(
-                listener, secret, world.started, self._seconds, lambda: self._link.newest.live_world == world
+                listener, secret, started, self._seconds, lambda: self._link.newest.live_world == world
             )
 
 
 def join_living_replicas(
-    world: World, first: LiveWorld, leaves: int, computes: str, shapes: Sequence[BucketShape]
+    world: World, mates: Mates, first: LiveWorld, leaves: int, computes: str, shapes: Sequence[BucketShape]
 ) -> Exchange:
-    """Exchange of a new rank, which is a replica, with the others, which train meanwhile."""
-    exchange = Exchange(world.rank, world.size, leaves, shapes, world.timeout_seconds)
-    exchange.expect_state(min({*range(world.size)} - {*first.started}))
-    found = _connections_of_newcomer(first, world.rank, world.size, computes, world.timeout_seconds)
+    """Exchange of a new rank with those of its part in the other replicas, which train meanwhile."""
+    (replica,), replicas = mates.replicas_of([world.rank]), mates.replicas_of(range(world.size))
+    exchange = Exchange(replica, len(replicas), leaves, shapes, world.timeout_seconds)
+    exchange.expect_state(min(replicas - mates.replicas_of(first.started)))
+    found = _connections_of_newcomer(first, mates, len(replicas), computes, world.timeout_seconds)
     exchange.use(Links(found, exchange), Arrival(first, found).number)
     return exchange
 
 
 def _connections_of_newcomer(
-    world: LiveWorld, replica: int, replicas: int, computes: str, seconds: int
+    world: LiveWorld, mates: Mates, replicas: int, computes: str, seconds: int
 ) -> dict[int, socket.socket]:
     """Connections of a new replica to all others. Raises StrategyError if it computes with something else,
     and ReplicaLost."""
     store = _store_of(world, seconds)
     host = own_address(world.store_host, world.store_port)
     deadline = time.monotonic() + seconds
+    (replica,), started = mates.replicas_of([mates.rank]), mates.replicas_of(world.started)
     with listener_at(host, replicas) as listener:
-        store.set(_place(replica), address_of(listener))
-        others = [each for each in range(replicas) if each not in world.started or each < replica]
-        at = {each: store.get(_place(each)).decode() for each in others}
+        store.set(_place(mates.rank), address_of(listener))
+        others = [each for each in range(replicas) if each not in started or each < replica]
+        at = {each: store.get(_place(mates.rank_in(each))).decode() for each in others}
         theirs = store.get(_COMPUTES).decode()
         if theirs != computes:
             raise StrategyError(
@@ -138,7 +142,7 @@ def _connections_of_newcomer(
         found = {each: connected(address, secret, replica, deadline) for each, address in at.items()}
         for connection in found.values():
             set_time_limit(connection, seconds)
-        later = [each for each in world.started if each > replica]
+        later = [each for each in started if each > replica]
         found |= _awaited(listener, secret, later, seconds, lambda: True) or {}
     return found
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ropeteam_trainer.contract.strategy import StrategyError
+from ropeteam_trainer.strategies.exact.gradients import local
 from ropeteam_trainer.strategies.exact.sums import as_bytes
 
 COMPARED_AFTER_STEPS = 1, 2, 8
@@ -56,7 +57,8 @@ class WeightComparison:
 
 
 def digest_of(parts: Sequence[nn.Module]) -> int:
-    """Digest of all parameters and buffers, of 20 bits: its square is exact in a sum of float64. Never 0."""
+    """Digest of this rank's parameters and buffers, of 20 bits: its square is exact in a sum of float64.
+    Never 0."""
     code = 0
     for part in parts:
         for tensor in (*part.parameters(), *part.buffers()):
@@ -83,5 +85,5 @@ def unsaved_buffers(parts: Sequence[nn.Module]) -> list[torch.Tensor]:
 
 
 def flat_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """Copy on the CPU, of one dimension."""
-    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format).flatten()
+    """Copy on the CPU, of one dimension; of a sharded tensor, this rank's part."""
+    return local(tensor).to("cpu", copy=True, memory_format=torch.contiguous_format).flatten()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,9 +15,8 @@ from ropeteam_trainer.contract.local import LiveWorld, ToRank
 from ropeteam_trainer.contract.world import WorldId
 from ropeteam_trainer.partition.reductiontree import equal_parts, redealt
 from ropeteam_trainer.rank.agentlink import AgentLink
-from ropeteam_trainer.strategies.exact.equality import squared
+from ropeteam_trainer.rank.mates import Mates
 from ropeteam_trainer.strategies.exact.exchange import Position
-from ropeteam_trainer.strategies.exact.sums import ReplicaLost
 
 _LINE_SECONDS = 45.0
 """Time for the agent's line after a loss. None comes if the world ends, or if the other rank has ended with
@@ -55,54 +54,6 @@ class Arrival:
         """Number by which replicas find out that they vote for the same: of 20 bits, so that its square is
         exact in a sum of float64."""
         return 1 + zlib.crc32(str(self.world.world_id).encode()) % (1 << 20)
-
-
-class Admission:
-    """Agreement of all replicas on the step after which they admit new ones. Each votes once for
-    each of its leaves, when all of them are computed, and all have the sum of the votes."""
-
-    def __init__(self) -> None:
-        self.arrival: Arrival | None = None
-        """The newest that is connected to this replica. Set in any thread."""
-        self.due: Arrival | None = None
-        """The one that all admit at the end of this step."""
-        self._vote: Arrival | None = None
-        self._admitted: WorldId | None = None
-        """World of the last one."""
-        self._present = 0
-        """Number of the present members. An arrival for earlier ones is void."""
-
-    def begin_exchange(self) -> None:
-        """Choose the vote for all leaves of this exchange."""
-        arrival = self.arrival
-        self._vote = arrival if arrival and arrival.number > self._present else None
-
-    @property
-    def votes(self) -> tuple[int, int]:
-        """Votes of one leaf. Equal for all leaves if, for each of the two, the sum is that of equal ones."""
-        return squared(self._vote.code if self._vote else 0)
-
-    def count(self, votes: Sequence[float], leaves: int) -> None:
-        """Take the sums of the votes of all leaves."""
-        vote = self._vote
-        agreed = vote is not None and [*votes] == [leaves * each for each in self.votes]
-        if vote is not None and agreed and vote.number > self._present:
-            self.due = vote
-
-    def note_members(self, number: int) -> None:
-        """Others are members now: a replica was lost."""
-        self._present = number
-        if self.due and self.due.number < number:
-            self.due = None
-
-    def close(self, world_id: WorldId) -> None:
-        """The new replicas of this world are admitted."""
-        self.due, self._admitted = None, world_id
-        self._present = members_number(world_id, have_joined=True)
-
-    def knows(self, world_id: WorldId | None) -> bool:
-        """Whether the new replicas of this world are admitted, or connected to this one."""
-        return world_id in (self._admitted, self.arrival and self.arrival.world.world_id)
 
 
 class Presence:
@@ -153,7 +104,7 @@ def world_of(plan: RankPlan) -> LiveWorld:
 class Membership(Protocol):
     """Source of the next members."""
 
-    def after(self, lost: ReplicaLost) -> Members | None:
+    def after(self) -> Members | None:
         """The next members, once they are known. None: there are none without a new start of this process."""
 
     def have_joined(self, number: int) -> None:
@@ -168,6 +119,7 @@ class Replication:
     replicas: int = 1
     membership: Membership | None = None
     """None: the first loss of a replica ends its world."""
+    mates: Mates = Mates()
 
 
 class CannotTakeOver(RopeteamError, ConnectionError):
@@ -175,14 +127,16 @@ class CannotTakeOver(RopeteamError, ConnectionError):
 
 
 class AgentMembership:
-    """Membership by the agent's lines. For replicas of one rank, whose number is that of the rank."""
+    """Membership by the agent's lines."""
 
-    def __init__(self, link: AgentLink, first: LiveWorld, replicas: int, seconds: float) -> None:
+    def __init__(
+        self, link: AgentLink, first: LiveWorld, replicas: int, seconds: float, mates: Mates
+    ) -> None:
         """first: the world in which this rank was started. seconds: time limit of waits."""
-        self._link, self._replicas, self._seconds = link, replicas, seconds
+        self._link, self._replicas, self._seconds, self._mates = link, replicas, seconds, mates
         self._first, self._last = first, members_number(first.world_id)
 
-    def after(self, lost: ReplicaLost) -> Members | None:  # noqa: ARG002
+    def after(self) -> Members | None:
         """As Membership.after()."""
         seconds = min(self._seconds, _LINE_SECONDS)
         line = self._link.wait_until(lambda line: self._members(line).number > self._last, seconds)
@@ -199,8 +153,8 @@ class AgentMembership:
     def _members(self, line: ToRank) -> Members:
         """New ranks of a world that has lost none are no members: those begin with another number."""
         world, lost = line.live_world or self._first, {*line.lost}
-        replicas = frozenset(range(self._replicas)) - lost
-        started = replicas & {*world.started}
+        replicas = frozenset(range(self._replicas)) - self._mates.replicas_of(lost)
+        started = replicas & self._mates.replicas_of(world.started)
         number = members_number(world.world_id, len(lost))
         if not lost:
             return Members(number, replicas - started)

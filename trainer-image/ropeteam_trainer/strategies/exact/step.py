@@ -22,11 +22,11 @@ from ropeteam_trainer.data.decisions.plan import Leaf, mix
 from ropeteam_trainer.data.substitution import UntracedArgument
 from ropeteam_trainer.partition.reductiontree import Node
 from ropeteam_trainer.strategies.exact.buffers import RunningStatistics
+from ropeteam_trainer.strategies.exact.decisions import Decisions
 from ropeteam_trainer.strategies.exact.equality import WeightComparison, flat_copy, unsaved_buffers
 from ropeteam_trainer.strategies.exact.exchange import Exchange, Position
 from ropeteam_trainer.strategies.exact.gradients import Flat, GradientTree, add_along
 from ropeteam_trainer.strategies.exact.members import (
-    Admission,
     Arrival,
     CannotTakeOver,
     Members,
@@ -84,7 +84,7 @@ class ExactStep:
         self._leaves, self._seed, self._group = leaves, seed, group
         self._shard = dist.get_rank(group) if group is not None else 0
         self._replica, self._replicas = replicas.replica, replicas.replicas
-        self._membership = replicas.membership
+        self._membership, self.mates = replicas.membership, replicas.mates
         self._dealt = first_leaves(self._replica, self._replicas, leaves)
         """Leaves of this replica among the present members."""
         self._dealt_once: dict[int, tuple[int, ...]] = {}
@@ -106,10 +106,8 @@ class ExactStep:
         self._step, self._calls = -1, 0  # of the last run(), and the number of runs in it
         self._is_broken = False
         """Whether a run has begun, but not ended: its gradients may be with other replicas."""
-        self._admission, self._comparison = Admission(), WeightComparison(parts)
+        self.decisions, self._comparison = Decisions(leaves, replicas.mates), WeightComparison(parts)
         self.presence, self.callbacks = Presence(replicas.replica, replicas.replicas), Callbacks()
-        self.some_rank_is_late = False
-        """Whether the clock of some replica did, in the last run. The same on all replicas."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"seed": self._seed, "computes": self._computes}
@@ -234,15 +232,23 @@ class ExactStep:
         self._add_numbers()
         members: Members | None = None
         while True:
+            reason = "Connection closed by peer: a replica is lost, and a rank of this one has no sums"
+            votes: list[float] | None = None
             try:
                 if members is None or not self._has_sums_of_another(members, compute_leaves):
                     self._wait_for_sums()
-                break
+                votes = [self._numbers_sum[n].item() for n in (1, 2, 5)]
             except ReplicaLost as lost:
-                with self.callbacks.waiting():
-                    members = self._membership.after(lost) if self._membership else None
-                if members is None:
+                if self._membership is None:
                     raise
+                reason = str(lost)
+            with self.callbacks.waiting():
+                if self.decisions.is_complete(votes):
+                    break
+                assert self._membership is not None
+                members = self.decisions.next_members(self._membership)
+            if members is None:
+                raise ReplicaLost(reason)
         if self._membership:
             self._exchange.keep([*(result.values for result in self._results), self._numbers_sum])
         return self._use_sums(self._numbers_sum)
@@ -254,7 +260,7 @@ class ExactStep:
         mine = Position(self._done, (*self._held,))
         with self.callbacks.waiting():
             positions = self._exchange.regroup(members.number, self._connected(members), mine)
-        self._admission.note_members(members.number)
+        self.decisions.admission.note_members(members.number)
         members_left, most = frozenset(positions), max(position.done for position in positions.values())
         self.presence.note_lost(members_left, most)
         self._dealt = leaves_of_members(members_left, self._replicas, self._leaves)[self._replica]
@@ -277,15 +283,17 @@ class ExactStep:
 
     def _connected(self, members: Members) -> frozenset[int]:
         """The members without newcomers that have not come to this replica."""
-        have_come = self._admission.knows(members.world_id)
+        have_come = self.decisions.admission.knows(members.world_id)
         return members.replicas if have_come else members.replicas - members.newcomers
 
     def _add_numbers(self) -> None:
         """Add what is no gradient, with the votes of this replica, its digest where those are compared, and
         whether its clock demands a checkpoint."""
-        self._admission.begin_exchange()
+        self.decisions.admission.begin_exchange()
         nodes, first = dict(self._numbers), min(self._numbers)
-        votes = [len(self._held) * vote for vote in (*self._admission.votes, *self._comparison.votes)]
+        votes = [
+            len(self._held) * vote for vote in (*self.decisions.admission.votes, *self._comparison.votes)
+        ]
         nodes[first] = nodes[first].clone()
         nodes[first][1:6] = torch.tensor(
             [*votes, self.callbacks.is_late()], dtype=torch.float64, device="cpu"
@@ -301,9 +309,7 @@ class ExactStep:
     @torch.no_grad()
     def _use_sums(self, numbers: torch.Tensor) -> torch.Tensor:
         """Set gradients and statistics. Returns the loss."""
-        self._admission.count(numbers[1:3].tolist(), self._leaves)
         self._comparison.check(numbers[3:5].tolist(), self._leaves, self._step)
-        self.some_rank_is_late = bool(numbers[5] > 0)
         numbers = torch.cat([numbers[:1], numbers[6:]])
         used = iter(numbers[1 : 1 + self._tree.count].tolist())
         for bucket, result in zip(self._tree.buckets, self._results, strict=True):
@@ -325,12 +331,12 @@ class ExactStep:
     def replicas_have_come(self, arrival: Arrival) -> None:
         """Connect to new replicas, and vote for them from the next run on. Not in the training's thread."""
         self._exchange.connect(arrival.connections)
-        self._admission.arrival = arrival
+        self.decisions.admission.arrival = arrival
 
     @property
     def due(self) -> Arrival | None:
         """The arrival that all replicas admit at the end of this step. None: there is none."""
-        return self._admission.due
+        return self.decisions.admission.due
 
     def admit(self, arrival: Arrival, state: Callable[[], Sequence[torch.Tensor]]) -> None:
         """Admit the new replicas of due. The lowest of the others sends them `state()`: tensors on the CPU
@@ -351,6 +357,7 @@ class ExactStep:
         for buffer, part in zip(buffers, parts[own:], strict=True):
             if len(part):
                 buffer.copy_(torch.frombuffer(part, dtype=buffer.dtype).view(buffer.shape))
+        self.mates.highest([0])  # until all have theirs
         return parts[:own]
 
     @property
@@ -365,7 +372,7 @@ class ExactStep:
         self._note_joined(world_id)
 
     def _note_joined(self, world_id: WorldId) -> None:
-        self._admission.close(world_id)
+        self.decisions.admission.close(world_id)
         self._comparison.note_joined(self._done)
         if self._membership:
             self._membership.have_joined(members_number(world_id, have_joined=True))

@@ -1,0 +1,127 @@
+"""Recovery in the step where replicas are several ranks: all of a replica are lost with one of them.
+
+Each test compares digest and loss of every step with those of one replica, which was never disturbed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+from lab.ranks.processes import RankGroup
+from lab.ranks.recovery import RecoveringJob, Step, fields, lines_of
+from tests.trainer.losses import STEP, WORLD, History
+from tests.trainer.recovering import check, through
+
+SEEDS = range(int(os.environ.get("ROPETEAM_RECOVERY_SEEDS", "2")) // 2)
+"""Of random histories. A campaign: ROPETEAM_RECOVERY_SEEDS=200."""
+SHARD, TENSOR, BOTH = {"shard": 2}, {"tensor": 2}, {"shard": 2, "tensor": 2}
+
+
+def one_replica(path: Path, inner: dict[str, int], model: str, steps: int) -> list[Step]:
+    """Steps of one replica under sync Exact, as each of its ranks prints them."""
+    ranks = math.prod(inner.values())
+    with RankGroup(path / "one", ranks) as group:
+        ended = group.start("exact.py", json.dumps(fields(6, inner)), model, str(steps)).wait()
+    assert not any(ended.codes), ended.output
+    lines = lines_of(ended.output[0])
+    assert len({line.digest for line in lines}) == len(lines) == steps, "each step changes the weights"
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("inner", "model"), [(SHARD, "statistics"), (TENSOR, "tiny")], ids=["shard", "tensor"]
+)
+def test_a_replica_is_lost_with_one_of_its_ranks_and_a_new_one_joins(
+    inner: dict[str, int], model: str, tmp_path: Path
+) -> None:
+    with RecoveringJob(tmp_path, 6, inner=inner) as job:
+        job.start(model=model, faults={2: f"{STEP}._run_leaf 8 SIGKILL"})
+        job.permit(4)
+        job.await_faults(2)
+        job.lose(2)
+        job.make_steps(2)
+        job.replace()
+        job.join()
+        ended = job.finish()
+    steps = check(ended, one_replica(tmp_path, inner, model, job.permitted), job)
+    assert [steps[rank] for rank in (0, 1, 4, 5)] == [through(job)] * 4
+    for rank in (2, 3):
+        assert steps[rank][:3] == [1, 2, 3]
+        assert steps[rank][3] > 6, "it came when the others had made two steps without it"
+
+
+def test_mates_of_which_one_has_no_sum_begin_the_step_again(tmp_path: Path) -> None:
+    """Rank 2 dies before its part of the step is complete; rank 3 has sent its own, and waits for rank 2."""
+    with RecoveringJob(tmp_path, 4, inner=SHARD) as job:
+        job.start(model="statistics", faults={2: f"{STEP}._add_numbers 4 SIGKILL"})
+        job.permit(4)
+        job.await_faults(2)
+        job.lose(2)
+        job.make_steps(2)
+        job.replace()
+        job.join()
+        ended = job.finish()
+    steps = check(ended, one_replica(tmp_path, SHARD, "statistics", job.permitted), job)
+    assert steps[:2] == [through(job)] * 2
+
+
+def test_a_new_replica_that_is_lost_while_the_group_forms_is_replaced(tmp_path: Path) -> None:
+    """Meanwhile the others compute without a default group."""
+    with RecoveringJob(tmp_path, 4, inner=SHARD) as job:
+        job.start(model="statistics")
+        job.make_steps(2)
+        job.lose(0)
+        job.replace(faults={1: f"{WORLD}._form_group 1 SIGKILL"})
+        job.step_until(lambda: 1 in job.dead())
+        job.lose(1)
+        assert job.lost == {0, 1}
+        job.make_steps(2)
+        job.replace()
+        job.join()
+        ended = job.finish()
+    steps = check(ended, one_replica(tmp_path, SHARD, "statistics", job.permitted), job)
+    assert steps[2:] == [through(job)] * 2
+
+
+def test_the_mates_of_the_lowest_replica_save_for_all_and_all_save_once_a_new_one_has_joined(
+    tmp_path: Path,
+) -> None:
+    with RecoveringJob(tmp_path, 4, inner=SHARD, every_steps=1) as job:
+        job.start(model="statistics")
+        job.make_steps(2)
+        job.lose(1)
+        job.make_steps(4)
+        manifest = job.commit_alone(4, 2, 3)
+        names = {file.name for file in manifest.files if file.name.startswith("rank-")}
+        assert names == {"rank-2.pt", "rank-3.pt"}
+        assert {*job.agent.received(3, "shard_whole")} == {False, True}
+        job.replace()
+        job.join()
+        ended = job.finish()
+        last = job.agent.commit(job.permitted)
+    undisturbed = one_replica(tmp_path, SHARD, "statistics", job.permitted + 2)
+    check(ended, undisturbed, job)
+    for number, saved in enumerate((manifest, last), start=9):
+        with RecoveringJob(tmp_path, 4, number=number, inner=SHARD) as later:
+            later.start(model="statistics", restore=[saved.ref])
+            later.permit(saved.step)
+            steps = check(later.finish(2), undisturbed, later)
+        assert steps == [[saved.step + 1, saved.step + 2]] * 4
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_history_of_losses_changes_a_bit(seed: int, tmp_path: Path) -> None:
+    inner = (SHARD, TENSOR, BOTH)[seed % 3]
+    model = "statistics" if inner is SHARD else "tiny"
+    with RecoveringJob(
+        tmp_path, (2 + seed % 2) * math.prod(inner.values()), every_steps=3, inner=inner
+    ) as job:
+        history = History(job, seed)
+        history.play(rounds=3, model=model)
+        ended = job.finish()
+    check(ended, one_replica(tmp_path, inner, model, job.permitted), job)
+    assert history.losses >= 3

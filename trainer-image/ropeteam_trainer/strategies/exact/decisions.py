@@ -1,0 +1,106 @@
+"""Decisions of all replicas in each step: whether it is complete, which members are next, whether to save,
+and when new replicas are admitted.
+
+Replicas find out by numbers in the sums of the step, which each of their ranks adds with the ranks of its
+part in the others. Mates then take the same decision, by a collective among them: one of them may have sums
+that another, whose part of a lost replica had not sent yet, has to compute again with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ropeteam_trainer.contract.world import WorldId
+from ropeteam_trainer.rank.mates import Mates
+from ropeteam_trainer.strategies.exact.equality import squared
+from ropeteam_trainer.strategies.exact.members import Arrival, Members, Membership, members_number
+
+_HALF = 1 << 63
+"""Numbers of members have 64 bits, and those of a collective a sign."""
+
+
+class Admission:
+    """Agreement of all replicas on the step after which they admit new ones. Each votes once for
+    each of its leaves, when all of them are computed, and all have the sum of the votes."""
+
+    def __init__(self) -> None:
+        self.arrival: Arrival | None = None
+        """The newest that is connected to this replica. Set in any thread."""
+        self.due: Arrival | None = None
+        """The one that all admit at the end of this step."""
+        self._vote: Arrival | None = None
+        self._admitted: WorldId | None = None
+        """World of the last one."""
+        self._present = 0
+        """Number of the present members. An arrival for earlier ones is void."""
+
+    def begin_exchange(self) -> None:
+        """Choose the vote for all leaves of this exchange."""
+        arrival = self.arrival
+        self._vote = arrival if arrival and arrival.number > self._present else None
+
+    @property
+    def votes(self) -> tuple[int, int]:
+        """Votes of one leaf. Equal for all leaves if, for each of the two, the sum is that of equal ones."""
+        return squared(self._vote.code if self._vote else 0)
+
+    def agreed(self, votes: Sequence[float], leaves: int) -> int:
+        """Code of the arrival that all replicas have voted for; 0: there is none. votes: the sums of those
+        of all leaves."""
+        vote = self._vote
+        if vote is None or vote.number <= self._present:
+            return 0
+        return vote.code if [*votes] == [leaves * each for each in self.votes] else 0
+
+    def decide(self) -> None:
+        """All have voted for this replica's arrival."""
+        self.due = self._vote
+
+    def note_members(self, number: int) -> None:
+        """Others are members now: a replica was lost."""
+        self._present = number
+        if self.due and self.due.number < number:
+            self.due = None
+
+    def close(self, world_id: WorldId) -> None:
+        """The new replicas of this world are admitted."""
+        self.due, self._admitted = None, world_id
+        self._present = members_number(world_id, have_joined=True)
+
+    def knows(self, world_id: WorldId | None) -> bool:
+        """Whether the new replicas of this world are admitted, or connected to this one."""
+        return world_id in (self._admitted, self.arrival and self.arrival.world.world_id)
+
+
+class Decisions:
+    """Decisions of one rank, the same as those of its mates."""
+
+    def __init__(self, leaves: int, mates: Mates) -> None:
+        self._leaves, self._mates = leaves, mates
+        self.admission = Admission()
+        self.some_rank_is_late = False
+        """Whether the clock of some rank demands a checkpoint after this step."""
+
+    def is_complete(self, votes: Sequence[float] | None) -> bool:
+        """Whether all mates have the sums of this step: before, none of them may use its own. votes: the sums
+        of votes for an arrival, two numbers, and of ranks that are late; None: it has no sums."""
+        code = self.admission.agreed(votes[:2], self._leaves) if votes else 0
+        is_late = bool(votes and votes[2] > 0)
+        missing, late, most, least = self._mates.highest([not votes, is_late, code, ~code])
+        if missing:
+            return False
+        self.some_rank_is_late = bool(late)
+        if most and most == ~least:
+            self.admission.decide()
+        return True
+
+    def next_members(self, membership: Membership) -> Members | None:
+        """The next members after a loss; None: as Membership.after()."""
+        members = membership.after()
+        while members is not None:
+            number = members.number - _HALF
+            most, least = self._mates.highest([number, ~number])
+            if most == ~least:
+                break
+            members = members if number == most else membership.after()
+        return members
