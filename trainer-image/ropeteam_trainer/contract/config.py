@@ -38,6 +38,9 @@ RANK_SOCKET = "ROPETEAM_RANK_SOCKET"
 AGENT_SOCKET = "ROPETEAM_AGENT_SOCKET"
 """That socket, for the processes that a rank starts and that are no ranks themselves: see
 agent/script/childhooks.py."""
+MULTIPROCESSING = "ROPETEAM_MULTIPROCESSING"
+"""Folder for what multiprocessing puts into a temporary folder, of a rank and all that it starts
+(agent/script/childhooks.py). The agent removes it with the rank. Unset: its path would be too long."""
 STORE_ADDRESS = "ROPETEAM_STORE_ADDRESS"
 """`host:port` of the store that TORCHELASTIC_USE_AGENT_STORE refers to (agent/script/childhooks.py)."""
 RANK_PAGE = "ROPETEAM_RANK_PAGE"

@@ -1,6 +1,7 @@
 """Ranks, stores and the zygote: started, watched and reaped.
 
 ranks.py            the ranks of the one world that may live here
+rankprocess.py      the agent's end of one rank
 launchsettings.py   command line and environment of a rank
 stores.py           the TCPStore of each world
 zygoteclient.py     the agent's end of the zygote

@@ -45,8 +45,10 @@ class LaunchSettings:
             return list(argv)
         return [self.python, *launch.flags, self.shims.rank, launch.run.value, *argv]
 
-    def environment(self, plan: Plan, rank: int, page: Path, socket: Path) -> dict[str, str]:
-        """Environment of a rank, exec'ed or forked, with the paths of its page and socket.
+    def environment(
+        self, plan: Plan, rank: int, page: Path, socket: Path, folder: Path | None = None
+    ) -> dict[str, str]:
+        """Environment of a rank, exec'ed or forked, with the paths of its page, socket and folder.
 
         A command that runs once per pod, and has several ranks, gets neither as its own: its processes report
         to the socket as children (childhooks.py).
@@ -57,6 +59,8 @@ class LaunchSettings:
             environment = rank_environment(self.base, self.config, plan, self.identity, rank)
         environment["PYTHONPATH"] = self.shims.python_path(self.base)
         environment[config.AGENT_SOCKET] = str(socket)
+        if folder:
+            environment[config.MULTIPROCESSING] = str(folder)
         member = plan.member(self.slot)
         if not self.launch.per_pod or (member and member.processes == 1):
             environment[config.RANK_PAGE] = str(page)

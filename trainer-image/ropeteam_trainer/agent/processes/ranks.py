@@ -17,7 +17,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from ropeteam_trainer.agent.executor import DaemonThreadExecutor
@@ -39,6 +39,7 @@ from ropeteam_trainer.agent.processes.launchsettings import LaunchSettings
 from ropeteam_trainer.agent.processes.memory import empty_folder
 from ropeteam_trainer.agent.processes.output import Output
 from ropeteam_trainer.agent.processes.page import Page
+from ropeteam_trainer.agent.processes.rankprocess import RankProcess, create_folder, remove_folder
 from ropeteam_trainer.agent.processes.ranksocket import RankSocket
 from ropeteam_trainer.agent.processes.reaper import Reaper
 from ropeteam_trainer.agent.processes.spawn import spawn
@@ -64,29 +65,6 @@ _START_ERRORS = (OSError, ValueError, subprocess.SubprocessError)
 """No file, process or memory; a NUL in an argument; errors between fork and exec."""
 
 
-@dataclass
-class _Process:
-    """The process of one rank, with its page, socket and output. `pid` None: not started, or reaped."""
-
-    world_id: WorldId
-    rank: int
-    page: Page
-    socket: RankSocket
-    output: Output
-    write_end: int
-    """Write end of the pipe to `output`, until the process has it. -1: closed here."""
-    pid: int | None = None
-    library_pid: int = 0
-    """Pid of the process that makes the steps, as it reported: it may be the child of a launcher."""
-    dying_since: float | None = None
-    """Set once dying is reported, or SIGKILL was sent: SESSION_END_SECONDS later the rank is unkillable."""
-    exit: ProcessExit = ProcessExit(None, signal.SIGKILL)
-    """The exit, as soon as it is known."""
-    why_alive: str = "it does not end"
-    """Reason why a process of the rank still lives, if one does."""
-    is_reported_unkillable: bool = False
-
-
 class Ranks:
     """All ranks of this pod. `service_pids`: zygote and stores; they and their sessions are no orphans."""
 
@@ -100,7 +78,7 @@ class Ranks:
     ) -> None:
         self._settings, self._reaper, self._zygote = settings, reaper, zygote
         self._service_pids, self._post = service_pids, post
-        self._processes: dict[int, _Process] = {}
+        self._processes: dict[int, RankProcess] = {}
         """By rank: those that are starting, live, or have descendants that live."""
         self._oom_kills = proc.oom_kill_count()
         self._memory_thread, self._proc_thread = DaemonThreadExecutor("memory"), DaemonThreadExecutor("proc")
@@ -173,15 +151,15 @@ class Ranks:
                 )
                 self._post(RankUnkillable(process.world_id, process.rank, process.exit, why))
 
-    def _running(self, world_id: WorldId, ranks: Iterable[int]) -> list[_Process]:
+    def _running(self, world_id: WorldId, ranks: Iterable[int]) -> list[RankProcess]:
         """The processes of those of `ranks` that run in this world."""
         found = (self._processes[rank] for rank in ranks if rank in self._processes)
         return [process for process in found if process.world_id == world_id and process.pid is not None]
 
     # ---- starting
 
-    def _prepare(self, world_id: WorldId, rank: int) -> _Process:
-        """Create page, socket and output of a rank: all of them, or none. Raises OSError."""
+    def _prepare(self, world_id: WorldId, rank: int) -> RankProcess:
+        """Create page, socket, output and folder of a rank: all of them, or none. Raises OSError."""
         folder = self._settings.folder / str(world_id)
         folder.mkdir(exist_ok=True)
 
@@ -197,9 +175,12 @@ class Ranks:
             secret = servers_secret(self._settings.identity.token) if has_servers else ""
             socket = RankSocket(folder / f"rank-{rank}.sock", receive, secret)
             cleanup.callback(socket.close)
+            own_folder = create_folder(self._settings.folder / f"mp-{rank}")
+            cleanup.callback(remove_folder, own_folder)
             read_end, write_end = os.pipe()
             cleanup.pop_all()
-        return _Process(world_id, rank, page, socket, Output(read_end, f"rank {rank}"), write_end)
+        output = Output(read_end, f"rank {rank}")
+        return RankProcess(world_id, rank, page, socket, output, write_end, own_folder)
 
     def _report_start_failure(self, world_id: WorldId, rank: int, error: Exception) -> None:
         """Release what was prepared, and post the exit of a rank that could not be started: code 127, as of a
@@ -210,10 +191,11 @@ class Ranks:
         text = f"cannot start: {error}"
         self._post(RankExited(world_id, rank, ProcessExit(127, None, fingerprint=text, message=text)))
 
-    async def _start_process(self, process: _Process, plan: Plan, fork: bool) -> None:
+    async def _start_process(self, process: RankProcess, plan: Plan, fork: bool) -> None:
         """Fork the rank if requested, else, or if that fails, exec it. Raises _START_ERRORS."""
         settings, launch, reaper = self._settings, self._settings.launch, self._reaper
-        environment = settings.environment(plan, process.rank, process.page.path, process.socket.path)
+        files = (process.page.path, process.socket.path, process.folder)
+        environment = settings.environment(plan, process.rank, *files)
         local_rank = process.rank - plan.first_rank(settings.slot)
         if fork:
             request = {
@@ -240,7 +222,7 @@ class Ranks:
 
     # ---- stacks
 
-    async def _show_stacks(self, process: _Process) -> None:
+    async def _show_stacks(self, process: RankProcess) -> None:
         """Print the stacks of one process of the rank after the other: they share their output."""
         first, *others = self._pids(process)
         hang = await self._print_stacks(process, first, first)
@@ -248,7 +230,7 @@ class Ranks:
         for pid in others:
             await self._print_stacks(process, pid, first)
 
-    def _pids(self, process: _Process) -> list[int]:
+    def _pids(self, process: RankProcess) -> list[int]:
         """Pids of the rank, at most MOST_STACKS: the process that makes the steps, then its descendants."""
         own = {process.pid or 0}
         with contextlib.suppress(OSError):
@@ -256,7 +238,7 @@ class Ranks:
         first = process.library_pid if process.library_pid in own else process.pid or 0
         return [first, *sorted(own - {first})][:MOST_STACKS]
 
-    async def _print_stacks(self, process: _Process, pid: int, first: int) -> Hang | None:
+    async def _print_stacks(self, process: RankProcess, pid: int, first: int) -> Hang | None:
         """Make one process of the rank print its stacks, and wait until they are complete. Returns the place
         where it hangs. None: no stack was printed within STACK_LOOKS checks.
 
@@ -290,7 +272,7 @@ class Ranks:
             if refused := proc.send_signal(-process.pid if is_group else process.pid, signum):
                 process.why_alive = f"its process {process.pid} cannot be killed: {refused}"
 
-    def _report_dying(self, process: _Process, signum: int) -> None:
+    def _report_dying(self, process: RankProcess, signum: int) -> None:
         """Set `dying_since`, and post that this signal is killing the rank, unless its script has ended: its
         exit may be clean then. The caller has checked that `dying_since` is None, so this is posted once."""
         process.dying_since = time.monotonic()
@@ -299,7 +281,7 @@ class Ranks:
             self._post(HeartbeatsRead(process.world_id, {process.rank: heartbeat}))
             self._post(RankDying(process.world_id, process.rank, ProcessExit(None, signum)))
 
-    def _record_exit(self, process: _Process, status: int) -> None:
+    def _record_exit(self, process: RankProcess, status: int) -> None:
         """Record the exit of a rank from its wait status, and begin to end its session. The reaper calls this
         once. A SIGKILL, or a launcher's failure, counts as out of memory if the container's count of OOM
         kills has grown since the last exit."""
@@ -315,7 +297,7 @@ class Ranks:
         process.exit = ProcessExit(code, signum, oom=oom)
         start_task(self._end_session(process, session))
 
-    async def _end_session(self, process: _Process, session: int) -> None:
+    async def _end_session(self, process: RankProcess, session: int) -> None:
         """Kill the descendants of a dead rank, wait for them, then post its exit. Order: its last messages,
         its last heartbeat, RankExited."""
         await self._end_orphans(process, session)
@@ -328,7 +310,7 @@ class Ranks:
         full_exit = replace(process.exit, reached_end=heartbeat.reached_end, last_lines=last_lines)
         self._post(RankExited(process.world_id, process.rank, full_exit))
 
-    async def _end_orphans(self, dead: _Process, session: int) -> None:
+    async def _end_orphans(self, dead: RankProcess, session: int) -> None:
         """Kill the orphans of a dead rank until none is left, which may take for ever. `session`: the rank's
         own, or _NO_SESSION."""
         pause = RESCAN_SECONDS
@@ -338,7 +320,7 @@ class Ranks:
                 await within(pause, self._reaper.changed.wait())
             pause = min(1.1 * pause, ORPHAN_POLL_SECONDS)
 
-    async def _kill_orphans(self, dead: _Process, session: int) -> bool:
+    async def _kill_orphans(self, dead: RankProcess, session: int) -> bool:
         """Kill the orphans of a dead rank, and record why they are alive. False: none was left."""
         try:
             orphans, unknown = await self._orphans(dead, session)
@@ -351,7 +333,7 @@ class Ranks:
         dead.why_alive = "; ".join(refusals) or f"processes that it started do not end: {alive}"
         return bool(alive)
 
-    async def _orphans(self, dead: _Process, session: int) -> tuple[set[int], set[int]]:
+    async def _orphans(self, dead: RankProcess, session: int) -> tuple[set[int], set[int]]:
         """Pids of what a dead rank left alive, with all their descendants, and of what may be left, or be the
         rank that is being forked: its pid is not known yet. Raises OSError.
 
@@ -381,7 +363,7 @@ class Ranks:
             own, unknown = own | unknown, set()
         return own | proc.descendants(own, table), unknown
 
-    async def _page_paths(self, pids: set[int], dead: _Process) -> dict[int, str]:
+    async def _page_paths(self, pids: set[int], dead: RankProcess) -> dict[int, str]:
         """By pid: path of the page that each process was started with; "" if there is none. Waits while a
         process hangs in the kernel, which `dead.why_alive` says meanwhile. Raises OSError."""
         dead.why_alive = f"the kernel does not report the ranks of these processes: {sorted(pids)}"
@@ -390,11 +372,7 @@ class Ranks:
             lambda: {pid: proc.environment_variable(pid, config.RANK_PAGE) for pid in pids},
         )
 
-    def _release(self, process: _Process) -> None:
-        """Close pipe, output, socket and page of a rank, and forget it. Its last lines stay readable."""
-        if process.write_end >= 0:
-            os.close(process.write_end)
-        process.output.close()
-        process.socket.close()
-        process.page.close()
+    def _release(self, process: RankProcess) -> None:
+        """Close and remove all that the agent holds of a rank, and forget it."""
+        process.close()
         del self._processes[process.rank]

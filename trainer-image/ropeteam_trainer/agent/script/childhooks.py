@@ -1,5 +1,6 @@
 """Hooks in every Python process of a rank: they report to the agent (reporting.py) the process groups that it
-forms and the exception that ends it; and, on a signal, print the stacks of all of its threads.
+forms and the exception that ends it; print, on a signal, the stacks of all of its threads; and let its
+multiprocessing use the folder that goes with the rank.
 
 The agent copies both files into a folder of its own, this one as `sitecustomize.py`, first on PYTHONPATH, so
 every Python process that a rank or launcher starts reads it; rankmain.py and the zygote call `install`.
@@ -222,6 +223,16 @@ def _hook_multiprocessing(process: Any) -> None:
         return original(self, *args, **kwargs)
 
     process.BaseProcess._bootstrap = _bootstrap
+    use_folder(process)
+
+
+def use_folder(process: Any) -> None:
+    """Let multiprocessing, of this process and all that it starts, put its sockets into the folder that the
+    agent removes with the rank: what is killed removes nothing itself. Only that, not TMPDIR, where scripts
+    share files and torch keeps what it has compiled. `process`: module multiprocessing.process."""
+    folder = os.environ.get("ROPETEAM_MULTIPROCESSING")
+    if folder and os.access(folder, os.W_OK | os.X_OK):  # the process may have another user, or another root
+        process.current_process()._config.setdefault("tempdir", folder)
 
 
 def _hook_spawn(spawn: Any) -> None:

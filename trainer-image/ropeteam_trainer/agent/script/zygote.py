@@ -204,7 +204,7 @@ def _run_store(child: Child) -> NoReturn:
 
 
 def _become_rank(child: Child) -> None:
-    """Set what a rank that is started by exec has from its start: session, output, environment, folder,
+    """Set what a rank that is started by exec has from its start: session, output, environment, folders,
     threads, random numbers. stdin is the zygote's: empty."""
     request = child.request
     os.setsid()
@@ -216,8 +216,13 @@ def _become_rank(child: Child) -> None:
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
 
+    from multiprocessing import process
+
     import torch
 
+    from ropeteam_trainer.agent.script import childhooks
+
+    childhooks.use_folder(process)
     torch.set_num_threads(int(request["env"].get("OMP_NUM_THREADS", "1")))
     torch.default_generator.seed()  # every process has its own, until the script seeds it
     if numpy := sys.modules.get("numpy"):
