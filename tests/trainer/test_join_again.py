@@ -78,3 +78,38 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_ends_if_its_agent_never_knows_of_a_loss(rank: Rank) -> None:
     with pytest.raises(ConnectionError, match="Connection closed by peer: no process group: "):
         rank.joining.result(timeout=60)
+
+
+HOLES = """
+import time, torch
+from torch.distributed import TCPStore
+from ropeteam_trainer.contract.local import LiveWorld
+from ropeteam_trainer.contract.world import WorldId
+from ropeteam_trainer.rank.mates import Mates
+from ropeteam_trainer.rank.world import World
+
+def resident():
+    fields = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    return int(fields["RssAnon"].split()[0])
+
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+world = LiveWorld(WorldId(1, 0, 2), "127.0.0.1", store.port, (), WorldId(1, 0, 1))
+tensors = [torch.ones(16_000) for _ in range(2000)]
+full = resident()
+del tensors[::2]
+print("freed", full - resident())
+World(0, 1, torch.device("cpu"), 60).join_again(world, Mates(), lambda: False, lambda: None)
+for _ in range(500):
+    time.sleep(0.01)
+    if full - resident() > 30_000:
+        print("returned")
+        break
+"""
+"""Frees every second of 2,000 tensors of 64 kB."""
+
+
+def test_memory_that_was_freed_meanwhile_is_returned_when_the_group_has_formed() -> None:
+    done = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, check=False)
+    freed, *returned = done.stdout.splitlines()
+    assert int(freed.split()[1]) < 10_000, "the C library keeps it"
+    assert returned == ["returned"], done.stderr

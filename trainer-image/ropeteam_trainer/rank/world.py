@@ -21,6 +21,7 @@ from ropeteam_trainer.contract.world import WorldId
 from ropeteam_trainer.rank import defaultgroup, exchange
 from ropeteam_trainer.rank.exchange import PLAIN, Vocabulary
 from ropeteam_trainer.rank.mates import Mates
+from ropeteam_trainer.system.memory import return_freed_memory
 
 T = TypeVar("T")
 _POLL_SECONDS = 0.005
@@ -204,6 +205,7 @@ class World:
             except Exception as error:
                 failures.append(error)
             formed.set()
+            return_freed_memory()  # copies of the state; meanwhile the training continues
 
         threading.Thread(target=form, daemon=True, name="ropeteam-group").start()
         while not formed.wait(_POLL_SECONDS) and not is_over():

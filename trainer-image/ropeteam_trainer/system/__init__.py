@@ -6,5 +6,6 @@ clocks.py       a clock that runs while the machine is suspended
 folders.py      folders that other processes can write to, too
 http.py         requests read and responses written by a server
 lines.py        lines for stdout and stderr, written by a thread
+memory.py       return of freed memory to the kernel
 notice.py       lines of ours on a job's stderr
 """
