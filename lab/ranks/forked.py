@@ -6,7 +6,6 @@ process that it starts by exec is tested in tests/cli/test_plan.py.
 
 from __future__ import annotations
 
-import multiprocessing
 import multiprocessing.forkserver
 import os
 import runpy
@@ -15,8 +14,9 @@ import sys
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-_server = multiprocessing.get_context("forkserver")
-_server.set_forkserver_preload(["lab.ranks.preload", "ropeteam_trainer.planning.measure"])
+from lab.ranks.forkserver import forkserver
+
+_server = forkserver("ropeteam_trainer.planning.measure")
 
 
 def prepare() -> None:

@@ -27,6 +27,7 @@ from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from lab.ranks.forkserver import forkserver
 from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST, Manifest, folder, ref_text
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
@@ -43,8 +44,7 @@ from ropeteam_trainer.contract.world import CheckpointRef, ShardFile, WorldId
 SCRIPTS = Path(__file__).parent / "scripts"
 TIMEOUT_SECONDS = 180
 os.environ["OMP_NUM_THREADS"] = "1"
-_server = multiprocessing.get_context("forkserver")
-_server.set_forkserver_preload(["lab.ranks.preload"])
+_server = forkserver()
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import io
-import multiprocessing
 import pickle
 import resource
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, BinaryIO
 
 import pytest
 import torch
+from lab.ranks.forkserver import forkserver
 from tests.trainer.planted import RANK, STATE, Gadget, OfAScript, checkpoints
 
 from ropeteam_trainer.checkpoint import reader
@@ -20,8 +20,7 @@ from ropeteam_trainer.checkpoint.format import contents
 from ropeteam_trainer.checkpoint.format.contents import MalformedCheckpoint
 from ropeteam_trainer.system.folders import Folder
 
-_forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(["tests.trainer.planted"])
+_forks = forkserver("tests.trainer.planted")
 TIMEOUT_SECONDS = 120
 
 

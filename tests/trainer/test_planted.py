@@ -9,7 +9,6 @@ the job. Each case is restored by a process of its own, which may use a minute o
 from __future__ import annotations
 
 import json
-import multiprocessing
 import pickle
 import resource
 import shutil
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lab.ranks.forkserver import forkserver
 from tests.trainer.planted import CANARY, VALID, Case, Gadget, checkpoints, plant
 from tests.trainer.plantedcontents import MALFORMED, UNCLEAR
 from tests.trainer.plantedfolders import PASSED_OVER
@@ -24,8 +24,7 @@ from tests.trainer.plantedfolders import PASSED_OVER
 from ropeteam_trainer.checkpoint import agreement
 from ropeteam_trainer.rank.agentlink import HeartbeatWriter
 
-_forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(["tests.trainer.planted"])
+_forks = forkserver("tests.trainer.planted")
 TIMEOUT_SECONDS = 120
 """For a process that hangs."""
 
