@@ -201,6 +201,20 @@ def test_two_starts_in_a_row_without_a_step_request_all_pods():
     assert not film.report.replace_all
 
 
+def test_pods_that_terminate_in_starts_are_no_failed_starts():
+    film = Timeline(workers=3, feature_level=2).up()
+    for slot in (1, 2, 0):
+        film.reports(slot, terminating=True)
+        film.later(1.1)
+        film.applies_orders()
+        assert "backoff" not in film.report.why
+        film.replaces(slot)
+        film.applies_orders()
+        assert film.phase == "Running"
+    assert len(film.report.incidents) == 3
+    assert not film.report.replace_all
+
+
 def test_the_scripts_own_error_is_not_mended_by_other_pods():
     film = Timeline().up()
     strike(film, raised(), slot=0)
