@@ -172,6 +172,7 @@ class Agent:
             case effects.StartRanks(plan, ranks, fork, restore):
                 self.restore = restore
                 world.checks.ranks_start(self, plan)
+                world.begins(plan)
                 self._starting.update(dict.fromkeys(ranks, plan.world_id))
                 clock.after(0.05 if fork else 0.3 + random.random(), self._start_ranks, plan, ranks)
             case effects.KillRanks(world_id, ranks):

@@ -173,12 +173,15 @@ class Replicas(Gang):
 
     # ---- new ranks
 
+    def begins(self, plan: Plan) -> None:
+        """A world that starts ranks beside these, which may save by its name before the new ones are here."""
+        if plan.world_id > self.plan.world_id:
+            self.plan = plan
+        self._world.checks.continues(self, plan)
+
     def comes(self, newcomer: Replica) -> None:
-        if newcomer.plan.world_id > self.plan.world_id:
-            self.plan = newcomer.plan
         self._newcomers.setdefault(newcomer.plan.world_id, {})[newcomer.number] = newcomer
         self.ranks[newcomer.number] = newcomer
-        self._world.checks.continues(self, newcomer.plan)
 
     def introduce(self, world: LiveWorld) -> None:
         """Replicas that know of this world connect to the ranks that it starts, once all these have come."""

@@ -182,6 +182,12 @@ class World:
             self.checks.plan_is_one(found, rank)
         return found
 
+    def begins(self, plan: Plan) -> None:
+        """Ranks of this plan are about to be started, beside others or not."""
+        found = self._gangs.get(plan.server_generation)
+        if isinstance(found, Replicas) and plan.started:
+            found.begins(plan)
+
     def rank(self, agent: Agent, plan: Plan, number: int) -> Rank:
         """The script, started."""
         if not self.setup.servers:
