@@ -117,3 +117,28 @@ def saves_for_all(seen: Timeline, step: int, rank: int) -> None:
     files = ShardFile("state.pt", 1, "00"), ShardFile(f"rank-{rank}.pt", 1, "00")
     shard = Shard(rank, seen.state.world.plan.started_in(0), step, files, whole=True)
     seen.reports(slot, shards=(*seen.agents[slot].shards, shard))
+
+
+def last_save(seen: Timeline, *slots: int) -> None:
+    """The ranks of these slots, which continue without others, save before they end: the rest of a drain."""
+    assert all(seen.sent_orders(slot).pause == seen.world_id for slot in slots)
+    assert seen.sent_orders(slots[0]).stop_at is None
+    for slot in slots:
+        reaches(seen, slot, RankPhase.PAUSED, 11)
+    assert {seen.sent_orders(slot).stop_at for slot in slots} == {13}, "a lost rank may have saved step 12"
+    for slot in slots[1:]:
+        reaches(seen, slot, RankPhase.DRAINED, 13)
+    assert set(without_plan(seen)).isdisjoint(slots)
+    saves_for_all(seen, 13, 0)
+    reaches(seen, slots[0], RankPhase.DRAINED, 13)
+    assert set(without_plan(seen)).isdisjoint(slots), "the manifest is not written yet"
+    seen.applies_orders(slots[0])
+    assert lineage(seen)[0] == (13, "1.0.1")
+    assert {*without_plan(seen)} >= {*slots}
+
+
+def reaches(seen: Timeline, slot: int, phase: RankPhase, step: int) -> None:
+    ranks = seen.agents[slot].ranks
+    seen.reports(
+        slot, ranks=tuple(rank if rank.exit else replace(rank, phase=phase, step=step) for rank in ranks)
+    )

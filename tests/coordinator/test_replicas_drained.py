@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+import pytest
 from tests.coordinator.replicas import (
     SLOTS,
     dies,
     film,
     joined,
-    lineage,
+    last_save,
+    reaches,
     saves,
-    saves_for_all,
     trains,
     without_plan,
 )
-from tests.coordinator.timeline import Timeline
 
 from ropeteam_trainer.contract.messages import Problem, RankPhase
 from ropeteam_trainer.contract.world import Cause, FailReason
 
 
-def test_a_terminating_pod_drains_the_whole_world():
+@pytest.mark.parametrize("last", [(0,), (1, 0), SLOTS])
+def test_a_terminating_pod_of_the_leading_rank_drains_the_whole_world(last: tuple[int, ...]):
+    """The agent there commits."""
     seen = film()
-    seen.reports(1, terminating=True)
+    for slot in last:
+        seen.reports(slot, terminating=True)
     seen.later(1.1)
     assert seen.phase == "Draining"
     assert all(seen.sent_orders(slot).pause == seen.world_id for slot in SLOTS)
@@ -35,9 +36,10 @@ def test_a_terminating_pod_drains_the_whole_world():
     for slot in SLOTS:
         seen.ranks(slot, RankPhase.DRAINED, 12)
     seen.applies_orders()
-    assert seen.sent_orders(1).leave
+    assert all(seen.sent_orders(slot).leave for slot in last)
     assert [rank.phase for slot in SLOTS for rank in seen.agents[slot].ranks] == [RankPhase.EXITED] * 6
-    seen.replaces(1)
+    for slot in last:
+        seen.replaces(slot)
     plan = joined(seen)
     assert (plan.started, plan.preserved, plan.restore[0].step) == ((), (), 12)
     assert (seen.incident.cause, seen.incident.charged) == (Cause.POD_DELETED, False)
@@ -49,41 +51,6 @@ def test_a_rank_that_dies_in_a_drain_ends_all():
     assert seen.phase == "Draining"
     dies(seen, 5)
     assert without_plan(seen) == [*SLOTS]
-
-
-def test_a_pod_that_terminates_while_a_rank_is_lost_is_preserved_no_longer():
-    seen = film()
-    dies(seen, 3, dying=True)
-    seen.reports(2, terminating=True)
-    assert without_plan(seen) == [2]
-    assert seen.sent_orders(0).lost == (3, 4, 5)
-    seen.applies_orders()
-    assert seen.sent_orders(2).leave
-
-
-def last_save(seen: Timeline, *slots: int) -> None:
-    """The ranks of these slots, which continue without others, save before they end: the rest of a drain."""
-    assert all(seen.sent_orders(slot).pause == seen.world_id for slot in slots)
-    assert seen.sent_orders(slots[0]).stop_at is None
-    for slot in slots:
-        reaches(seen, slot, RankPhase.PAUSED, 11)
-    assert {seen.sent_orders(slot).stop_at for slot in slots} == {13}, "a lost rank may have saved step 12"
-    for slot in slots[1:]:
-        reaches(seen, slot, RankPhase.DRAINED, 13)
-    assert set(without_plan(seen)).isdisjoint(slots)
-    saves_for_all(seen, 13, 0)
-    reaches(seen, slots[0], RankPhase.DRAINED, 13)
-    assert set(without_plan(seen)).isdisjoint(slots), "the manifest is not written yet"
-    seen.applies_orders(slots[0])
-    assert lineage(seen)[0] == (13, "1.0.1")
-    assert {*without_plan(seen)} >= {*slots}
-
-
-def reaches(seen: Timeline, slot: int, phase: RankPhase, step: int) -> None:
-    ranks = seen.agents[slot].ranks
-    seen.reports(
-        slot, ranks=tuple(rank if rank.exit else replace(rank, phase=phase, step=step) for rank in ranks)
-    )
 
 
 def test_ranks_save_before_they_end_for_a_drain_while_others_are_lost():

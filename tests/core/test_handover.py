@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -146,3 +147,34 @@ def test_a_successor_that_is_lost_has_one_of_its_own_and_the_old_pod_is_not_held
         3,
     )
     assert not slot(seen).previous_pod_fenced
+
+
+def preserved(scene: Scene) -> Scene:
+    """The world of slot 1 has ended, and its ranks continue."""
+    assert scene.report is not None
+    slots = scene.report.slots | {"1": replace(scene.report.slots["1"], preserved=True)}
+    return scene.after(reporting(phase=WorldPhase.FORMING, slots=slots))
+
+
+def test_a_terminating_pod_whose_ranks_continue_without_others_holds_its_slot() -> None:
+    """The ranks may still save."""
+    seen = a_running_job().after(preserved, deleted(1))
+    assert decide(seen).why == "slot 1: terminating, incarnation 2"
+    assert (slot(seen).incarnation, slot(seen).handover_pending) == (2, True)
+    seen = handed().after(preserved)
+    assert (slot(seen).handover_pending, desired_slot(seen).incarnation) == (True, 1)
+    seen = seen.after(reporting(phase=WorldPhase.FORMING))
+    assert slot(seen).handover_pending
+    assert not slot(seen.after(silent(1))).handover_pending, "its agent is gone"
+
+
+def test_it_is_replaced_at_once_if_its_world_has_ended() -> None:
+    seen = a_running_job().after(reporting(phase=WorldPhase.FORMING), deleted(1))
+    assert (slot(seen).incarnation, slot(seen).handover_pending) == (2, False)
+
+
+def test_ranks_that_continue_in_an_earlier_pod_do_not_hold_the_slot() -> None:
+    seen = handed().after(preserved)
+    assert seen.report is not None
+    slots = seen.report.slots | {"1": replace(seen.report.slots["1"], incarnation=2)}
+    assert not slot(seen.after(reporting(slots=slots))).handover_pending

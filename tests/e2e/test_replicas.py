@@ -95,6 +95,17 @@ def has_recovered(cluster: Cluster, name: str, incidents: int) -> bool:
     return len(seen) == incidents and bool(seen[-1]["recoveryMilliseconds"].get("firstStep"))
 
 
+def pod_of(cluster: Cluster, name: str, slot: int) -> str:
+    pods = {pod["metadata"]["labels"]["ropeteam.dev/slot"]: pod for pod in cluster.pods(name)}
+    return str(pods[str(slot)]["metadata"]["name"])
+
+
+def evict(cluster: Cluster, name: str, slot: int, pid: int) -> None:
+    """Until the rank of the pod has ended."""
+    cluster.delete_pod(pod_of(cluster, name, slot), grace=30)
+    wait_until("the end of its rank", lambda: not Path(f"/proc/{pid}").exists())
+
+
 def check_steps(
     seen: list[tuple[int, str, str]],
     undisturbed: Callable[[int], dict[int, tuple[str, str]]] = undisturbed_steps,
@@ -106,12 +117,13 @@ def check_steps(
 
 
 def test_each_step_is_the_undisturbed_one_whoever_dies_or_hangs(cluster: Cluster, name: str, tmp_path: Path):
-    """A rank is killed, one hangs, a pod vanishes with its agent, and the coordinator with a rank: one after
-    the other. Only those who died are started again."""
+    """A rank is killed, one hangs, a pod vanishes with its agent, the coordinator with a rank, and a pod is
+    evicted: one after the other. Only those who died are started again."""
     cluster.create(exact(name, tmp_path))
     wait_until("pods", lambda: len(cluster.pods(name)) == WORKERS)
     wait_step(cluster, name, 5)
     pids = {rank: cluster.wait_rank(name, rank) for rank in range(WORKERS)}
+    left_at: list[int] = []
 
     def strike(rank: int) -> None:
         match number:
@@ -120,16 +132,15 @@ def test_each_step_is_the_undisturbed_one_whoever_dies_or_hangs(cluster: Cluster
             case 2:
                 os.kill(pids[rank], signal.SIGSTOP)
             case 3:
-                cluster.delete_pod(pod_of(rank), grace=0)
+                cluster.delete_pod(pod_of(cluster, name, rank), grace=0)
             case 4:
                 os.kill(cluster.coordinator_pid(name), signal.SIGKILL)
                 os.kill(pids[rank], signal.SIGKILL)
+            case 5:
+                evict(cluster, name, rank, pids[rank])
+                left_at.append(max(map(last_step, logs(cluster, name))))
 
-    def pod_of(slot: int) -> str:
-        pods = {pod["metadata"]["labels"]["ropeteam.dev/slot"]: pod for pod in cluster.pods(name)}
-        return str(pods[str(slot)]["metadata"]["name"])
-
-    for number, victim in enumerate((1, 2, 0, 2), start=1):
+    for number, victim in enumerate((1, 2, 0, 2, 1), start=1):
         strike(victim)
         cluster.wait_rank(name, victim, pids[victim])
         wait_until(f"the end of incident {number}", partial(has_recovered, cluster, name, number))
@@ -139,8 +150,10 @@ def test_each_step_is_the_undisturbed_one_whoever_dies_or_hangs(cluster: Cluster
         pids = now
 
     assert [(seen["slot"], seen.get("stepsLost")) for seen in cluster.status(name)["incidents"]] == [
-        (1, 0), (2, 0), (0, 0), (2, 0)
+        (1, 0), (2, 0), (0, 0), (2, 0), (1, 0)
     ]  # fmt: skip
+    joined_at = min(step for step, *_ in steps_in(cluster.logs(pod_of(cluster, name, 1))))
+    assert joined_at > left_at[0] + 1, "the others made steps without the evicted pod"
     check_steps([step for log in logs(cluster, name) for step in steps_in(log)])
     cluster.delete(name)
 

@@ -86,6 +86,8 @@ class SlotReport:
     silent_seconds: float = 0.0
     term: int = 0
     """Highest term of a coordinator that its agent has seen: it refuses lower ones."""
+    preserved: bool = False
+    """Ranks of this pod live on although their world has ended: they may still save."""
 
 
 @dataclass(frozen=True)

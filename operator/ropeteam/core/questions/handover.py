@@ -27,7 +27,7 @@ _PERHAPS_SAVING_PHASES = _SAVING_PHASES | {
     WorldPhase.DRAINED,  # the same: a drain also ends without it, after drainSeconds
 }
 """Phases in which a terminating pod keeps its slot. In the last two no world follows that would need another
-pod."""
+pod. It keeps it while its ranks are preserved, too: those that continue without others may still save."""
 
 
 def holder(slot: SlotStatus) -> SlotStatus:
@@ -46,7 +46,8 @@ def holder(slot: SlotStatus) -> SlotStatus:
 def needs_handover(view: View, slot: SlotStatus, pod: PodSeen | None) -> bool:
     """Whether a handover begins: `pod`, which holds the slot, is terminating, and its world can save first.
     `pod` None: it is gone, so there is nothing to hand over."""
-    will_save = view.report is not None and view.report.phase in _SAVING_PHASES
+    trains = view.report is not None and view.report.phase in _SAVING_PHASES
+    will_save = trains or view.is_preserved(slot)
     terminating = pod is not None and pod.deleting and may_save(view, slot, pod)
     return will_save and terminating and slot.previous_pod_fenced and not slot.handover_pending
 
@@ -58,7 +59,7 @@ def may_save(view: View, slot: SlotStatus, pod: PodSeen) -> bool:
     has_time = pod.delete_at is not None and not view.has_passed(pod.delete_at, DELETE_MARGIN_SECONDS)
     if not has_time or not pod.container.running or is_agent_missing(view, slot):
         return False
-    return view.report is None or view.report.phase in _PERHAPS_SAVING_PHASES
+    return view.report is None or view.report.phase in _PERHAPS_SAVING_PHASES or view.is_preserved(slot)
 
 
 def is_agent_missing(view: View, slot: SlotStatus) -> bool:

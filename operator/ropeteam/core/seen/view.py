@@ -22,7 +22,7 @@ from ropeteam.api.rules import validate as rules
 from ropeteam.api.status import JobStatus, SlotStatus
 from ropeteam.core.seen.classify import PodClass, pod_class
 from ropeteam.core.seen.observation import Observation, PodSeen, Role
-from ropeteam_trainer.contract.desired import JobReport
+from ropeteam_trainer.contract.desired import JobReport, SlotReport
 
 M = TypeVar("M", bound=BaseModel)
 ValidatedSpec = tuple[TrainingJobSpec | None, tuple[str, ...]]
@@ -110,8 +110,18 @@ class View:
     def is_registered(self, slot: SlotStatus) -> bool:
         """Whether the agent of the slot's current incarnation is registered with the coordinator. False
         without a report."""
+        agent = self._agent_of(slot)
+        return agent is not None and agent.registered
+
+    def is_preserved(self, slot: SlotStatus) -> bool:
+        """Whether ranks of the slot's current incarnation live on although their world has ended. False
+        without a report."""
+        agent = self._agent_of(slot)
+        return agent is not None and agent.preserved
+
+    def _agent_of(self, slot: SlotStatus) -> SlotReport | None:
         agent = self.report.slots.get(str(slot.slot)) if self.report else None
-        return agent is not None and agent.registered and agent.incarnation == slot.incarnation
+        return agent if agent and agent.incarnation == slot.incarnation else None
 
     def seconds_held(self, slot: SlotStatus) -> float:
         """Seconds, by this process' clock, for which older incarnations of the slot have certainly received

@@ -7,13 +7,15 @@ step at which all stop is fixed -> all save there -> committed. A rank acknowled
 then makes one step more at most, so none is past the step after the highest known one. Without the
 acknowledgement a rank could be: a late agent pauses its rank when that has begun the step after, in which it
 waits for the others, while they wait for its part of the checkpoint.
-With parameter servers no rank is paused for a terminating worker: it goes, and the others continue. If a
+Without a pause goes whoever the others can continue without. With parameter servers these are workers. If a
 server is terminating all are paused, and the workers fix the step once all of them are paused: the highest. A
 worker may not reach its next report because it waits, through the servers, for a paused one: after
 DEBOUNCE_SECONDS all of them go one step beyond the highest known one, which releases it.
-If the job is to be drained while ranks are lost (sync Exact), those that are preserved save in the same way
-before they end, one for all, if the pod of the leading rank is among theirs. They stop a step later, because
-a lost rank may have saved the step in which it was lost.
+Under sync Exact these are all but the leading rank, whose agent commits; that as well, while it has not
+joined the others yet. If the job is to be drained, or the leading pod terminates, while ranks are lost, those
+that are preserved save in the same way before they end, one for all, if the leading pod is among theirs. They
+stop a step later, because a lost rank may have saved the step in which it was lost. Ranks that have not
+joined yet could not before the drain is over: they are lost again when it begins.
 Limits: below feature level 2 there are no commits through us: the ranks get SIGTERM and may save by
 themselves. A rank whose library or agent is of an earlier release acknowledges nothing: DEBOUNCE_SECONDS
 after the pause it counts as paused, if its agent has applied that. Never longer than `drainSeconds`. A world
@@ -27,12 +29,16 @@ from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.featurelevel import FeatureLevel
 from ropeteam_trainer.contract.messages import RankPhase
 from ropeteam_trainer.contract.world import Cause
-from ropeteam_trainer.coordinator.membership import preserving
+from ropeteam_trainer.coordinator.membership import incidents, preserving
 from ropeteam_trainer.coordinator.membership.commits import saver_slots
 from ropeteam_trainer.coordinator.membership.evidence import LOST, POD_TERMINATING, Evidence
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
 from ropeteam_trainer.coordinator.membership.state.events import Moment
-from ropeteam_trainer.coordinator.membership.state.ranks import lead_started_in, ranks_of_members
+from ropeteam_trainer.coordinator.membership.state.ranks import (
+    is_any_rank_joining,
+    lead_started_in,
+    ranks_of_members,
+)
 from ropeteam_trainer.coordinator.membership.state.state import CoordinatorState, enter_phase, with_world
 
 DEBOUNCE_SECONDS = 1.0
@@ -64,8 +70,13 @@ def is_due(state: CoordinatorState, at: Moment) -> bool:
     return state.drain_requested or gathered or begun
 
 
-def pause_world(state: CoordinatorState, at: Moment) -> CoordinatorState:
-    """The state in DRAINING: each rank waits at its next report until the step to stop at is fixed."""
+def begin_drain(state: CoordinatorState, at: Moment) -> CoordinatorState:
+    """The state in DRAINING: each rank waits at its next report until the step to stop at is fixed. In
+    STOPPING, if ranks have not joined others yet: these save before they end."""
+    if is_any_rank_joining(state):
+        stopped = end_drained(state, at)
+        if saves_first(stopped, at):
+            return stopped
     return enter_phase(with_world(state, paused_at=at.now), WorldPhase.DRAINING, at)
 
 
@@ -75,7 +86,7 @@ def gathering_text(state: CoordinatorState) -> str:
     assert world is not None
     if world.terminating_since is None:
         return ""
-    pods = _terminating_pods_text(state)
+    pods = _pods_text(world.terminating_slots)
     return f"world {world.plan.world_id} runs; terminating: {pods}; waiting for others that terminate too"
 
 
@@ -83,39 +94,50 @@ def draining_text(state: CoordinatorState) -> str:
     """The sentence on a world that is being drained: the reason, and what it waits for."""
     world = state.world
     assert world is not None
-    reason = (
-        f"terminating: {_terminating_pods_text(state)}"
-        if world.terminating_slots and not world.preserved
-        else "the job is to be drained"
-    )
+    slots = world.terminating_slots
+    if world.preserved:
+        slots = tuple(slotset.each(slotindex.terminating_slots(state) & world.preserved))
+    reason = "the job is to be drained"
+    if slots and not state.drain_requested:
+        reason = f"terminating: {_pods_text(slots)}"
     goal = f"step {world.stop_at} to be saved" if world.stop_at is not None else "its ranks to pause"
     if drains_by_sigterm(state):
         goal = "its ranks to end after SIGTERM (a script below feature level 2 saves by itself)"
     return f"{reason}; world {world.plan.world_id} waits for {goal}"
 
 
-def _terminating_pods_text(state: CoordinatorState) -> str:
-    slots = state.world.terminating_slots if state.world else ()
+def _pods_text(slots: tuple[int, ...]) -> str:
     if len(slots) == 1:
         return f"the pod of slot {slots[0]}"
     return "the pods of slots " + ", ".join(str(slot) for slot in slots)
 
 
-def terminating_workers_evidence(state: CoordinatorState, at: Moment) -> tuple[Evidence, ...]:
-    """Evidence of terminating workers of a job with parameter servers, one for all of them, DEBOUNCE_SECONDS
-    after the first. Empty if the world must be drained instead: no parameter servers, a drain is requested,
-    or a parameter server is terminating."""
+def left_behind_evidence(state: CoordinatorState, at: Moment) -> tuple[Evidence, ...]:
+    """Evidence of terminating pods without which the others continue, one for all of them, DEBOUNCE_SECONDS
+    after the first. Empty if the world must be drained instead: a drain is requested, or the others cannot
+    continue, or not before they have saved."""
     world = state.world
     assert world is not None
-    if (
-        not state.config.servers
-        or state.drain_requested
-        or any(map(state.config.is_server, world.terminating_slots))
-    ):
-        return ()
     gathered = world.terminating_since is not None and at.now >= world.terminating_since + DEBOUNCE_SECONDS
     evidence = terminating_evidence(state)
-    return (evidence,) if evidence and gathered else ()
+    leaves = gathered and not state.drain_requested and _continues_without_terminating_pods(state)
+    return (evidence,) if evidence and leaves else ()
+
+
+def _continues_without_terminating_pods(state: CoordinatorState) -> bool:
+    """Whether ranks of other pods continue now. With parameter servers, unless one of these is terminating.
+    Under sync Exact, if some can: also those of the leading pod, where they could save in a drain."""
+    world = state.world
+    assert world is not None
+    if state.config.servers:
+        return not any(map(state.config.is_server, world.terminating_slots))
+    leading = slotset.one(state.config.lead_slot)
+    continuing = preserving.slots_to_preserve(state) & ~slotindex.terminating_slots(state)
+    return bool(continuing & leading if state.facts.regroups & leading else continuing)
+
+
+def _is_leading_pod_terminating(state: CoordinatorState) -> bool:
+    return slotset.has(slotindex.terminating_slots(state), state.config.lead_slot)
 
 
 def drains_by_sigterm(state: CoordinatorState) -> bool:
@@ -141,18 +163,25 @@ def terminating_evidence(state: CoordinatorState) -> Evidence | None:
     world = state.world
     if world is None or world.terminating_since is None:
         return None
+    pods = _pods_text(world.terminating_slots)
     verb = "was" if len(world.terminating_slots) == 1 else "were"
     return Evidence(
         POD_TERMINATING,
         Cause.POD_DELETED,
         world.terminating_slots[0],
-        f"{_terminating_pods_text(state)} {verb} terminating (deleted or evicted, or a node is drained)",
+        f"{pods} {verb} terminating (deleted or evicted, or a node is drained)",
     )
+
+
+def end_drained(state: CoordinatorState, at: Moment) -> CoordinatorState:
+    """The state in STOPPING, with an incident if the drain was for terminating pods."""
+    evidence = terminating_evidence(state)
+    return preserving.stop_world(incidents.open_incident(state, evidence, at) if evidence else state, at)
 
 
 def end_preserved(state: CoordinatorState, at: Moment) -> CoordinatorState:
     """The state with `preserved` reduced to slots that continue. Those that are to end because the job is to
-    be drained save first."""
+    be drained, or the leading pod terminates, save first."""
     if not saves_first(state, at):
         return preserving.drop_unhealthy_slots(state)
     state = preserving.keep_only(state, _living_preserved(state))
@@ -170,7 +199,7 @@ def saves_first(state: CoordinatorState, at: Moment) -> bool:
     if not slotset.has(living, state.config.lead_slot):
         return False
     if world.paused_at is None:
-        return state.drain_requested
+        return state.drain_requested or _is_leading_pod_terminating(state)
     if at.now >= world.paused_at + state.config.timeouts.drain:
         return False
     return world.stop_at is None or bool(living & ~state.facts.arrived) or _is_being_committed(state)

@@ -11,14 +11,14 @@ from dataclasses import replace
 
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.featurelevel import FeatureLevel
-from ropeteam_trainer.contract.messages import RankPhase, RankReport, StoreOffer
+from ropeteam_trainer.contract.messages import StoreOffer
 from ropeteam_trainer.contract.world import Cause, Member, Plan
 from ropeteam_trainer.coordinator.membership import commits, incidents, preserving, unstartable
 from ropeteam_trainer.coordinator.membership.drains import DEBOUNCE_SECONDS
 from ropeteam_trainer.coordinator.membership.evidence import SIGNAL, Evidence
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
 from ropeteam_trainer.coordinator.membership.state.events import Moment
-from ropeteam_trainer.coordinator.membership.state.ranks import ranks_of_members
+from ropeteam_trainer.coordinator.membership.state.ranks import is_any_rank_joining
 from ropeteam_trainer.coordinator.membership.state.slots import (
     agent_of_slot,
     desired_slot,
@@ -168,23 +168,13 @@ def lost_store_evidence(state: CoordinatorState) -> tuple[Evidence, ...]:
     world, agent = state.world, agent_of_slot(state, STORE_SLOT)
     if world is None or agent is None or agent.report.lost_store != world.plan.world_id:
         return ()
-    ranks = (
-        (rank, report)
-        for each in ranks_of_members(state, state.all_slots)
-        for rank, report in zip(each.ranks, each.reports, strict=True)
-    )
-    if not any(rank in world.plan.started and _is_joining(report) for rank, report in ranks):
+    if not is_any_rank_joining(state):
         return ()
     text = (
         f"the TCPStore of world {world.plan.world_id} has ended before all its ranks had joined the others; "
         f"the log of the pod in slot {STORE_SLOT} says why it ended"
     )
     return (Evidence(SIGNAL, Cause.SIGNAL, STORE_SLOT, text),)
-
-
-def _is_joining(report: RankReport | None) -> bool:
-    """Whether a rank that joins others has neither made a step nor exited, or is not known to be started."""
-    return report is None or (report.steps_here == 0 and report.phase is not RankPhase.EXITED)
 
 
 def start_next_world(state: CoordinatorState, at: Moment) -> CoordinatorState:

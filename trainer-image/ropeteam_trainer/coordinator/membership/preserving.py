@@ -11,7 +11,9 @@ Under sync Exact each replica has all parameters, in one rank or in several. Pre
 others are lost, and continue in the step without them; ranks that the next world starts get the state from
 one of them. A slot is preserved if one of its ranks is: its agent starts the others again beside it.
 Limits: a world that is being drained ends as a whole. A drain requested while slots are being replaced keeps
-no slot: under sync Exact their ranks save first (drains.py), else the job resumes from its newest checkpoint.
+no slot: the job resumes from its newest checkpoint. Under sync Exact their ranks save first (drains.py), if
+the pod of the leading rank is among theirs: its agent commits. So that slot is preserved although its pod is
+terminating.
 """
 
 from __future__ import annotations
@@ -50,6 +52,13 @@ def stop_world(state: CoordinatorState, at: Moment, evidence: Evidence | None = 
     state = progress.record_dead_slots(enter_phase(state, WorldPhase.STOPPING, at))
     preserved = slotset.NONE if evidence and _cannot_join(state, evidence) else _healthy_slots(state)
     return _with_preserved(state, preserved)
+
+
+def slots_to_preserve(state: CoordinatorState) -> Slots:
+    """Slots that would be preserved if the world ended now."""
+    world = _with_preserved(state, _healthy_slots(state)).world
+    assert world is not None
+    return world.preserved
 
 
 def _cannot_join(state: CoordinatorState, evidence: Evidence) -> bool:
@@ -165,21 +174,29 @@ def lost_ranks(state: CoordinatorState) -> tuple[int, ...]:
 def can_resume_in_memory(state: CoordinatorState) -> bool:
     """Whether the next world can resume from memory. Not after a failure, a drain (ranks have stopped at its
     step), or for a new attempt. With parameter servers each of their pods must still have the state of the
-    current server generation and stay; under sync Exact one rank that can continue."""
+    current server generation and stay; under sync Exact one rank that can continue, or that can still save
+    for a drain that is requested."""
     world = state.world
-    if world is None or state.failure or state.drain_requested or is_new_attempt(state):
+    if world is None or state.failure or is_new_attempt(state):
         return False
     if world.paused_at is not None or state.facts.drained:
         return False
     if not state.config.servers:
-        return bool(_staying_slots(state) & state.facts.regroups)
+        able = _staying_slots(state) & state.facts.regroups
+        return slotset.has(able, state.config.lead_slot) if state.drain_requested else bool(able)
+    if state.drain_requested:
+        return False
     servers = state.all_slots & ~slotset.up_to(state.config.workers)
     return servers & _staying_slots(state) & state.facts.in_generation == servers
 
 
 def _staying_slots(state: CoordinatorState) -> Slots:
-    """Slots whose agent is that of the current world, and is not terminating."""
-    return slotindex.present_slots(state) & state.facts.member & ~slotindex.terminating_slots(state)
+    """Slots whose agent is that of the current world, and is not terminating. Under sync Exact that of the
+    leading rank stays until it has saved."""
+    leaving = slotindex.terminating_slots(state)
+    if not state.config.servers:
+        leaving &= ~slotset.one(state.config.lead_slot)
+    return slotindex.present_slots(state) & state.facts.member & ~leaving
 
 
 def _healthy_slots(state: CoordinatorState) -> Slots:

@@ -70,6 +70,7 @@ def _slot_reports(state: CoordinatorState, now: float) -> dict[str, SlotReport]:
                 node=agent.report.node,
                 registered=not is_lost(state, agent, now),
                 terminating=is_terminating(state, slot),
+                preserved=not state.is_world_live and state.is_slot_live(slot),
                 term=agent.report.term,
                 silent_seconds=round(max(0.0, now - agent.received_at), 1),
             )

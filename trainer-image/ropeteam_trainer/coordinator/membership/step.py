@@ -267,9 +267,9 @@ def _decide_running(state: CoordinatorState, at: Moment) -> Decided:
     """First match wins: split world, all ranks done, fault, drain.
 
     A split world comes before done, because its ranks may all exit with 0. Done comes before evidence: a pod
-    that ends afterwards is no fault. With parameter servers terminating workers end the world like a fault,
-    and the others' ranks are preserved; a drain pauses all. Before a drain is begun a complete checkpoint is
-    granted.
+    that ends afterwards is no fault. Terminating pods without which others continue end the world like a
+    fault, and the ranks of these are preserved; a drain pauses all. Before a drain is begun a complete
+    checkpoint is granted.
     """
     if split := groups.split_world_problem(state, at.now):
         return Decided(_end_faulty_world(replace(state, failure=state.failure or split), (), at))
@@ -278,14 +278,14 @@ def _decide_running(state: CoordinatorState, at: Moment) -> Decided:
     state = drains.record_terminating_slots(stage.note_training(state, at.now), at)
     all_evidence = (
         *collect_evidence(state, at.now),
-        *drains.terminating_workers_evidence(state, at),
+        *drains.left_behind_evidence(state, at),
         *forming.lost_store_evidence(state),
     )
     if all_evidence or state.failure:
         return Decided(_end_faulty_world(state, all_evidence, at))
     state = commits.grant_next_commit(state)
     if drains.is_due(state, at):
-        return Decided(drains.pause_world(state, at))
+        return Decided(drains.begin_drain(state, at))
     return Decided(state, drains.gathering_text(state) or stage.stage_text(state))
 
 
@@ -301,10 +301,7 @@ def _decide_draining(state: CoordinatorState, at: Moment) -> Decided:
     state = commits.grant_next_commit(drains.fix_stop_step(state, at))
     if not drains.has_finished(state, at):
         return Decided(state, drains.draining_text(state))
-    evidence = drains.terminating_evidence(state)
-    return Decided(
-        preserving.stop_world(incidents.open_incident(state, evidence, at) if evidence else state, at)
-    )
+    return Decided(drains.end_drained(state, at))
 
 
 def _end_faulty_world(

@@ -85,6 +85,22 @@ def can_regroup(rank: RankReport) -> bool:
     return rank.phase is not RankPhase.EXITED and rank.regroups and rank.steps_here > 0
 
 
+def is_any_rank_joining(state: CoordinatorState) -> bool:
+    """Whether some rank that the current world starts beside others has neither made a step nor exited, or is
+    not known to be started. Only for a state with a world."""
+    assert state.world is not None
+    started = state.world.plan.started
+    return bool(started) and any(
+        rank in started and _is_joining(report)
+        for each in ranks_of_members(state, state.all_slots)
+        for rank, report in zip(each.ranks, each.reports, strict=True)
+    )
+
+
+def _is_joining(report: RankReport | None) -> bool:
+    return report is None or (report.steps_here == 0 and report.phase is not RankPhase.EXITED)
+
+
 def is_clean(rank: RankReport) -> bool:
     """Whether the rank exited with 0 by itself. One that was killed on orders has not, whatever its code: a
     script may exit with 0 on SIGTERM."""

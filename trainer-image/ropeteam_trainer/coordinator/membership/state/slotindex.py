@@ -41,10 +41,11 @@ _ROUNDING = 0.001
 
 def registered_slots(state: CoordinatorState) -> Slots:
     """Slots whose pod has registered, its lease valid or not. A pod that is being deleted counts only as a
-    member of the world that runs or is being stopped."""
-    in_world = state.is_world_live or state.phase is WorldPhase.STOPPING
-    facts = state.facts
-    return facts.held & ~(facts.deleting & ~(facts.member if in_world else slotset.NONE))
+    member of the world that runs or is being stopped, or if it is preserved."""
+    facts, in_world = state.facts, slotset.ALL
+    if not (state.is_world_live or state.phase is WorldPhase.STOPPING):
+        in_world = state.world.preserved if state.world else slotset.NONE
+    return facts.held & ~(facts.deleting & ~(facts.member & in_world))
 
 
 def present_slots(state: CoordinatorState) -> Slots:

@@ -28,9 +28,9 @@ def holds_slot(state: CoordinatorState, pod: Pod) -> bool:
 
 def is_member(state: CoordinatorState, pod: Pod) -> bool:
     """Whether the pod is a member of the world that runs or is being stopped. A world that has ended has
-    none.
+    none but those that are preserved.
     """
-    if state.world is None or not (state.is_world_live or state.phase is WorldPhase.STOPPING):
+    if state.world is None or not (state.is_slot_live(pod.slot) or state.phase is WorldPhase.STOPPING):
         return False
     return member_pod(state.world, pod.slot) == pod
 
