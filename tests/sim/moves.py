@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from tests.sim import peace
 from tests.sim.kubelet import Kubelet, Pod
 from tests.sim.ranks import Rank
 from tests.sim.world import World
@@ -185,7 +186,7 @@ def _partition_one(world: World, move: Move) -> None:
     world.stop_faults()
     for _ in range(10):
         world.run(1.0)
-        if trains(world):
+        if peace.trains(world):
             break
     pod = _pick(_worker_pods(world), move)
     if pod and pod.kubelet:
@@ -285,39 +286,6 @@ def _restart(world: World, _: Move) -> None:
     world.kubernetes.edit(restartedAt=world.kubernetes.time().isoformat())
 
 
-def trains(world: World) -> bool:
-    """The newest world does, and will for a while."""
-    gang = world.checks.newest
-    if gang is None or world.clock.now > gang.stepped_at + 2.0:
-        return False
-    left = world.script.total_steps - gang.ranks[0].step
-    return left >= 10 and all(rank.settled for rank in gang.ranks.values())
-
-
-def _leave_in_peace(world: World, move: Move) -> None:
-    """All faults end, a world trains, and somebody suspends the job: that costs nothing, even if one agent is
-    late. Some of drainSeconds are left then."""
-    if world.setup.feature_level < 2 or world.setup.servers or world.over:
-        return
-    world.script = replace(world.script, bug_at=None)
-    world.stop_faults()
-    world.kubernetes.edit(suspend=False)
-    for _ in range(40):
-        world.run(1.0)
-        if trains(world):
-            break
-    else:
-        return  # else it might begin to train just now: its first step may be made, and not reported yet
-    world.run(3.0 + 0.1 * move.size)
-    is_still = not any(pod.deleting for pod in world.kubernetes.pods.values())
-    if trains(world) and is_still and world.kubernetes.job.status.state == "Running":
-        agents, most = world.live_agents(), min(0.6 * world.setup.lost, 3.0)
-        world.suspend(agents[move.place % len(agents)], most * move.size / MOST)
-        world.run(15.0)
-        if world.kubernetes.job.status.state != "Failed":  # an incident of before was charged meanwhile
-            world.checks.left_in_peace()
-
-
 def _delete_job(world: World, move: Move) -> None:
     if (move.place, move.size) == (MOST, MOST):
         world.kubernetes.delete_job()
@@ -383,7 +351,8 @@ MOVES: dict[str, Callable[[World, Move], Any]] = {
     "suspend": _suspend,
     "resume": _resume,
     "restart": _restart,
-    "leave_in_peace": _leave_in_peace,
+    "leave_in_peace": peace.leave_in_peace,
+    "evict_in_peace": peace.evict_in_peace,
     "delete_job": _delete_job,
     "ambush": _ambush,
 }
@@ -395,4 +364,7 @@ OFTEN: tuple[str, ...] = (
     + ("kill_rank",) * 3
 )
 """Drawn more often: a world that only breaks shows little."""
-PEACE = ("wait", "events", "long_wait", "long_wait", "suspend", "resume", "restart", "leave_in_peace")
+PEACE = (
+    *("wait", "events", "long_wait", "long_wait", "suspend", "resume", "restart"),
+    *("leave_in_peace", "evict_in_peace"),
+)

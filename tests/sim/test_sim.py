@@ -23,6 +23,11 @@ FAILED_ONCE = {
         "seed=1,workers=2,processes=1,feature_level=3,codec=True,total_steps=120,max_failures=3,"
         "window_seconds=3600 | long_wait(0,9) leave_in_peace(1,15)"
     ),
+    "one that saves for all by the name of a world whose ranks are not here yet": (
+        "seed=9023,workers=2,processes=2,feature_level=3,codec=False,total_steps=60,max_failures=20,"
+        "window_seconds=3600,servers=0,lost=4,fence=30,exact=1 "
+        "| delete_pod(2,1) evict_in_peace(8,7) start_operator(1,15) hang_rank(7,10) cut_off(11,12)"
+    ),
     "a worker that hangs while it waits for parameter servers": (
         "seed=206,workers=2,processes=1,feature_level=3,codec=True,total_steps=60,max_failures=20,window_seconds=3600,"
         "servers=2 | ambush(14,14) freeze_agent(4,11) wait(1,11) hang_rank(2,9)"
