@@ -182,3 +182,24 @@ def test_the_mates_of_a_killed_rank_are_replaced_with_it_and_the_other_replica_c
 
     check_steps([step for log in logs(cluster, name) for step in steps_in(log)], one_replica)
     cluster.delete(name)
+
+
+def test_pods_that_are_evicted_in_turn_save_before_the_last_one_ends(
+    cluster: Cluster, name: str, tmp_path: Path
+):
+    """The pod of rank 0 follows as the rank before it ends: it has no replacement yet. A step that is lost is
+    printed twice by the rank whose pod stays."""
+    cluster.create(exact(name, tmp_path))
+    wait_until("pods", lambda: len(cluster.pods(name)) == WORKERS)
+    wait_step(cluster, name, 5)
+    pids = {rank: cluster.wait_rank(name, rank) for rank in range(WORKERS)}
+    for slot in (1, 0):
+        evict(cluster, name, slot, pids[slot])
+    for rank in range(WORKERS):
+        cluster.wait_rank(name, rank, pids[rank])
+    wait_step(cluster, name, 20)
+    seen = [*steps_in(cluster.logs(pod_of(cluster, name, 2)))]
+    assert [step for step, *_ in seen] == [*range(1, len(seen) + 1)]
+    assert {each.get("stepsLost") for each in cluster.status(name)["incidents"]} == {0}
+    check_steps(seen)
+    cluster.delete(name)
