@@ -99,7 +99,9 @@ class RecoveringJob:
         as in recovered.py. model: as in exact.py."""
         self.group.environment = {"PERMITTED": str(self._file), "STEP_SECONDS": str(STEP_SECONDS)}
         arguments = ("recovered.py", json.dumps(self._fields), model, "0", *order)
-        more: dict[str, Any] = {"strategy": codec.from_plain(Strategy, self._fields), "restore": restore}
+        strategy = codec.from_plain(Strategy, self._fields)
+        more: dict[str, Any] = {"replica_ranks": strategy.replica_ranks, "restore": restore}
+        more["strategy"] = strategy
         self.group.environment |= {f"FAULT_{rank}": text for rank, text in (faults or {}).items()}
         self.group.start(*arguments, agent=self.agent, **more)
         self.agent.wait(lambda: all(map(self.can_continue, range(self.ranks))))
@@ -195,7 +197,11 @@ class RecoveringJob:
         self._live = LiveWorld(world_id, "127.0.0.1", store.port, started, saves_as, count)
         strategy = codec.from_plain(Strategy, self._fields)
         plan = self.agent.plan(
-            strategy=strategy, world_id=str(world_id), started=started, saves_as=str(saves_as)
+            strategy=strategy,
+            world_id=str(world_id),
+            started=started,
+            saves_as=str(saves_as),
+            replica_ranks=strategy.replica_ranks,
         )
         for rank in started:
             self.group.kill_one(rank)

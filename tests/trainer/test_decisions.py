@@ -13,7 +13,9 @@ from ropeteam_trainer.contract.local import LiveWorld
 from ropeteam_trainer.contract.world import WorldId
 from ropeteam_trainer.rank.mates import Mates
 from ropeteam_trainer.strategies.exact.decisions import Decisions
+from ropeteam_trainer.strategies.exact.exchange import Position
 from ropeteam_trainer.strategies.exact.members import Arrival, Members
+from ropeteam_trainer.strategies.exact.sums import ReplicaLost
 
 T = TypeVar("T")
 LEAVES = 6
@@ -122,3 +124,31 @@ def test_without_a_line_there_are_no_next_members() -> None:
             return None
 
     assert Decisions(LEAVES, Mates()).next_members(NoLine()) is None
+
+
+def positions(*replicas: int) -> dict[int, Position]:
+    return {replica: Position(3, ()) for replica in replicas}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [((0, 2), (0, 2), True), ((0, 2), (0,), False), ((0, 2), None, False), (None, None, False)],
+)
+def test_mates_compute_again_with_the_same_members_only(
+    one: tuple[int, ...] | None, other: tuple[int, ...] | None, is_same: bool
+) -> None:
+    """None: that mate finds out that one of them is lost."""
+    found, members = pair(0, 0), (one, other)
+
+    def regroup(mate: int) -> dict[int, Position]:
+        if (mine := members[mate]) is None:
+            raise ReplicaLost("replica 2 is lost")
+        return positions(*mine)
+
+    def regrouped(mate: int) -> bool:
+        try:
+            return found[mate].regrouped(lambda: regroup(mate)) == regroup(mate)
+        except ReplicaLost:
+            return False
+
+    assert both(regrouped) == [is_same, is_same]

@@ -11,10 +11,15 @@ import os
 from pathlib import Path
 
 import pytest
-from lab.ranks.processes import RankGroup
+from lab.ranks.processes import FakeAgent, RankGroup
 from lab.ranks.recovery import RecoveringJob, Step, fields, lines_of
 from tests.trainer.losses import STEP, WORLD, History
 from tests.trainer.recovering import check, through
+
+from ropeteam_trainer.contract import codec
+from ropeteam_trainer.contract.config import CheckpointConfig
+from ropeteam_trainer.contract.strategy import Strategy
+from ropeteam_trainer.contract.world import WorldId
 
 SEEDS = range(int(os.environ.get("ROPETEAM_RECOVERY_SEEDS", "2")) // 2)
 """Of random histories. A campaign: ROPETEAM_RECOVERY_SEEDS=200."""
@@ -111,6 +116,20 @@ def test_the_mates_of_the_lowest_replica_save_for_all_and_all_save_once_a_new_on
             later.permit(saved.step)
             steps = check(later.finish(2), undisturbed, later)
         assert steps == [[saved.step + 1, saved.step + 2]] * 4
+
+
+def test_under_a_coordinator_that_knows_no_mates_a_lost_rank_ends_the_world(tmp_path: Path) -> None:
+    """One of an earlier release would commit a checkpoint with a part of the model."""
+    plain = fields(6, SHARD)
+    checkpoint = CheckpointConfig(str(tmp_path / "saved"), 1000)
+    agent = FakeAgent(tmp_path, 4, checkpoint, WorldId(1, 0, 1))
+    with RankGroup(tmp_path, 4) as group:
+        strategy = codec.from_plain(Strategy, plain)
+        script = "exact.py", json.dumps(plain), "statistics", "2"
+        ended = group.start(*script, agent=agent, strategy=strategy, replica_ranks=1).wait()
+    agent.close()
+    assert not any(ended.codes), ended.output
+    assert [agent.received(rank, "regroups") for rank in range(4)] == [[]] * 4
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -159,6 +159,8 @@ class ShardWriter:
     def leave_to_another(self) -> None:
         """Another rank saves for all, instead of the last save of this one."""
         if self._save and self._save.is_running:
+            if self._save.is_alone:
+                return  # it uses the replica's group: a later one has to wait for it
             self._snapshot = Snapshot()
         self._save = None
 

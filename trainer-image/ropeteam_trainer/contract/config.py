@@ -276,6 +276,8 @@ class RankPlan:
     which these get from them."""
     saves_as: str = ""
     """World under whose name checkpoints are stored; "": `world_id`."""
+    replica_ranks: int = 1
+    """As in Plan. A coordinator of an earlier release knows replicas of one rank only."""
 
     @property
     def signs(self) -> bool:

@@ -112,6 +112,8 @@ class Plan:
     started: tuple[int, ...] = ()
     """Under sync Exact, if ranks live on: the others, which get the state of the training from them. () if
     none lives on."""
+    replica_ranks: int = 1
+    """Under sync Exact, ranks of a replica, as the coordinator counts: they are lost, and save, together."""
     whole: PlanSummary | None = None
     """Summary of the whole plan. None: `members` are all members."""
 

@@ -23,7 +23,7 @@ _NAME = c10d.GroupName("ropeteam")
 def is_formed() -> bool:
     """Whether there is a default group of all ranks that has connections."""
     default = c10d._world.default_pg
-    return default is not None and c10d._world.pg_names[default] != _NAME
+    return default is not None and c10d._world.pg_names.get(default, _NAME) != _NAME
 
 
 def destroy(keep: range) -> None:
@@ -45,19 +45,17 @@ def destroy(keep: range) -> None:
 def put_placeholder(rank: int, size: int, backend: str, store: Store) -> None:
     """Have a default group without connections, in which groups of some ranks can be formed. store: where
     their ranks find each other."""
-    remove_placeholder()
     group, world = dist.ProcessGroup(store, rank, size), c10d._world
     world.pg_map[group], world.pg_names[group] = (backend, store), _NAME
     world.pg_group_ranks[group] = {each: each for each in range(size)}
     world.pg_backend_config[group] = str(c10d.BackendConfig(dist.Backend(backend)))
-    c10d._update_default_pg(group)
+    replace_placeholder(group)
 
 
-def remove_placeholder(formed: dist.ProcessGroup | None = None) -> None:
-    """Forget the group without connections, if there is one. formed: the default group from now on."""
+def replace_placeholder(by: dist.ProcessGroup) -> None:
+    """Make this the default group, and forget the one without connections, if there is one."""
     world = c10d._world
-    if formed is not None:
-        c10d._update_default_pg(formed)
-    for group in [group for group, name in world.pg_names.items() if name == _NAME]:
+    c10d._update_default_pg(by)
+    for group in [group for group, name in world.pg_names.items() if name == _NAME and group != by]:
         for known in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config):
             known.pop(group, None)

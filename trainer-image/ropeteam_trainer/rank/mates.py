@@ -40,6 +40,11 @@ class Mates:
         """Rank with the number of this one in another replica."""
         return replica * len(self.ranks) + self.part
 
+    def are_same(self, value: int) -> bool:
+        """Whether all mates have this value. A collective."""
+        most, least = self.highest([value, ~value])
+        return most == ~least
+
     def highest(self, values: Sequence[int]) -> list[int]:
         """The greatest of each value among all mates: of int64. A collective."""
         if self.group is None:

@@ -158,7 +158,8 @@ class World:
         return torch.device("cpu") if "cpu:" in dist.get_backend_config() else self.device
 
     def mates(self, replica_ranks: int) -> Mates:
-        """The mates of this rank, in replicas of so many neighbours. A collective of these."""
+        """The mates of this rank, in replicas of so many neighbours. A collective of all ranks; of the mates,
+        if they are apart from the others."""
         first = self.rank - self.rank % replica_ranks
         ranks = range(first, first + replica_ranks)
         if replica_ranks == 1:
@@ -166,11 +167,13 @@ class World:
         if self.is_apart:
             store = self._store_of(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
             self._put_placeholder(PrefixStore(f"ropeteam/replica{first}", store))
-        group, saving = (
-            dist.new_group([*ranks], timeout, "gloo", use_local_synchronization=True)
-            for timeout in (self._timeout, _SAVING)
-        )
-        return Mates(ranks, self.rank, group, saving)
+        is_apart, mine = self.is_apart, list[dist.ProcessGroup]()
+        for timeout in (self._timeout, _SAVING):
+            for start in [first] if is_apart else range(0, self.size, replica_ranks):
+                of_replica = [*range(start, start + replica_ranks)]
+                group = dist.new_group(of_replica, timeout, "gloo", use_local_synchronization=is_apart)
+                mine += [group] if start == first else []
+        return Mates(ranks, self.rank, *mine)
 
     def _put_placeholder(self, store: Store) -> None:
         defaultgroup.put_placeholder(self.rank, self.size, _backend(self.device), store)
@@ -188,7 +191,6 @@ class World:
         alone if it is over.
         """
         defaultgroup.destroy(keep=mates.ranks)
-        c10d._world.group_count = _first_group_name(world.world_id)  # names of groups are numbers
         os.environ |= {
             "MASTER_ADDR": world.store_host,
             "MASTER_PORT": str(world.store_port),
@@ -200,8 +202,9 @@ class World:
         def form() -> None:
             try:
                 if self._all_are_here(world, is_over):
-                    self._form_group(world, mates)
-                    and_then()
+                    self._form_group(world, mates, is_over)
+                    if not is_over():
+                        and_then()
             except Exception as error:
                 failures.append(error)
             formed.set()
@@ -226,7 +229,8 @@ class World:
             time.sleep(_POLL_SECONDS)
         return True
 
-    def _form_group(self, world: LiveWorld, mates: Mates) -> None:
+    def _form_group(self, world: LiveWorld, mates: Mates, is_over: Callable[[], bool]) -> None:
+        c10d._world.group_count = _first_group_name(world.world_id)  # names of groups are numbers
         store = PrefixStore("ropeteam/group", self._store_of(world.store_host, world.store_port))
         if mates.group is None:
             backend, timeout = _backend(self.device), self._timeout
@@ -235,7 +239,9 @@ class World:
             )
             return
         self._put_placeholder(store)
-        defaultgroup.remove_placeholder(dist.new_group(timeout=self._timeout))
+        formed = dist.new_group(timeout=self._timeout)
+        if not is_over():  # else another one may be formed already
+            defaultgroup.replace_placeholder(formed)
 
     def _store_of(self, host: str, port: int) -> TCPStore:
         """The store at this address."""

@@ -79,6 +79,7 @@ class CollectiveRole:
         self._checkpoints.register(given, optional, own)
         if isinstance(self._checkpoints, Checkpoints) and self._recovering:
             self._checkpoints.mates = self._recovering.mates
+            self._recovering.callbacks.waiting = self._session.heart.waiting
         if self._session.world.is_apart:
             return self._joined()
         found = self._checkpoints.restore(self._session.heart)
@@ -148,8 +149,10 @@ class CollectiveRole:
         is_exact = strategy is not None and strategy.sync.type is SyncType.EXACT
         saves = session.plan.checkpoint is not None
         is_job = isinstance(session.link, AgentLink) and STORE_ADDRESS in os.environ
-        if not is_exact or not saves or not is_job:
+        if strategy is None or not is_exact or not saves or not is_job:
             return None
+        if strategy.replica_ranks != session.plan.replica_ranks:
+            return None  # the coordinator would take its ranks for lost one by one
         assert isinstance(session.link, AgentLink)
         return WorldsOfJob(session.link, world_of(session.plan))
 
@@ -165,7 +168,6 @@ class CollectiveRole:
         assert exact is not None
         assert isinstance(checkpoints, Checkpoints)
         exact.callbacks.is_late = self._demands_save
-        exact.callbacks.waiting = self._session.heart.waiting
         exact.callbacks.check_arguments = self._check_arguments
         self._session.link.send(FromRank(regroups=True))
 

@@ -305,7 +305,8 @@ def _mesh(grid: Layout, device: torch.device, ranks: range) -> DeviceMesh | None
     if not named:
         return None
     names, sizes = zip(*named, strict=True)
-    return DeviceMesh(device.type, torch.arange(ranks.start, ranks.stop).view(sizes), mesh_dim_names=names)
+    numbers = torch.arange(ranks.start, ranks.stop, device="cpu").view(sizes)
+    return DeviceMesh(device.type, numbers, mesh_dim_names=names)
 
 
 @torch.no_grad()

@@ -149,6 +149,7 @@ def rank_plan(settings: WorkerConfig, plan: Plan, identity: PodIdentity) -> Rank
         trust=settings.trust,
         started=plan.started,
         saves_as=str(plan.started_in(settings.lead_slot)) if plan.started else "",
+        replica_ranks=plan.replica_ranks,
     )
 
 

@@ -201,6 +201,7 @@ def start_next_world(state: CoordinatorState, at: Moment) -> CoordinatorState:
         restart_count=state.restarts,
         origin=previous.plan.server_generation if previous and resumes_in_memory else None,
         started=preserving.lost_ranks(state) if resumes_in_memory else (),
+        replica_ranks=state.config.replica_ranks,
     )
     if previous and not resumes_in_memory:
         state = incidents.note_later_steps(state, previous.step)

@@ -112,9 +112,10 @@ def _with_preserved(state: CoordinatorState, preserved: Slots) -> CoordinatorSta
 def _mates(state: CoordinatorState, lost: Slots, gone: Slots) -> Slots:
     """The ranks of other slots that are in one replica with a lost rank, or with one of a slot that is
     gone."""
-    size, whole = state.config.replica_ranks, _ranks_of_slots(state, gone)
+    size = state.config.replica_ranks
     if size == 1:
         return slotset.NONE
+    whole = _ranks_of_slots(state, gone)
     replicas = {rank // size for rank in slotset.each(lost | whole)}
     return slotset.of(rank for each in replicas for rank in range(each * size, (each + 1) * size)) & ~whole
 

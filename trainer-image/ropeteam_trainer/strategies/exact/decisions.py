@@ -8,12 +8,15 @@ that another, whose part of a lost replica had not sent yet, has to compute agai
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Sequence
 
 from ropeteam_trainer.contract.world import WorldId
 from ropeteam_trainer.rank.mates import Mates
 from ropeteam_trainer.strategies.exact.equality import squared
+from ropeteam_trainer.strategies.exact.exchange import Position
 from ropeteam_trainer.strategies.exact.members import Arrival, Members, Membership, members_number
+from ropeteam_trainer.strategies.exact.sums import ReplicaLost
 
 _HALF = 1 << 63
 """Numbers of members have 64 bits, and those of a collective a sign."""
@@ -94,13 +97,25 @@ class Decisions:
             self.admission.decide()
         return True
 
+    def regrouped(self, regroup: Callable[[], dict[int, Position]]) -> dict[int, Position]:
+        """Positions that `regroup()` returns, once it has returned those of the same members to all mates:
+        what they compute next needs all of them. Raises ReplicaLost, as on all mates."""
+        try:
+            positions = regroup()
+        except ReplicaLost:
+            self._mates.are_same(-1)
+            raise
+        if not self._mates.are_same(zlib.crc32(repr(sorted(positions)).encode())):
+            raise ReplicaLost("Connection closed by peer: ranks of this replica regroup with others")
+        return positions
+
     def next_members(self, membership: Membership) -> Members | None:
         """The next members after a loss; None: as Membership.after()."""
         members = membership.after()
         while members is not None:
             number = members.number - _HALF
-            most, least = self._mates.highest([number, ~number])
-            if most == ~least:
+            newest, least = self._mates.highest([number, ~number])
+            if newest == ~least:
                 break
-            members = members if number == most else membership.after()
+            members = members if number == newest else membership.after()
         return members

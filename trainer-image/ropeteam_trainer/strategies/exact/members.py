@@ -152,8 +152,8 @@ class AgentMembership:
 
     def _members(self, line: ToRank) -> Members:
         """New ranks of a world that has lost none are no members: those begin with another number."""
-        world, lost = line.live_world or self._first, {*line.lost}
-        replicas = frozenset(range(self._replicas)) - self._mates.replicas_of(lost)
+        world, lost = line.live_world or self._first, self._mates.replicas_of(line.lost)
+        replicas = frozenset(range(self._replicas)) - lost
         started = replicas & self._mates.replicas_of(world.started)
         number = members_number(world.world_id, len(lost))
         if not lost:

@@ -259,7 +259,10 @@ class ExactStep:
         into the old one."""
         mine = Position(self._done, (*self._held,))
         with self.callbacks.waiting():
-            positions = self._exchange.regroup(members.number, self._connected(members), mine)
+            connected = self._connected(members)
+            positions = self.decisions.regrouped(
+                lambda: self._exchange.regroup(members.number, connected, mine)
+            )
         self.decisions.admission.note_members(members.number)
         members_left, most = frozenset(positions), max(position.done for position in positions.values())
         self.presence.note_lost(members_left, most)
@@ -357,7 +360,8 @@ class ExactStep:
         for buffer, part in zip(buffers, parts[own:], strict=True):
             if len(part):
                 buffer.copy_(torch.frombuffer(part, dtype=buffer.dtype).view(buffer.shape))
-        self.mates.highest([0])  # until all have theirs
+        with self.callbacks.waiting():
+            self.mates.highest([0])  # until all have theirs
         return parts[:own]
 
     @property
