@@ -77,12 +77,17 @@ class StoreHost:
             with store.listener.dup() as listener, self._reaper.expecting():
                 pid = await zygote.fork("store", {}, (listener.fileno(),))
                 store.pid = pid
-                self._reaper.watch(pid, lambda _: self._report_loss(world_id, store, "its process has ended"))
+                self._reaper.watch(pid, lambda _: self._note_end(world_id, store))
         except OSError as error:
             self._report_loss(world_id, store, str(error))
         else:
             if self._stores.get(world_id) is not store:
                 send_signal(pid)
+
+    def _note_end(self, world_id: WorldId, store: _Store) -> None:
+        """The process is reaped: its pid may soon be another's."""
+        store.pid = None
+        self._report_loss(world_id, store, "its process has ended")
 
     def _report_loss(self, world_id: WorldId, store: _Store, why: str) -> None:
         """Close the store and post StoreDown, unless it was closed before, or another has replaced it."""
