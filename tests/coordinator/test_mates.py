@@ -26,7 +26,9 @@ def test_replicas_are_lost_whole_and_the_others_continue(size: int, dead: set[in
     living = [slot for slot in SLOTS if not {2 * slot, 2 * slot + 1} <= {*lost}]
     assert [slot for slot in SLOTS if seen.sent_orders(slot).plan] == living
     assert [[*seen.sent_orders(slot).lost] for slot in living] == [lost] * len(living)
-    assert [*joined(seen).started] == starting(seen) == lost
+    plan = joined(seen)
+    assert [*plan.started] == starting(seen) == lost
+    assert plan.replica_ranks == size, "ranks with another number do not continue without others"
 
 
 @pytest.mark.parametrize(("size", "lost"), [(1, [0, 1]), (2, [0, 1]), (3, [0, 1, 2])])

@@ -23,7 +23,7 @@ from ropeteam_trainer.checkpoint.objects.snapshot import Snapshot
 from ropeteam_trainer.checkpoint.objects.stateful import TrainingState
 from ropeteam_trainer.checkpoint.objects.tensorshard import TensorShard
 from ropeteam_trainer.checkpoint.saving import Checkpoints
-from ropeteam_trainer.checkpoint.writer import ShardWriter
+from ropeteam_trainer.checkpoint.writer import Alone, ShardWriter
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
 from ropeteam_trainer.contract.world import CheckpointRef, ShardFile, WorldId
 from ropeteam_trainer.rank.agentlink import HeartbeatWriter, NoAgent
@@ -285,7 +285,7 @@ def test_a_save_waits_for_the_one_before(tmp_path: Path) -> None:
 
 
 def test_a_save_for_all_is_not_overwritten_by_the_next_one_of_all(tmp_path: Path) -> None:
-    """Another rank saved for all in between, so nobody has waited for it."""
+    """Another rank saved for all in between. The next one waits for it: it may use the same group."""
     shards: Shards = {}
     writer = ShardWriter(tmp_path, WORLD_ID, ALONE, shards.__setitem__)
 
@@ -293,7 +293,7 @@ def test_a_save_for_all_is_not_overwritten_by_the_next_one_of_all(tmp_path: Path
         writer.start(step, TrainingState({"model.w": torch.full((3_000_000,), float(step))}), {}, *alone)
 
     for step in range(0, 20, 2):
-        start(step, (WORLD_ID, shards.__setitem__))
+        start(step, Alone(WORLD_ID, shards.__setitem__, None))
         writer.leave_to_another()
         start(step + 1)
         writer.wait()
