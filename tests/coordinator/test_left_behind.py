@@ -65,9 +65,9 @@ def terminates(seen: Timeline, slot: int) -> None:
     seen.reports(slot, terminating=True)
 
 
-def left_behind(*slots: int) -> Timeline:
+def left_behind(*slots: int, replica_ranks: int = 1) -> Timeline:
     """The pods of these slots, and no others have come. The ranks of the others are at step 10."""
-    seen = film()
+    seen = film(replica_ranks=replica_ranks)
     for slot in slots:
         terminates(seen, slot)
     seen.later(1.1)
@@ -111,6 +111,37 @@ def test_all_save_before_the_leading_pod_ends(later: bool):
         terminates(seen, 2)
     assert seen.phase == "Forming"
     last_save(seen, 0, 2)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_all_save_before_the_pod_of_a_mate_of_the_leading_rank_ends(first: int):
+    """Ranks 0 to 2 are in the pods of slots 0 and 1."""
+    seen = left_behind(2, replica_ranks=3)
+    for slot in (first, 1 - first):
+        terminates(seen, slot)
+        assert seen.sent_orders(0).pause == seen.world_id
+    assert [slot for slot in (0, 1) if seen.sent_orders(slot).plan] == [0, 1]
+    assert seen.sent_orders(0).lost == (3, 4, 5)
+
+
+@pytest.mark.parametrize(("slot", "leaves"), [(0, False), (1, False), (2, True)])
+def test_pods_of_the_leading_replica_are_not_left_behind(slot: int, leaves: bool):
+    seen = film(replica_ranks=3)
+    terminates(seen, slot)
+    seen.later(1.1)
+    assert seen.phase == ("Stopping" if leaves else "Draining")
+
+
+def test_the_mates_of_the_leading_rank_save_while_others_join():
+    seen = film(replica_ranks=3)
+    seen.falls_silent(2)
+    seen.later(6)
+    seen.replaces(2)
+    assert joined(seen).started == (3, 4, 5)
+    terminates(seen, 1)
+    seen.later(1.1)
+    assert (seen.phase, seen.sent_orders(0).lost) == ("Stopping", (3, 4, 5))
+    assert [slot for slot in SLOTS if seen.sent_orders(slot).pause == seen.world_id] == [0, 1]
 
 
 def test_a_drain_that_is_requested_then_is_shown_as_such():

@@ -6,6 +6,7 @@ import pytest
 from lab.coordinator.reports import CLEAN, GPU_FULL, SIGKILL, raised
 from tests.coordinator.timeline import Timeline
 
+from ropeteam_trainer.contract.messages import RankPhase
 from ropeteam_trainer.contract.world import Cause, FailReason, ProcessExit
 
 SEGFAULT = ProcessExit(None, 11, fingerprint="signal 11")
@@ -212,6 +213,21 @@ def test_pods_that_terminate_in_starts_are_no_failed_starts():
         film.applies_orders()
         assert film.phase == "Running"
     assert len(film.report.incidents) == 3
+    assert not film.report.replace_all
+
+
+def test_an_evicted_world_that_made_steps_begins_the_count_of_failed_starts_anew():
+    film = Timeline(feature_level=2).up()
+    strike(film, SEGFAULT, slot=0)
+    film.reaches(100)
+    film.reports(1, terminating=True)
+    film.later(1.1)
+    for slot in (0, 1):
+        film.ranks(slot, RankPhase.DRAINED, 101)
+    film.replaces(1)
+    recover(film)
+    assert film.phase == "Running"
+    strike(film, raised(), slot=1)
     assert not film.report.replace_all
 
 

@@ -56,12 +56,16 @@ class RankProcess:
 
 
 def create_folder(path: Path) -> Path | None:
-    """Create the empty folder of a rank for multiprocessing. None: the path is too long, and the rank's
-    processes put into the pod's temporary folder what they leave when they are killed. Raises OSError."""
+    """Create the empty folder of a rank for multiprocessing. None: the path is too long, or in use by what
+    cannot be removed, and the rank's processes put into the pod's temporary folder what they leave when they
+    are killed. Raises OSError."""
     if len(os.fsencode(path)) > _LONGEST:
         return None
     remove_folder(path)
-    path.mkdir(mode=0o700)
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        return None
     return path
 
 

@@ -131,13 +131,15 @@ def _continues_without_terminating_pods(state: CoordinatorState) -> bool:
     assert world is not None
     if state.config.servers:
         return not any(map(state.config.is_server, world.terminating_slots))
-    leading = slotset.one(state.config.lead_slot)
     continuing = preserving.slots_to_preserve(state) & ~slotindex.terminating_slots(state)
-    return bool(continuing & leading if state.facts.regroups & leading else continuing)
+    if slotset.has(state.facts.regroups, state.config.lead_slot):
+        return not preserving.leading_slots(state) & ~continuing
+    return continuing != slotset.NONE
 
 
 def _is_leading_pod_terminating(state: CoordinatorState) -> bool:
-    return slotset.has(slotindex.terminating_slots(state), state.config.lead_slot)
+    """Whether the pod of the leading rank is terminating, or one without which this rank is lost."""
+    return bool(slotindex.terminating_slots(state) & preserving.leading_slots(state))
 
 
 def drains_by_sigterm(state: CoordinatorState) -> bool:

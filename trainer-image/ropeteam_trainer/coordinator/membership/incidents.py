@@ -138,9 +138,9 @@ def fail_on_exit_code(state: CoordinatorState, at: Moment, among: Slots) -> Coor
 
 def close_incident(state: CoordinatorState, at: Moment) -> CoordinatorState:
     """The state with the incident of the world closed, now that all its ranks are dead: final, its stage
-    `stopped` recorded, counted in the failure history, unless it was for terminating pods: these say nothing
-    about starts. That may fail the job: an error of the script in any pod, the same fault too often, or no
-    failure allowance left. Unchanged without an open incident."""
+    `stopped` recorded, counted in the failure history, unless it was for terminating pods before any
+    progress: these say nothing about starts. That may fail the job: an error of the script in any pod, the
+    same fault too often, or no failure allowance left. Unchanged without an open incident."""
     fault = state.fault
     if fault is None or fault.incident.final:
         return state
@@ -148,9 +148,9 @@ def close_incident(state: CoordinatorState, at: Moment) -> CoordinatorState:
     stages = replace(fault.incident.recovery_milliseconds, stopped=_milliseconds_since(fault, at))
     incident = replace(fault.incident, final=True, step=state.world.step, recovery_milliseconds=stages)
     state = _with_last_fault(state, replace(fault, incident=incident))
-    if fault.weight < POD_TERMINATING:
-        history = _updated_history(state, incident, made_progress(state, fault), at)
-        state = replace(state, failure_history=history)
+    progress = made_progress(state, fault)
+    if progress or fault.weight < POD_TERMINATING:
+        state = replace(state, failure_history=_updated_history(state, incident, progress, at))
     failure = _script_failure(state, fault) or _terminal_failure(state, incident)
     return replace(state, failure=state.failure or failure)
 

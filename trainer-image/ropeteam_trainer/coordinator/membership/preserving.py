@@ -191,12 +191,17 @@ def can_resume_in_memory(state: CoordinatorState) -> bool:
     return servers & _staying_slots(state) & state.facts.in_generation == servers
 
 
+def leading_slots(state: CoordinatorState) -> Slots:
+    """Under sync Exact, slots of the leading rank and its mates, without any of which it is lost."""
+    return slotset.up_to((state.config.replica_ranks - 1) // state.config.processes + 1)
+
+
 def _staying_slots(state: CoordinatorState) -> Slots:
-    """Slots whose agent is that of the current world, and is not terminating. Under sync Exact that of the
-    leading rank stays until it has saved."""
+    """Slots whose agent is that of the current world, and is not terminating. Under sync Exact those of the
+    leading rank and its mates stay until they have saved."""
     leaving = slotindex.terminating_slots(state)
     if not state.config.servers:
-        leaving &= ~slotset.one(state.config.lead_slot)
+        leaving &= ~leading_slots(state)
     return slotindex.present_slots(state) & state.facts.member & ~leaving
 
 
