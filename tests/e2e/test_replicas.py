@@ -80,6 +80,10 @@ def logs(cluster: Cluster, name: str) -> list[str]:
     return [cluster.logs(pod["metadata"]["name"]) for pod in cluster.pods(name)]
 
 
+def all_steps(cluster: Cluster, name: str) -> list[tuple[int, str, str]]:
+    return [step for log in logs(cluster, name) for step in steps_in(log)]
+
+
 def wait_step(cluster: Cluster, name: str, beyond: int) -> None:
     """Wait until all pods have printed so many more steps than any has now."""
     newest = max(last_step(log) for log in logs(cluster, name)) + beyond
@@ -123,9 +127,10 @@ def test_each_step_is_the_undisturbed_one_whoever_dies_or_hangs(cluster: Cluster
     wait_until("pods", lambda: len(cluster.pods(name)) == WORKERS)
     wait_step(cluster, name, 5)
     pids = {rank: cluster.wait_rank(name, rank) for rank in range(WORKERS)}
-    left_at: list[int] = []
+    left_at, seen_before = list[int](), list[tuple[int, str, str]]()
 
     def strike(rank: int) -> None:
+        seen_before.extend(all_steps(cluster, name))  # logs of pods that are gone are gone, too
         match number:
             case 1:
                 os.kill(pids[rank], signal.SIGKILL)
@@ -154,7 +159,8 @@ def test_each_step_is_the_undisturbed_one_whoever_dies_or_hangs(cluster: Cluster
     ]  # fmt: skip
     joined_at = min(step for step, *_ in steps_in(cluster.logs(pod_of(cluster, name, 1))))
     assert joined_at > left_at[0] + 1, "the others made steps without the evicted pod"
-    check_steps([step for log in logs(cluster, name) for step in steps_in(log)])
+    wait_until("step 30", lambda: max(map(last_step, logs(cluster, name))) >= 30)
+    check_steps([*seen_before, *all_steps(cluster, name)])
     cluster.delete(name)
 
 
@@ -180,7 +186,8 @@ def test_the_mates_of_a_killed_rank_are_replaced_with_it_and_the_other_replica_c
         ended = RankGroup(tmp_path / "one", 2).run("exact.py", *script[1:3], str(steps))
         return {step: of_step for step, *of_step in steps_in(ended.output[0])}  # type: ignore[misc]
 
-    check_steps([step for log in logs(cluster, name) for step in steps_in(log)], one_replica)
+    wait_until("step 30", lambda: max(map(last_step, logs(cluster, name))) >= 30)
+    check_steps(all_steps(cluster, name), one_replica)
     cluster.delete(name)
 
 
