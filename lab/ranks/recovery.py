@@ -44,10 +44,13 @@ def lines_of(output: str) -> list[Step]:
     return [Step(int(step), digest, loss) for _, step, digest, loss in found]
 
 
-def fields(micro_batches: int, inner: Mapping[str, int] | None = None) -> dict[str, Any]:
+def fields(
+    micro_batches: int, inner: Mapping[str, int] | None = None, catch_up: str = "Pause"
+) -> dict[str, Any]:
     """Fields of spec.strategy. inner: parallelism within each replica."""
     more = {"parallelism": dict(inner)} if inner else {}
-    return {"sync": {"type": "Exact"}, "batch": {"micro_batches": micro_batches}, **more}
+    sync = {"type": "Exact", "catch_up": catch_up}
+    return {"sync": sync, "batch": {"micro_batches": micro_batches}, **more}
 
 
 class RecoveringJob:
@@ -61,6 +64,7 @@ class RecoveringJob:
         every_steps: int | None = None,
         number: int = 1,
         inner: Mapping[str, int] | None = None,
+        catch_up: str = "Pause",
     ) -> None:
         """number: of the first world. inner: parallelism within each replica."""
         self.ranks, self.lost = ranks, frozenset[int]()
@@ -70,7 +74,7 @@ class RecoveringJob:
         path = path / f"world{number}"
         self.group = RankGroup(path, ranks)
         self.agent = FakeAgent(path, ranks, saved, self._first)
-        self._fields = fields(micro_batches, inner)
+        self._fields = fields(micro_batches, inner, catch_up)
         self._stores: list[TCPStore] = []
         self._live: LiveWorld | None = None
         """The world of now. None: the first."""

@@ -16,7 +16,7 @@ from tests.sim.replicas import LEAVES, LOOK_SECONDS, Replica
 
 from ropeteam_trainer.contract.local import LiveWorld
 from ropeteam_trainer.contract.world import Plan, WorldId
-from ropeteam_trainer.strategies.exact.exchange import Position
+from ropeteam_trainer.strategies.exact.positions import Position
 
 if TYPE_CHECKING:
     from tests.sim.world import World

@@ -23,7 +23,7 @@ from ropeteam_trainer.rank.agentlink import AgentLink
 from ropeteam_trainer.rank.mates import Mates
 from ropeteam_trainer.strategies.exact import members as rules
 from ropeteam_trainer.strategies.exact.decisions import Decisions
-from ropeteam_trainer.strategies.exact.exchange import Position
+from ropeteam_trainer.strategies.exact.positions import Position
 
 if TYPE_CHECKING:
     from tests.sim.exchange import Replicas, Sum

@@ -10,6 +10,7 @@ from lab.ranks.recovery import RecoveringJob
 
 STEP = "ropeteam_trainer.strategies.exact.step:ExactStep"
 EXCHANGE = "ropeteam_trainer.strategies.exact.exchange"
+FOLLOWING = "ropeteam_trainer.strategies.exact.following"
 SUMS = "ropeteam_trainer.strategies.exact.sums:WorldSums"
 WORLD = "ropeteam_trainer.rank.world:World"
 IN_A_STEP = (
@@ -23,19 +24,28 @@ IN_A_STEP = (
 )
 WHILE_JOINING = (
     f"{EXCHANGE}:Exchange.expect_state",
-    f"{EXCHANGE}:Exchange._note_state",
+    f"{FOLLOWING}:Newcomer.received",
     f"{EXCHANGE}:as_bytes",
     f"{STEP}.join",
     f"{WORLD}._all_are_here",
     f"{WORLD}._form_group",
 )
 
+WHILE_FOLLOWING = (
+    f"{EXCHANGE}:Exchange.report_progress",
+    f"{STEP}._follow",
+    f"{STEP}.end_following",
+)
+
 
 class History:
     """Random losses at random moments, of ranks that train and of ranks that join."""
 
-    def __init__(self, job: RecoveringJob, seed: int) -> None:
+    def __init__(self, job: RecoveringJob, seed: int, may_follow: bool = False) -> None:
+        """may_follow: whether new ranks follow the others first."""
         self._job, self._random = job, random.Random(seed)
+        self._in_a_step = (*IN_A_STEP, f"{EXCHANGE}:Exchange.lead") if may_follow else IN_A_STEP
+        self._while_joining = (*WHILE_JOINING, *WHILE_FOLLOWING) if may_follow else WHILE_JOINING
         self._faulty: set[int] = set()
         """Replicas with a rank that will kill itself. One of the others survives each loss."""
         self.losses = 0
@@ -43,14 +53,15 @@ class History:
     def play(self, rounds: int, model: str = "everything") -> None:
         job, count = self._job, self._job.replicas
         some = {*self._random.sample(range(count), count // 2)}
-        job.start(faults=self._faults(some, IN_A_STEP, range(7, 19)), model=model)
+        places = self._in_a_step + self._while_joining
+        job.start(faults=self._faults(some, self._in_a_step, range(7, 19)), model=model)
         job.make_steps(1)  # begins with collectives of all
         for number in range(rounds):
             self._kill_some()
             job.make_steps(self._random.choice([0, 1, 2]))
             is_last = number == rounds - 1
             lost = self._replicas_of(job.lost)
-            job.replace({} if is_last else self._faults(lost, (*IN_A_STEP, *WHILE_JOINING), range(1, 9)))
+            job.replace({} if is_last else self._faults(lost, places, range(1, 9)))
             self._join()
 
     def _faults(self, replicas: Set[int], places: Sequence[str], calls: Sequence[int]) -> dict[int, str]:

@@ -1,12 +1,15 @@
-"""Comparison of a recovering job with one process that was never disturbed."""
+"""Comparison of a recovering job with one replica that was never disturbed."""
 
 from __future__ import annotations
 
 import itertools
+import json
+import math
 import signal
+from pathlib import Path
 
-from lab.ranks.processes import Ended
-from lab.ranks.recovery import RecoveringJob, Step, lines_of
+from lab.ranks.processes import Ended, RankGroup
+from lab.ranks.recovery import RecoveringJob, Step, fields, lines_of
 
 STEPS = 270
 """More than any history makes, also on a busy machine: it steps until all new ranks have joined."""
@@ -33,6 +36,17 @@ def check_others(ended: Ended, lost: int, undisturbed: list[Step], job: Recoveri
     output.pop(lost)
     steps = check(Ended(codes, output), undisturbed, job)
     assert steps == [through(job)] * len(steps)
+
+
+def one_replica(path: Path, inner: dict[str, int], model: str, steps: int) -> list[Step]:
+    """Steps of one replica under sync Exact, as each of its ranks prints them."""
+    ranks = math.prod(inner.values())
+    with RankGroup(path / "one", ranks) as group:
+        ended = group.start("exact.py", json.dumps(fields(6, inner)), model, str(steps)).wait()
+    assert not any(ended.codes), ended.output
+    lines = lines_of(ended.output[0])
+    assert len({line.digest for line in lines}) == len(lines) == steps, "each step changes the weights"
+    return lines
 
 
 def through(job: RecoveringJob) -> list[int]:

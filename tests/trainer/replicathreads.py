@@ -19,7 +19,7 @@ from torch import nn
 from ropeteam_trainer.data.decisions.plan import Leaf
 from ropeteam_trainer.strategies.exact.exchange import Exchange
 from ropeteam_trainer.strategies.exact.links import Header, Links
-from ropeteam_trainer.strategies.exact.members import Members, Replication, first_leaves
+from ropeteam_trainer.strategies.exact.members import CannotTakeOver, Members, Replication, first_leaves
 from ropeteam_trainer.strategies.exact.step import ExactStep
 from ropeteam_trainer.strategies.exact.sums import SUM, BucketShape, ReplicaLost
 from ropeteam_trainer.strategies.model.microbatch import ModelArguments
@@ -140,8 +140,8 @@ class Watched(Exchange):
     handed_over = 0
     """How often it was sent sums that another had."""
 
-    def sums_of_another(self) -> list[torch.Tensor]:
-        sums = super().sums_of_another()
+    def sums_of_another(self, exchange: int) -> list[torch.Tensor]:
+        sums = super().sums_of_another(exchange)
         self.handed_over += 1
         return sums
 
@@ -211,6 +211,8 @@ class Replica:
         self.sent_bytes = 0
         self.done = 0
         """Steps."""
+        self.gave_up = ""
+        """Reason for which it has ended by itself."""
         self.on_wait: Callable[[], None] = lambda: None
         """Called before each wait for others."""
         self.on_compute: Callable[[], None] = lambda: None
@@ -248,6 +250,10 @@ class Replica:
         except ReplicaLost:
             assert self.is_dead
             raise Killed from None
+        except CannotTakeOver as error:
+            self.gave_up = str(error)
+            self.die()
+            raise Killed from None
         with self.world.change():
             if self.is_dead:
                 raise Killed
@@ -267,7 +273,7 @@ class Replica:
         if self.life.is_silent:
             for other in self.world.all:
                 if other.number not in self.world.gone:
-                    other.exact.replicas_are_lost(lambda: dead)
+                    other.exact.admitting.replicas_are_lost(lambda: dead)
         else:
             for end in self.connections.values():
                 with suppress(OSError):  # it may be closed

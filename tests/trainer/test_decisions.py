@@ -13,8 +13,8 @@ from ropeteam_trainer.contract.local import LiveWorld
 from ropeteam_trainer.contract.world import WorldId
 from ropeteam_trainer.rank.mates import Mates
 from ropeteam_trainer.strategies.exact.decisions import Decisions
-from ropeteam_trainer.strategies.exact.exchange import Position
 from ropeteam_trainer.strategies.exact.members import Arrival, Members
+from ropeteam_trainer.strategies.exact.positions import Position
 from ropeteam_trainer.strategies.exact.sums import ReplicaLost
 
 T = TypeVar("T")

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from lab.ranks.processes import FakeAgent, RankGroup
-from lab.ranks.recovery import RecoveringJob, Step, fields, lines_of
+from lab.ranks.recovery import RecoveringJob, fields
 from tests.trainer.losses import STEP, WORLD, History
-from tests.trainer.recovering import check, through
+from tests.trainer.recovering import check, one_replica, through
 
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.config import CheckpointConfig
@@ -24,17 +24,6 @@ from ropeteam_trainer.contract.world import WorldId
 SEEDS = range(int(os.environ.get("ROPETEAM_RECOVERY_SEEDS", "2")) // 2)
 """Of random histories. A campaign: ROPETEAM_RECOVERY_SEEDS=200."""
 SHARD, TENSOR, BOTH = {"shard": 2}, {"tensor": 2}, {"shard": 2, "tensor": 2}
-
-
-def one_replica(path: Path, inner: dict[str, int], model: str, steps: int) -> list[Step]:
-    """Steps of one replica under sync Exact, as each of its ranks prints them."""
-    ranks = math.prod(inner.values())
-    with RankGroup(path / "one", ranks) as group:
-        ended = group.start("exact.py", json.dumps(fields(6, inner)), model, str(steps)).wait()
-    assert not any(ended.codes), ended.output
-    lines = lines_of(ended.output[0])
-    assert len({line.digest for line in lines}) == len(lines) == steps, "each step changes the weights"
-    return lines
 
 
 def steps_with_a_fault(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -18,7 +18,6 @@ from ropeteam_trainer.contract.world import WorldId
 from ropeteam_trainer.rank.agentlink import AgentLink, HeartbeatWriter
 from ropeteam_trainer.rank.mates import Mates
 from ropeteam_trainer.strategies.exact.decisions import Admission
-from ropeteam_trainer.strategies.exact.exchange import Position
 from ropeteam_trainer.strategies.exact.members import (
     AgentMembership,
     Arrival,
@@ -29,6 +28,7 @@ from ropeteam_trainer.strategies.exact.members import (
     members_number,
     world_of,
 )
+from ropeteam_trainer.strategies.exact.positions import Position
 
 IDS = st.builds(WorldId, st.integers(0, 30_000), st.integers(0, 60_000), st.integers(0, 1_000_000))
 
@@ -92,10 +92,10 @@ class Voter:
     admission: Admission
 
 
-def exchange(voters: list[Voter]) -> None:
+def exchange(voters: list[Voter], have_caught_up: bool = False) -> None:
     """One exchange of all: the sum of their votes, one for each leaf."""
     for voter in voters:
-        voter.admission.begin_exchange()
+        voter.admission.begin_exchange(lambda: have_caught_up)
     sums = [sum(voter.leaves * voter.admission.votes[i] for voter in voters) for i in (0, 1)]
     for voter in voters:
         if voter.admission.agreed([float(each) for each in sums], sum(voter.leaves for voter in voters)):
@@ -291,3 +291,29 @@ def test_the_world_of_a_rank_is_that_of_its_plan(
     assert world_of(plan) == LiveWorld(WorldId(1, 0, 4), "fd00::1", 29500, (1,), expected, 3)
     monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT")
     assert world_of(plan).restart_count == 0
+
+
+def test_new_replicas_that_follow_are_due_again_once_they_have_caught_up() -> None:
+    all_voters = voters()
+    arrival = Arrival(live(2, 3), {})
+    for voter in all_voters:
+        voter.admission.arrival = arrival
+    exchange(all_voters)
+    for voter in all_voters:
+        assert voter.admission.due is arrival
+        voter.admission.follow()
+    exchange(all_voters)
+    assert all(voter.admission.due is None for voter in all_voters)
+    exchange(all_voters, have_caught_up=True)
+    assert all(voter.admission.due == replace(arrival, has_caught_up=True) for voter in all_voters)
+
+
+def test_new_replicas_do_not_follow_those_that_have_lost_another_since() -> None:
+    (voter,) = voters()[:1]
+    voter.admission.arrival = arrival = Arrival(live(2, 3), {})
+    exchange([voter])
+    voter.admission.follow()
+    voter.admission.note_members(members_number(arrival.world.world_id, lost=1))
+    exchange([voter], have_caught_up=True)
+    assert voter.admission.following is None
+    assert voter.admission.due is None

@@ -11,8 +11,13 @@ import pytest
 import torch
 
 from ropeteam_trainer.partition.reductiontree import Node
-from ropeteam_trainer.strategies.exact.exchange import Exchange, Position
+from ropeteam_trainer.strategies.exact.admitting import Admitting
+from ropeteam_trainer.strategies.exact.callbacks import Callbacks
+from ropeteam_trainer.strategies.exact.decisions import Admission
+from ropeteam_trainer.strategies.exact.exchange import Exchange
 from ropeteam_trainer.strategies.exact.links import Links
+from ropeteam_trainer.strategies.exact.members import Replication
+from ropeteam_trainer.strategies.exact.positions import Position
 from ropeteam_trainer.strategies.exact.sums import BucketShape, ReplicaLost
 
 SHAPE = BucketShape(10, torch.float32)
@@ -32,7 +37,8 @@ class Job:
     """Replicas 0 and 2 of three, which have continued without 1, and a new one in its place that is connected
     to them and waits for its state."""
 
-    def __init__(self) -> None:
+    def __init__(self, follows: bool = False) -> None:
+        """follows: whether the new one follows the others first."""
         self.exchanges = {number: Exchange(number, 3, 3, [SHAPE], 60) for number in ALL}
         ends = dict(zip(LIVING, socket.socketpair(), strict=True))
         for number in LIVING:
@@ -49,7 +55,7 @@ class Job:
             mine, to_new[number] = socket.socketpair()
             self.connect(number, mine)
         self.new = self.exchanges[1]
-        self.new.expect_state(0)
+        self.new.expect_state(0, follows)
         self.new.use(Links(to_new, self.new), WITH_NEW)
 
     def connect(self, number: int, connection: socket.socket) -> None:
@@ -89,6 +95,10 @@ def job() -> Iterator[Job]:
     made.close()
 
 
+def received_state(new: Exchange, alive: Callable[[], None]) -> list[memoryview]:
+    return Admitting(new, Admission(), [], Replication(), Callbacks()).received_state(alive)
+
+
 def nodes(*bounds: tuple[int, int, int]) -> dict[int, Node]:
     return {number: Node(begin, end) for number, begin, end in bounds}
 
@@ -102,7 +112,7 @@ def test_a_new_replica_is_sent_the_state_and_adds_from_then_on(job: Job) -> None
     parts = [torch.arange(5, dtype=torch.uint8), torch.empty(0), torch.randn(1 << 20)]
     calls = []
     with ThreadPoolExecutor(1) as pool:
-        received = pool.submit(job.new.received_state, lambda: calls.append("alive"))
+        received = pool.submit(received_state, job.new, lambda: calls.append("alive"))
         job.admit(0, state=parts)
         job.admit(2)
         found = received.result()
@@ -114,7 +124,7 @@ def test_a_new_replica_is_sent_the_state_and_adds_from_then_on(job: Job) -> None
 def test_what_a_new_replica_adds_before_others_admit_it_is_read_when_they_do(job: Job) -> None:
     job.add(0, nodes((0, 0, 2), (2, 2, 3)))
     job.admit(0, state=[torch.ones(3)])
-    job.new.received_state(lambda: None)
+    received_state(job.new, lambda: None)
     result = SHAPE.new()
     job.new.add(1, 0, {Node(1, 2): torch.full((SHAPE.numel,), 10.0)}, result)
     early = SHAPE.new()
@@ -128,7 +138,7 @@ def test_what_a_new_replica_adds_before_others_admit_it_is_read_when_they_do(job
 
 def test_others_that_lose_a_replica_continue_without_a_new_one_that_has_no_state(job: Job) -> None:
     with ThreadPoolExecutor(1) as pool:
-        received = pool.submit(job.new.received_state, lambda: None)
+        received = pool.submit(received_state, job.new, lambda: None)
         mine = Position(1, (0, 1)), Position(1, (2,))
         found = job.regroup(AFTER_NEXT_LOSS, ALL, mine)
         assert found == [dict(zip(LIVING, mine, strict=True))] * 2
@@ -140,7 +150,7 @@ def test_others_that_lose_a_replica_continue_without_a_new_one_that_has_no_state
 def test_a_new_replica_ends_if_the_one_that_sends_its_state_does(job: Job) -> None:
     job.exchanges[0].close()
     with pytest.raises(ReplicaLost, match="replica 0 is lost"):
-        job.new.received_state(lambda: None)
+        received_state(job.new, lambda: None)
 
 
 def test_a_new_replica_that_is_lost_before_it_is_admitted_is_replaced_by_the_next(job: Job) -> None:
@@ -152,14 +162,14 @@ def test_a_new_replica_that_is_lost_before_it_is_admitted_is_replaced_by_the_nex
         mine, to_new[number] = socket.socketpair()
         job.connect(number, mine)
     with pytest.raises(ReplicaLost, match="replica 0 is lost"):
-        before.received_state(lambda: None)
+        received_state(before, lambda: None)
     before.close()
     job.new.expect_state(0)
     job.new.use(Links(to_new, job.new), WITH_NEW + 1)
     assert_whole(job.add(0, nodes((0, 0, 2), (2, 2, 3))))
     for number in LIVING:
         job.admit(number, WITH_NEW + 1, [torch.ones(2)] if number == 0 else ())
-    assert len(job.new.received_state(lambda: None)) == 1
+    assert len(received_state(job.new, lambda: None)) == 1
     assert_whole(job.add(1, nodes((0, 0, 1), (1, 1, 2), (2, 2, 3))))
 
 
@@ -180,9 +190,9 @@ def test_the_state_comes_too_late_once_others_continue_without_a_new_replica(job
     with ThreadPoolExecutor(1) as pool:
         alone = pool.submit(exchange.regroup, AFTER_NEXT_LOSS, ALL, Position(0, (2,)))
         with pytest.raises(ReplicaLost, match="another replica continues without this one"):
-            job.new.received_state(lambda: None)
+            received_state(job.new, lambda: None)
         job.admit(0, state=[torch.ones(3)])
         with pytest.raises(ReplicaLost, match="another replica continues without this one"):
-            job.new.received_state(lambda: None)
+            received_state(job.new, lambda: None)
         job.exchanges[0].regroup(AFTER_NEXT_LOSS, ALL, Position(0, (0, 1)))
         assert sorted(alone.result()) == [*LIVING]

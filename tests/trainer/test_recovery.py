@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from lab.ranks.recovery import RecoveringJob, Step, lines_of
-from tests.trainer.losses import EXCHANGE, STEP, SUMS, WORLD, History
+from tests.trainer.losses import EXCHANGE, FOLLOWING, STEP, SUMS, WORLD, History
 from tests.trainer.recovering import STEPS, check, through
 
 SEEDS = range(int(os.environ.get("ROPETEAM_RECOVERY_SEEDS", "2")))
@@ -118,7 +118,7 @@ def test_after_an_earlier_loss_one_rank_alone_has_the_sum_of_the_lost_one(
 
 @pytest.mark.parametrize(
     "fault",
-    [f"{EXCHANGE}:Exchange.expect_state 1", f"{EXCHANGE}:Exchange._note_state 3", f"{WORLD}._form_group 1"],
+    [f"{EXCHANGE}:Exchange.expect_state 1", f"{FOLLOWING}:Newcomer.received 3", f"{WORLD}._form_group 1"],
     ids=["before it connects", "while it receives the state", "while the group forms"],
 )
 def test_a_new_rank_that_is_lost_while_it_joins_is_replaced(

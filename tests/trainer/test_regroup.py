@@ -29,11 +29,13 @@ from tests.trainer.replicathreads import (
 )
 
 from ropeteam_trainer.contract.peererrors import blames_a_peer
+from ropeteam_trainer.contract.world import WorldId
 from ropeteam_trainer.data.substitution import UntracedArgument
 from ropeteam_trainer.partition.reductiontree import Node
-from ropeteam_trainer.strategies.exact.exchange import POSITION, Exchange, Position
+from ropeteam_trainer.strategies.exact.exchange import Exchange
 from ropeteam_trainer.strategies.exact.links import Header, Links
 from ropeteam_trainer.strategies.exact.members import CannotTakeOver, Members, Replication
+from ropeteam_trainer.strategies.exact.positions import POSITION, Position
 from ropeteam_trainer.strategies.exact.step import ExactStep
 from ropeteam_trainer.strategies.exact.sums import NODE, SUM, BucketShape, ReplicaLost, as_bytes
 
@@ -266,3 +268,13 @@ def test_of_what_is_withdrawn_a_message_that_has_begun_is_sent_as_it_was() -> No
     theirs.close()
     values = torch.frombuffer(received, dtype=torch.float32, offset=40)
     assert bool((values == 1).all())
+
+
+def test_a_replica_that_has_just_joined_ends_if_another_needs_sums_from_it() -> None:
+    """One that has died since has sent it the state, but no sums. The other one begins them again."""
+    world = World(3, 6, {2: Life(computed=0)})
+    world.all[1].have_joined = lambda number: None  # type: ignore[method-assign]  # noqa: ARG005
+    world.all[1].exact.join(WorldId(1, 0, 2), 1)
+    assert_exact(world, world.train())
+    assert world.dead == {1, 2}
+    assert "has just joined with its state, has no sums that others need" in world.all[1].gave_up

@@ -22,8 +22,10 @@ from lab.waiting import wait_until
 from ropeteam_trainer.contract.peererrors import blames_a_peer
 from ropeteam_trainer.partition.reductiontree import Node, children, equal_parts, maximal_nodes
 from ropeteam_trainer.strategies.exact import joining
-from ropeteam_trainer.strategies.exact.exchange import POSITION, STATE, WHOLE, Exchange, Position
+from ropeteam_trainer.strategies.exact.exchange import WHOLE, Exchange
+from ropeteam_trainer.strategies.exact.following import STATE
 from ropeteam_trainer.strategies.exact.links import Header, Links
+from ropeteam_trainer.strategies.exact.positions import POSITION, Position
 from ropeteam_trainer.strategies.exact.sums import NODE, SUM, BucketShape, ReplicaLost
 
 
@@ -154,7 +156,7 @@ def test_a_replica_that_is_lost_ends_all_waits_and_is_blamed(two: tuple[Exchange
         (Header(POSITION, 7, 0, 0, 0, 0), 20, "a position of 20 bytes"),
         (Header(WHOLE, 0, 1, 0, 4, 0), 32, "the sum of bucket 1, which was not due"),
         (Header(WHOLE, 0, 0, 0, 4, 0), 28, "28 bytes for a sum of 32"),
-        (Header(STATE, 0, 0, 0, 1, 0), 8, "part 0 of the state, which was not due"),
+        (Header(STATE, 0, 0, 0, 1, 0), 8, "it sent state, which was not due"),
     ],
 )
 def test_a_message_that_cannot_be_ends_the_connection_with_the_reason(

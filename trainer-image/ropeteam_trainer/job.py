@@ -226,7 +226,9 @@ class Job:
 
     def _report_step(self, samples: int | None) -> None:
         """Write the heartbeat of the step. samples: of this rank; None: those that batches() has counted."""
-        self._heart.step, self._heart.steps_here = self.step, self._heart.steps_here + 1
+        self._heart.step = self.step
+        if not self._role.follows:  # else it makes steps of the others, and has joined none
+            self._heart.steps_here += 1
         self._heart.samples += self._feed.total if samples is None else samples * self.dp_size
         self._heart.phase = "train"
         self._heart.write()

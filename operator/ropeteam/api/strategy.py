@@ -13,6 +13,7 @@ from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract import strategy as contract
 from ropeteam_trainer.contract.strategy import (
     ActivationCheckpointing,
+    CatchUp,
     CompressionType,
     Offload,
     Precision,
@@ -122,6 +123,11 @@ class Sync(ApiModel):
     parameter_server: ParameterServer = ParameterServer()
     """Settings of type ParameterServer: servers hold parameters and optimizer, workers push gradients and
     pull weights."""
+    catch_up: CatchUp = CatchUp.PAUSE
+    """Way in which ranks that replace lost ones get the state of the others, under type Exact. Pause: the
+    others wait while it is sent, which is the fastest. Follow: they train on while it is sent, and send their
+    gradients after it, until the new ranks have made the same steps; for large models. It takes memory for
+    the gradients of up to 16 steps."""
 
 
 class PowerSgd(ApiModel):

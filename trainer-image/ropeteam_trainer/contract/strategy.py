@@ -35,6 +35,13 @@ class SyncType(str, enum.Enum):
     PARAMETER_SERVER = "ParameterServer"
 
 
+class CatchUp(str, enum.Enum):
+    """How new ranks get the state of the others, under sync Exact."""
+
+    PAUSE = "Pause"
+    FOLLOW = "Follow"
+
+
 class ServerMode(str, enum.Enum):
     """Time at which parameter servers apply gradients."""
 
@@ -158,6 +165,7 @@ class Sync:
     type: SyncType = SyncType.ALL_REDUCE
     local: Local = Local()
     parameter_server: ParameterServer = ParameterServer()
+    catch_up: CatchUp = CatchUp.PAUSE
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ropeteam_trainer.contract.strategy import (
+    CatchUp,
     Local,
     Offload,
     Pipelining,
@@ -299,10 +300,15 @@ def _exact_rules(strategy: Strategy, grid: Layout) -> list[tuple[bool, str]]:
     if strategy.sync.type is not SyncType.EXACT:
         return [
             (
+                strategy.sync.catch_up is CatchUp.FOLLOW,
+                "sync: catchUp Follow works with type Exact, under which lost ranks are replaced while the "
+                "others train; leave it out",
+            ),
+            (
                 batch.micro_batches is not None,
                 "batch: microBatches works with sync Exact; use microSamples to split a rank's part of a "
                 "batch, or leave it out",
-            )
+            ),
         ]
     return [
         (

@@ -205,13 +205,18 @@ class CollectiveRole:
         """As RankRole.end_step(): admit new replicas, if all have chosen this step. The next one is saved, by
         all ranks together."""
         exact = self._wrapped.exact if self._wrapped else None
-        arrival = exact.due if exact else None
+        arrival = exact.decisions.admission.due if exact else None
+        if exact is not None and exact.follows:
+            self._end_following(exact)
+            return
         if exact is None or arrival is None:
             return
         assert isinstance(self._checkpoints, Checkpoints)
         checkpoints, data = self._checkpoints, self._session.feed.state()
         with self._session.heart.during("restore"):
-            exact.admit(arrival, lambda: checkpoints.captured(step, data, {"exchanges": exact.done}))
+            state = lambda: checkpoints.captured(step, data, {"exchanges": exact.done})  # noqa: E731
+            if not exact.admit(arrival, state):
+                return
             checkpoints.join_again(arrival.world)
             self._join_group(arrival.world)
         self._save_due = True
@@ -224,13 +229,31 @@ class CollectiveRole:
         assert self._wrapped.exact is not None
         assert isinstance(self._checkpoints, Checkpoints)
         with session.heart.during("restore"):
-            found = self._checkpoints.adopt(self._wrapped.exact.receive_state(session.heart.write))
+            found = self._checkpoints.adopt(self._wrapped.exact.admitting.received_state(session.heart.write))
+            session.feed.join_begun()
             self._wrapped.exact.join(worlds.first.world_id, found.more["exchanges"])
-            self._join_group(worlds.first)
-        self._can_regroup()
-        session.feed.join_begun()
-        self._save_due = True
+            if not self.follows:
+                self._become_member(worlds.first)
         return Restored(found.step, found.data)
+
+    def _end_following(self, exact: ExactStep) -> None:
+        """Be a member, if the others have admitted this rank, which has followed them."""
+        worlds = self._worlds()
+        assert worlds is not None
+        if exact.end_following(worlds.first.world_id):
+            with self._session.heart.during("restore"):
+                self._become_member(worlds.first)
+
+    def _become_member(self, world: LiveWorld) -> None:
+        self._join_group(world)
+        self._can_regroup()
+        self._save_due = True
+
+    @property
+    def follows(self) -> bool:
+        """As RankRole.follows."""
+        exact = self._wrapped.exact if self._wrapped else None
+        return exact is not None and exact.follows
 
     def _join_group(self, world: LiveWorld) -> None:
         """Form the process group of this world with all of its ranks, unless one of them is lost."""
@@ -255,7 +278,8 @@ class CollectiveRole:
         return self._wrapped.parts[0]
 
     def leave(self) -> None:
-        pass
+        if self._wrapped is not None and self._wrapped.exact:
+            self._wrapped.exact.admitting.end(self._wrapped.exact.done)
 
     def release_model(self) -> None:
         if self._wrapped is not None:

@@ -88,6 +88,10 @@ class RankRole(Protocol):
         they wait in a drain. May be called twice."""
 
     @property
+    def follows(self) -> bool:
+        """Whether this rank is new, and makes the steps of others before it joins them."""
+
+    @property
     def has_all_ranks(self) -> bool:
         """Whether all ranks train, as far as is known. If not, this one must not wait for the others."""
 
@@ -100,8 +104,8 @@ class RankRole(Protocol):
         StrategyError if the strategy allows no balancing."""
 
     def leave(self) -> None:
-        """Deregister from the parameter servers, if there are any. At the end of a script that has not
-        failed."""
+        """Deregister from the parameter servers, if there are any; let new ranks that follow end too. At the
+        end of a script that has not failed."""
 
     def release_model(self) -> None:
         """Drop the references to the model, which would keep the process group from being destroyed."""

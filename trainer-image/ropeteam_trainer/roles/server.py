@@ -114,6 +114,11 @@ class ServerRole:
         pass
 
     @property
+    def follows(self) -> bool:
+        """As RankRole.follows."""
+        return False
+
+    @property
     def has_all_ranks(self) -> bool:
         return True
 

@@ -132,6 +132,11 @@ class WorkerRole:
         pass
 
     @property
+    def follows(self) -> bool:
+        """As RankRole.follows."""
+        return False
+
+    @property
     def has_all_ranks(self) -> bool:
         return True
 

@@ -16,7 +16,8 @@ from torch import nn
 from ropeteam_trainer.checkpoint.format.names import plain_name
 from ropeteam_trainer.data.decisions.plan import Leaf
 from ropeteam_trainer.strategies import fsdp
-from ropeteam_trainer.strategies.exact.step import ExactStep, MoreLeaves
+from ropeteam_trainer.strategies.exact.callbacks import MoreLeaves
+from ropeteam_trainer.strategies.exact.step import ExactStep
 from ropeteam_trainer.strategies.model import eager, microbatch
 from ropeteam_trainer.strategies.pipeline import Pipeline
 from ropeteam_trainer.strategies.precision import LossScale

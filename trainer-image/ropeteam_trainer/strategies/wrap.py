@@ -21,6 +21,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from ropeteam_trainer.contract.strategy import (
     ActivationCheckpointing,
+    CatchUp,
     Precision,
     Sharding,
     Strategy,
@@ -208,19 +209,20 @@ def _exact_step(
     group = mesh["shard"].get_group() if mesh is not None and grid.shard > 1 else None
     replica = grid.coordinate(world.rank).replicate
     job, mates = recovery
+    follows = strategy.sync.catch_up is CatchUp.FOLLOW
     if job is None or grid.replicate == 1:
         join = partial(join_replicas, world, grid, strategy.leaves)
         return ExactStep(
             parts, strategy.leaves, seed, join, computes, group, Replication(replica, grid.replicate)
         )
     if world.is_apart:
-        join = partial(join_living_replicas, world, mates, job.first, strategy.leaves, computes)
+        join = partial(join_living_replicas, world, mates, job.first, strategy.leaves, computes, follows)
     else:
         join = partial(join_replicas, world, grid, strategy.leaves)
     membership = AgentMembership(job.link, job.first, grid.replicate, world.timeout_seconds, mates)
-    replicas = Replication(replica, grid.replicate, membership, mates)
+    replicas = Replication(replica, grid.replicate, membership, mates, follows)
     exact = ExactStep(parts, strategy.leaves, seed, join, computes, group, replicas)
-    Reception(job, mates, computes, world.timeout_seconds, exact)
+    Reception(job, mates, computes, world.timeout_seconds, exact.admitting)
     return exact
 
 

@@ -4,11 +4,13 @@ step.py       micro-batches of a step, and what they add to
 gradients.py  this replica's part of the tree (partition/reductiontree.py), in buckets
 buffers.py    running statistics of BatchNorm
 sums.py       sums over the replicas that are members
-exchange.py   sums over all replicas, also after one of them is lost
+exchange.py   sums over all replicas, also after one of them is lost; positions.py: what they have then
 links.py      connections between replicas, and their thread
 joining.py    how these come about; arrivals.py: with new replicas, while the others train
 members.py    which replicas are members, and their micro-batches
+admitting.py  how new ones become members; following.py: after they have followed the others
 decisions.py  what all replicas do after a step
+callbacks.py  what a step calls
 equality.py   whether all have the same weights
 
 A step is V micro-batches, whose number is in the manifest. Their gradients are added along one binary tree,

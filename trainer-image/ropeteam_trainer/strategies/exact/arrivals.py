@@ -21,6 +21,7 @@ from ropeteam_trainer.contract.local import LiveWorld, ToRank
 from ropeteam_trainer.contract.strategy import StrategyError
 from ropeteam_trainer.rank.mates import Mates
 from ropeteam_trainer.rank.world import World
+from ropeteam_trainer.strategies.exact.admitting import Admitting
 from ropeteam_trainer.strategies.exact.exchange import Exchange
 from ropeteam_trainer.strategies.exact.joining import (
     accepted,
@@ -32,7 +33,6 @@ from ropeteam_trainer.strategies.exact.joining import (
 )
 from ropeteam_trainer.strategies.exact.links import Links
 from ropeteam_trainer.strategies.exact.members import Arrival, WorldsOfJob
-from ropeteam_trainer.strategies.exact.step import ExactStep
 from ropeteam_trainer.strategies.exact.sums import BucketShape, ReplicaLost
 from ropeteam_trainer.system.notice import notice
 
@@ -46,11 +46,11 @@ class Reception:
     """Threads of a replica: one ends its waits for lost replicas, one connects it to new ones."""
 
     def __init__(
-        self, worlds: WorldsOfJob, mates: Mates, computes: str, seconds: int, step: ExactStep
+        self, worlds: WorldsOfJob, mates: Mates, computes: str, seconds: int, admitting: Admitting
     ) -> None:
         """computes: description of what this replica computes with. seconds: time limit of collectives."""
         self._link, self._mates, self._computes = worlds.link, mates, computes
-        self._seconds, self._step = seconds, step
+        self._seconds, self._admitting = seconds, admitting
         self._world = worlds.first.world_id
         """Newest world whose new replicas have connected, or need not any more."""
         self._connected = worlds.first.world_id
@@ -63,7 +63,7 @@ class Reception:
     def _note_losses(self) -> None:
         while line := self._link.wait_until(lambda line: line != self._seen, None):
             self._seen = line
-            self._step.replicas_are_lost(self._lost)
+            self._admitting.replicas_are_lost(self._lost)
 
     def _lost(self) -> frozenset[int]:
         """Replicas that are lost, as far as the agent knows: also those that the newest world starts again,
@@ -88,8 +88,8 @@ class Reception:
             self._world = world.world_id
             if connections is not None:
                 self._connected = world.world_id
-                self._step.replicas_have_come(Arrival(world, connections))
-                self._step.replicas_are_lost(self._lost)
+                self._admitting.replicas_have_come(Arrival(world, connections))
+                self._admitting.replicas_are_lost(self._lost)
 
     def _connections(self, world: LiveWorld) -> dict[int, socket.socket] | None:
         """Connections to all replicas that the world starts. None: it has ended. Raises OSError, and errors
@@ -108,12 +108,19 @@ class Reception:
 
 
 def join_living_replicas(
-    world: World, mates: Mates, first: LiveWorld, leaves: int, computes: str, shapes: Sequence[BucketShape]
+    world: World,
+    mates: Mates,
+    first: LiveWorld,
+    leaves: int,
+    computes: str,
+    follows: bool,
+    shapes: Sequence[BucketShape],
 ) -> Exchange:
-    """Exchange of a new rank with those of its part in the other replicas, which train meanwhile."""
+    """Exchange of a new rank with those of its part in the other replicas, which train meanwhile. follows:
+    whether it follows them before it is a member."""
     (replica,), replicas = mates.replicas_of([world.rank]), mates.replicas_of(range(world.size))
     exchange = Exchange(replica, len(replicas), leaves, shapes, world.timeout_seconds)
-    exchange.expect_state(min(replicas - mates.replicas_of(first.started)))
+    exchange.expect_state(min(replicas - mates.replicas_of(first.started)), follows)
     found = _connections_of_newcomer(first, mates, len(replicas), computes, world.timeout_seconds)
     exchange.use(Links(found, exchange), Arrival(first, found).number)
     return exchange

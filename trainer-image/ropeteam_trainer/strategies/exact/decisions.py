@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ropeteam_trainer.contract.world import WorldId
 from ropeteam_trainer.rank.mates import Mates
 from ropeteam_trainer.strategies.exact.equality import squared
-from ropeteam_trainer.strategies.exact.exchange import Position
 from ropeteam_trainer.strategies.exact.members import Arrival, Members, Membership, members_number
+from ropeteam_trainer.strategies.exact.positions import Position
 from ropeteam_trainer.strategies.exact.sums import ReplicaLost
 
 _HALF = 1 << 63
@@ -36,11 +37,15 @@ class Admission:
         """World of the last one."""
         self._present = 0
         """Number of the present members. An arrival for earlier ones is void."""
+        self.following: Arrival | None = None
+        """The one that follows the present members."""
 
-    def begin_exchange(self) -> None:
-        """Choose the vote for all leaves of this exchange."""
-        arrival = self.arrival
-        self._vote = arrival if arrival and arrival.number > self._present else None
+    def begin_exchange(self, have_caught_up: Callable[[], bool] = lambda: False) -> None:
+        """Choose the vote for all leaves of this exchange. have_caught_up: of those that follow."""
+        vote = self.arrival if self.arrival and self.arrival.number > self._present else None
+        if vote and vote is self.following:
+            vote = replace(vote, has_caught_up=True) if have_caught_up() else None
+        self._vote = vote
 
     @property
     def votes(self) -> tuple[int, int]:
@@ -64,10 +69,16 @@ class Admission:
         self._present = number
         if self.due and self.due.number < number:
             self.due = None
+        if self.following and self.following.number < number:
+            self.following = None
+
+    def follow(self) -> None:
+        """The new replicas of due follow the others from now on."""
+        self.due, self.following = None, self.due
 
     def close(self, world_id: WorldId) -> None:
         """The new replicas of this world are admitted."""
-        self.due, self._admitted = None, world_id
+        self.due, self.following, self._admitted = None, None, world_id
         self._present = members_number(world_id, have_joined=True)
 
     def knows(self, world_id: WorldId | None) -> bool:

@@ -23,34 +23,31 @@ continue without it: it answers with no position, and ends.
 from __future__ import annotations
 
 import socket
-import struct
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 
 from ropeteam_trainer.partition.reductiontree import Node
+from ropeteam_trainer.strategies.exact.following import (
+    ADMITTED,
+    PROGRESS,
+    STATE,
+    Newcomer,
+    WholeSums,
+)
 from ropeteam_trainer.strategies.exact.links import Header, Links
+from ropeteam_trainer.strategies.exact.positions import (
+    POSITION,
+    Position,
+    most_bytes,
+    sender_of_sums,
+    with_state,
+)
 from ropeteam_trainer.strategies.exact.sums import BucketShape, ReplicaLost, WorldSums, as_bytes, to_raise
 
-WHOLE, POSITION, STATE = 3, 4, 5
-"""Kinds of messages: the whole sum of a bucket; a Position, whose leaves are the payload; a part of the
-state."""
-_LEAF = struct.Struct("<I")
-_ALIVE_SECONDS = 5.0
-"""Interval in which a replica that waits for its state shows that it lives."""
-_NOTHING = (1 << 64) - 1
-"""In a message: the position of a replica without state."""
-
-
-class Position(NamedTuple):
-    """Progress of a replica when it regroups."""
-
-    done: int
-    """Number of its complete exchanges. -1: it has no state yet."""
-    leaves: tuple[int, ...] = ()
-    """Leaves whose gradients it has, or will have, for the next one."""
+WHOLE = 3
+"""Kind of the message with the whole sum of a bucket."""
 
 
 class Exchange:
@@ -80,15 +77,11 @@ class Exchange:
         """Replicas whose positions are awaited."""
         self._positions: dict[int, dict[int, Position]] = {}
         """By number of the members, and replica."""
-        self._wholes: dict[int, torch.Tensor] = {}
-        """Sums that are sent to this replica, by bucket. None of them is complete before its number is in
-        `_whole_buckets`."""
-        self._whole_buckets: set[int] = set()
-        self._state: dict[int, memoryview] | None = None
-        """Parts of the state that this replica is sent. None: it was there from the begin."""
-        self._awaits_state, self._source = False, -1
-        self._has_declined = False
-        """Whether others continue without this replica, because it had no state yet."""
+        self._wholes = WholeSums(shapes)
+        self.newcomer: Newcomer | None = None
+        """None: this replica was there from the begin."""
+        self.progress: dict[int, int] = {}
+        """Number of exchanges that each new replica which follows this one has done."""
         self._changed = threading.Condition()
         """Guards what is awaited, and is notified of changes."""
 
@@ -120,6 +113,11 @@ class Exchange:
         for retained, result in zip(self._retained, results, strict=True):
             retained.copy_(result)
 
+    @property
+    def has_sums(self) -> bool:
+        """Whether there are sums that could be sent to others."""
+        return bool(self._retained)
+
     # ---- a replica is lost
 
     def regroup(self, world: int, members: Iterable[int], mine: Position) -> dict[int, Position]:
@@ -130,15 +128,14 @@ class Exchange:
         assert links is not None
         links.run(lambda: self._enter(world, chosen, mine, links))
         self._wait_for(lambda: self._world == world and self._sums is not None, world, chosen)
-        return _with_state(self._positions[world])
+        return with_state(self._positions[world])
 
-    def sums_of_another(self) -> list[torch.Tensor]:
+    def sums_of_another(self, exchange: int) -> list[torch.Tensor]:
         """The sums of all buckets in the exchange after this replica's position, from one that has them.
         Raises ReplicaLost, as regroup()."""
         assert self._sums is not None
-        everything = {*range(len(self._shapes))}
-        self._wait_for(lambda: self._whole_buckets == everything, self._world, self._sums.members)
-        return [self._wholes[bucket] for bucket in sorted(everything)]
+        self._wait_for(lambda: self._wholes.are_here(exchange), self._world, self._sums.members)
+        return self._wholes.take(exchange)
 
     def drop(self, replicas: Callable[[], Iterable[int]]) -> None:
         """End the connections to these replicas, if they are lost without a sign, as by a node that is off.
@@ -165,6 +162,7 @@ class Exchange:
             with self._changed:
                 for replica in newcomers:
                     self._gone.pop(replica, None)
+                    self.progress.pop(replica, None)
             links.add(newcomers)
 
         links.call(add)
@@ -175,10 +173,13 @@ class Exchange:
         members: Iterable[int],
         newcomers: Mapping[int, socket.socket],
         state: Sequence[torch.Tensor],
+        admitted_at: int | None = None,
     ) -> None:
         """Continue with these members from the next exchange, and send the new ones the state: tensors on
         the CPU that must not change any more. newcomers: as they were given to connect(); one that has been
-        replaced since is lost."""
+        replaced since is lost. admitted_at: new ones have followed, and are members after so many
+        exchanges."""
+        kind, done = (STATE, 0) if admitted_at is None else (ADMITTED, admitted_at)
         links, chosen = self._links, frozenset(members)
         assert links is not None
 
@@ -187,27 +188,57 @@ class Exchange:
             for replica, connection in newcomers.items():
                 if not links.serves(replica, connection):
                     sums.end_waits({replica: ReplicaLost(f"replica {replica} was started again")})
-                    continue
-                for number, values in enumerate(state):
-                    header = Header(STATE, world, number, 0, len(state), 0)
-                    links.send(replica, header, as_bytes(values))
             links.resume()
 
         links.call(enter)
+        self.lead(newcomers, kind, world, state, done)
 
-    def expect_state(self, source: int) -> None:
-        """This replica is new, and will be sent state by this one. Called before use()."""
-        self._state, self._awaits_state, self._source = {}, True, source
+    def expect_state(self, source: int, follows: bool = False) -> None:
+        """This replica is new, as in Newcomer(). Called before use()."""
+        self.newcomer = Newcomer(source, self._shapes, follows)
 
-    def received_state(self, alive: Callable[[], None]) -> list[memoryview]:
-        """The parts of the state, once all have come, however long that takes. alive: called now and then.
-        Raises ReplicaLost."""
-        assert self._state is not None
-        while self._awaits_state:
-            alive()
-            self._wait_for(lambda: not self._awaits_state, self._world, {self._source}, _ALIVE_SECONDS)
-        parts, self._state = self._state, {}
-        return [part for _, part in sorted(parts.items())]
+    def wait_for(
+        self, is_there: Callable[[], bool], replicas: Iterable[int], seconds: float | None = None
+    ) -> None:
+        """Wait for messages of these replicas, and of members. Raises ReplicaLost. seconds: as for
+        _wait_for()."""
+        is_member = self.newcomer is None or not self.newcomer.is_apart
+        members = self._sums.members if self._sums and is_member else ()
+        self._wait_for(is_there, self._world, {*replicas, *members}, seconds)
+
+    def lead(
+        self,
+        newcomers: Mapping[int, socket.socket],
+        kind: int,
+        world: int,
+        values: Sequence[torch.Tensor],
+        done: int = 0,
+    ) -> None:
+        """Send new replicas a message for each of these tensors on the CPU, which must not change any more.
+        One that has been replaced since gets none. world: number of the members with them. done: exchanges
+        before."""
+        links = self._links
+        assert links is not None
+
+        def send() -> None:
+            for replica, connection in newcomers.items():
+                for number, each in enumerate(values if links.serves(replica, connection) else ()):
+                    links.send(replica, Header(kind, world, number, 0, len(values), done), as_bytes(each))
+            links.resume()
+
+        links.run(send)
+
+    def report_progress(self, done: int) -> None:
+        """Send the others the number of exchanges that this replica, which follows them, has done."""
+        links = self._links
+        assert links is not None
+
+        def send() -> None:
+            for peer in self._first_members - {self._replica}:
+                links.send(peer, Header(PROGRESS, self._world, 0, 0, 0, done), memoryview(b""))
+            links.resume()
+
+        links.run(send)
 
     def close(self) -> None:
         if self._links is not None:
@@ -217,34 +248,41 @@ class Exchange:
 
     def buffer(self, peer: int, header: Header, size: int) -> memoryview | None:
         """As Receiver.buffer()."""
+        if header.kind == PROGRESS:
+            return memoryview(bytearray(size))
         if header.kind == POSITION:
-            if size > _LEAF.size * self._leaves:
+            if size > most_bytes(self._leaves):
                 raise ValueError(f"it sent a position of {size} bytes")
         elif header.world >= self._world:
             if header.world > self._world or self._sums is None:
                 return None
             if header.kind == WHOLE:
-                return self._buffer_of_whole(header, size)
-            if header.kind != STATE:
+                return self._wholes.buffer(header, size)
+            if header.kind not in Newcomer.KINDS:
                 return self._sums.buffer(peer, header, size)
-            if self._state is None or header.bucket in self._state:
-                raise ValueError(f"it sent part {header.bucket} of the state, which was not due")
+            if self.newcomer is None:
+                raise ValueError("it sent state, which was not due")
+            return self.newcomer.buffer(header, size)
         return memoryview(bytearray(size))
 
     def received(self, peer: int, header: Header, payload: memoryview) -> None:
         """As Receiver.received()."""
         if header.kind == POSITION:
-            leaves = tuple(number for (number,) in _LEAF.iter_unpack(payload))
-            done = -1 if header.step == _NOTHING else header.step
-            self._note_position(header.world, peer, Position(done, leaves))
+            self._note_position(header.world, peer, Position.of(header, payload))
+        elif header.kind == PROGRESS:
+            with self._changed:
+                self.progress[peer] = header.step
+                self._changed.notify_all()
         elif header.world != self._world or self._sums is None:
             pass  # among earlier members
         elif header.kind == WHOLE:
             with self._changed:
-                self._whole_buckets.add(header.bucket)
+                self._wholes.received(header)
                 self._changed.notify_all()
-        elif header.kind == STATE:
-            self._note_state(header, payload)
+        elif header.kind in Newcomer.KINDS and self.newcomer:
+            with self._changed:
+                self.newcomer.received(header, payload)
+                self._changed.notify_all()
         else:
             self._sums.received(peer, header)
 
@@ -256,15 +294,6 @@ class Exchange:
     def failed(self, error: Exception) -> None:
         """As Receiver.failed()."""
         self._end_waits(dict.fromkeys(self._first_members, error))
-
-    def _buffer_of_whole(self, header: Header, size: int) -> memoryview:
-        if header.bucket in self._wholes or header.bucket >= len(self._shapes):
-            raise ValueError(f"it sent the sum of bucket {header.bucket}, which was not due")
-        whole = self._wholes[header.bucket] = self._shapes[header.bucket].new()
-        view = as_bytes(whole)
-        if len(view) != size:
-            raise ValueError(f"it sent {size} bytes for a sum of {len(view)}")
-        return view
 
     def _sums_of(self, world: int, members: Iterable[int], links: Links) -> WorldSums:
         return WorldSums(world, self._replica, members, self._leaves, self._shapes, links)
@@ -285,17 +314,12 @@ class Exchange:
         """Drop what the last members had begun, and send this replica's position to the next ones."""
         links.withdraw()
         with self._changed:
-            self._wholes, self._whole_buckets = {}, set()
+            self._wholes = WholeSums(self._shapes)
             self._world, self._sums, self._expected = world, None, chosen
         for peer in chosen - {self._replica}:
-            self._send_position(peer, world, mine, links)
+            links.send(peer, *mine.message(world))
         self._note_position(world, self._replica, mine)
         links.resume()
-
-    def _send_position(self, peer: int, world: int, mine: Position, links: Links) -> None:
-        leaves = memoryview(b"".join(map(_LEAF.pack, mine.leaves)))
-        done = _NOTHING if mine.done < 0 else mine.done
-        links.send(peer, Header(POSITION, world, 0, 0, 0, done), leaves)
 
     def _note_position(self, world: int, replica: int, position: Position) -> None:
         """Record a position. The first among later members ends all waits among these: its sender adds
@@ -310,36 +334,26 @@ class Exchange:
         if world > self._world:
             if self._sums is not None:
                 self._sums.end_waits(dict.fromkeys(self._sums.members, _continued(world)))
-            if is_first and self._awaits_state:
-                self._has_declined = True
+            if is_first and self.newcomer and self.newcomer.is_apart:
+                self.newcomer.has_declined = True
                 for peer in self._first_members - {self._replica}:
-                    self._send_position(peer, world, Position(-1), links)
+                    links.send(peer, *Position(-1).message(world))
         elif world == self._world and self._sums is None and positions.keys() >= self._expected:
-            members = _with_state({member: positions[member] for member in self._expected})
+            members = with_state({member: positions[member] for member in self._expected})
             self._positions[world] = members
             self._begin_world(world, frozenset(members), links)
             self._send_sums(members, links)
             links.resume()
 
     def _send_sums(self, positions: Mapping[int, Position], links: Links) -> None:
-        """Send the last sums to replicas without them, if this is the lowest one that has them."""
-        most = max(position.done for position in positions.values())
-        if self._replica != min(member for member, position in positions.items() if position.done == most):
+        """Send the last sums to replicas without them, if this is the one that does."""
+        if self._replica != sender_of_sums(positions):
             return
         for peer, position in positions.items():
-            if position.done < most:
+            if position.done < positions[self._replica].done:
                 for bucket, retained in enumerate(self._retained):
                     header = Header(WHOLE, self._world, bucket, 0, self._leaves, position.done)
                     links.send(peer, header, as_bytes(retained))
-
-    def _note_state(self, header: Header, payload: memoryview) -> None:
-        assert self._state is not None
-        if self._has_declined:
-            return
-        with self._changed:
-            self._state[header.bucket] = payload
-            self._awaits_state = len(self._state) < header.end
-            self._changed.notify_all()
 
     # ---- waits
 
@@ -369,10 +383,6 @@ class Exchange:
                 "of init()"
             )
             raise to_raise([*reasons(), late][0])
-
-
-def _with_state(positions: Mapping[int, Position]) -> dict[int, Position]:
-    return {member: position for member, position in positions.items() if position.done >= 0}
 
 
 def _continued(world: int) -> ReplicaLost:

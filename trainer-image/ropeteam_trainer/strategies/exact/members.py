@@ -16,7 +16,7 @@ from ropeteam_trainer.contract.world import WorldId
 from ropeteam_trainer.partition.reductiontree import equal_parts, redealt
 from ropeteam_trainer.rank.agentlink import AgentLink
 from ropeteam_trainer.rank.mates import Mates
-from ropeteam_trainer.strategies.exact.exchange import Position
+from ropeteam_trainer.strategies.exact.positions import Position
 
 _LINE_SECONDS = 45.0
 """Time for the agent's line after a loss. None comes if the world ends, or if the other rank has ended with
@@ -43,6 +43,8 @@ class Arrival:
 
     world: LiveWorld
     connections: Mapping[int, socket.socket]
+    has_caught_up: bool = False
+    """Whether these have followed the others, and are behind by a step at most."""
 
     @property
     def number(self) -> int:
@@ -53,7 +55,7 @@ class Arrival:
     def code(self) -> int:
         """Number by which replicas find out that they vote for the same: of 20 bits, so that its square is
         exact in a sum of float64."""
-        return 1 + zlib.crc32(str(self.world.world_id).encode()) % (1 << 20)
+        return 1 + zlib.crc32(f"{self.world.world_id} {self.has_caught_up}".encode()) % (1 << 20)
 
 
 class Presence:
@@ -120,6 +122,8 @@ class Replication:
     membership: Membership | None = None
     """None: the first loss of a replica ends its world."""
     mates: Mates = Mates()
+    follow: bool = False
+    """Whether new replicas follow the others before they join."""
 
 
 class CannotTakeOver(RopeteamError, ConnectionError):

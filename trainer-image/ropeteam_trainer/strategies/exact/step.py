@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,10 +19,12 @@ from ropeteam_trainer.contract.world import WorldId
 from ropeteam_trainer.data.decisions.plan import Leaf, mix
 from ropeteam_trainer.data.substitution import UntracedArgument
 from ropeteam_trainer.partition.reductiontree import Node
+from ropeteam_trainer.strategies.exact.admitting import Admitting
 from ropeteam_trainer.strategies.exact.buffers import RunningStatistics
+from ropeteam_trainer.strategies.exact.callbacks import Callbacks, MoreLeaves
 from ropeteam_trainer.strategies.exact.decisions import Decisions
-from ropeteam_trainer.strategies.exact.equality import WeightComparison, flat_copy, unsaved_buffers
-from ropeteam_trainer.strategies.exact.exchange import Exchange, Position
+from ropeteam_trainer.strategies.exact.equality import WeightComparison
+from ropeteam_trainer.strategies.exact.exchange import Exchange
 from ropeteam_trainer.strategies.exact.gradients import Flat, GradientTree, add_along
 from ropeteam_trainer.strategies.exact.members import (
     Arrival,
@@ -37,29 +37,13 @@ from ropeteam_trainer.strategies.exact.members import (
     leaves_of_members,
     members_number,
 )
+from ropeteam_trainer.strategies.exact.positions import Position, sender_of_sums
 from ropeteam_trainer.strategies.exact.sums import BucketShape, ReplicaLost
 from ropeteam_trainer.strategies.model.microbatch import ModelArguments, check_loss, slices
 from ropeteam_trainer.system.notice import notice
 
 Connect = Callable[[Sequence[BucketShape]], Exchange]
 """Makes the exchange of such buckets with the other replicas."""
-
-
-MoreLeaves = Callable[[Sequence[int], ModelArguments], tuple[Sequence[Leaf], ModelArguments]]
-"""Micro-batches with these numbers, and the arguments of model() for their samples. Given: the arguments for
-the rank's own batch."""
-
-
-@dataclass
-class Callbacks:
-    """Functions of its rank that a step calls."""
-
-    is_late: Callable[[], bool] = lambda: False
-    """Whether the clock of this rank demands a checkpoint."""
-    waiting: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Context of waits for other replicas."""
-    check_arguments: Callable[[ModelArguments], None] = lambda _: None
-    """Called with each batch, before it is computed."""
 
 
 class ExactStep:
@@ -94,7 +78,7 @@ class ExactStep:
         self._numbers: dict[Node, torch.Tensor] = {}
         """Sums of what is no gradient: the loss, which parameters are used, changes of statistics."""
         self._results: list[Flat] = []
-        self._last_loss = torch.empty(0)
+        self._last_loss = torch.empty(0, device=parameters[0].device if parameters else "cpu")
         """Loss of one micro-batch. Of interest are its type and device, which those of a batch are too."""
         self._numbers_sum = torch.empty(0)
         self._numbers_shape = BucketShape(6 + self._tree.count + self._statistics.numel, torch.float64)
@@ -108,6 +92,9 @@ class ExactStep:
         """Whether a run has begun, but not ended: its gradients may be with other replicas."""
         self.decisions, self._comparison = Decisions(leaves, replicas.mates), WeightComparison(parts)
         self.presence, self.callbacks = Presence(replicas.replica, replicas.replicas), Callbacks()
+        self.admitting = Admitting(self._exchange, self.decisions.admission, parts, replicas, self.callbacks)
+        self.follows = False
+        """Whether this replica is new, and makes steps of others before it is a member."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"seed": self._seed, "computes": self._computes}
@@ -134,6 +121,36 @@ class ExactStep:
         grad to the gradient of the mean loss over the samples of all replicas. Returns that mean loss. Raises
         TypeError as accumulate_gradients(), StrategyError if job.batches() has not dealt the batch,
         ReplicaLost, and CannotTakeOver."""
+        self._check_call(leaves)
+        self.callbacks.check_arguments(batch)
+        self._is_broken = True
+        self._step, self._calls = step, self._calls + 1 if step == self._step else 0
+        self._comparison.begin_step(self._done)
+        self._tree.begin_step()
+        self._statistics.begin_step()
+        self._numbers.clear()
+        self._held.clear()
+        self._results = [bucket.new_result() for bucket in self._tree.buckets]
+        if self.follows:
+            total = self._follow()
+            self._is_broken = False
+            return total.to(self._last_loss)
+
+        def compute_leaves(numbers: Sequence[int], are_last: bool) -> None:
+            """Leaves of the batch, and others, in ascending order."""
+            pieces = self._pieces(numbers, leaves, batch, more)
+            with torch.random.fork_rng(devices=self._cuda_devices):
+                for leaf, piece in pieces:
+                    self._seed_generators(mix(self._seed, step, self._calls, leaf.number, self._shard))
+                    self._run_leaf(compute, piece, leaf, are_last and leaf is pieces[-1][0])
+
+        compute_leaves(self._dealt_once.pop(self._done, self._dealt), True)
+        total = self._finish(lambda numbers: compute_leaves(numbers, False))
+        self._is_broken = False
+        return total.to(self._last_loss)
+
+    def _check_call(self, leaves: Sequence[Leaf]) -> None:
+        """Raise StrategyError if run() cannot compute these."""
         if not leaves:
             raise StrategyError(
                 "spec.strategy.sync: Exact deals the micro-batches of a step in job.batches(), and this "
@@ -149,28 +166,6 @@ class ExactStep:
                 "spec.strategy.sync: Exact adds the gradients of the parameters that job.wrap() got, and "
                 "others require gradients now; set requires_grad before job.wrap()"
             )
-        self.callbacks.check_arguments(batch)
-        self._is_broken = True
-        self._step, self._calls = step, self._calls + 1 if step == self._step else 0
-        self._comparison.begin_step(self._done)
-        self._tree.begin_step()
-        self._statistics.begin_step()
-        self._numbers.clear()
-        self._held.clear()
-        self._results = [bucket.new_result() for bucket in self._tree.buckets]
-
-        def compute_leaves(numbers: Sequence[int], are_last: bool) -> None:
-            """Leaves of the batch, and others, in ascending order."""
-            pieces = self._pieces(numbers, leaves, batch, more)
-            with torch.random.fork_rng(devices=self._cuda_devices):
-                for leaf, piece in pieces:
-                    self._seed_generators(mix(self._seed, step, self._calls, leaf.number, self._shard))
-                    self._run_leaf(compute, piece, leaf, are_last and leaf is pieces[-1][0])
-
-        compute_leaves(self._dealt_once.pop(self._done, self._dealt), True)
-        total = self._finish(lambda numbers: compute_leaves(numbers, False))
-        self._is_broken = False
-        return total.to(self._last_loss)
 
     def _pieces(
         self, numbers: Sequence[int], own: Sequence[Leaf], batch: ModelArguments, more: MoreLeaves
@@ -250,8 +245,23 @@ class ExactStep:
             if members is None:
                 raise ReplicaLost(reason)
         if self._membership:
-            self._exchange.keep([*(result.values for result in self._results), self._numbers_sum])
+            sums = [*(result.values for result in self._results), self._numbers_sum]
+            self._exchange.keep(sums)
+            self.admitting.lead(sums, self._done)
         return self._use_sums(self._numbers_sum)
+
+    def _follow(self) -> torch.Tensor:
+        """Take the sums of the others. Returns the loss."""
+        *sums, self._numbers_sum = self.admitting.followed_sums(self._done)
+        self._take(sums)
+        self._exchange.keep([*sums, self._numbers_sum])
+        total = self._use_sums(self._numbers_sum)
+        self._exchange.report_progress(self._done)
+        return total
+
+    def _take(self, sums: Sequence[torch.Tensor]) -> None:
+        for result, values in zip(self._results, sums, strict=True):
+            result.values.copy_(values)
 
     def _has_sums_of_another(self, members: Members, compute_leaves: Callable[[Sequence[int]], None]) -> bool:
         """Regroup. Whether another replica had the sums, and has sent them. If not, they are begun again,
@@ -263,6 +273,11 @@ class ExactStep:
             positions = self.decisions.regrouped(
                 lambda: self._exchange.regroup(members.number, connected, mine)
             )
+        if sender_of_sums(positions) == self._replica and not self._exchange.has_sums:
+            raise CannotTakeOver(
+                "Connection closed by peer: a replica is lost, and this one, which has just joined with its "
+                "state, has no sums that others need"
+            )
         self.decisions.admission.note_members(members.number)
         members_left, most = frozenset(positions), max(position.done for position in positions.values())
         self.presence.note_lost(members_left, most)
@@ -273,10 +288,8 @@ class ExactStep:
         if self._done < most:
             self._dealt_once[most] = dealt
             with self.callbacks.waiting():
-                *sums, received = self._exchange.sums_of_another()
-            for result, values in zip(self._results, sums, strict=True):
-                result.values.copy_(values)
-            self._numbers_sum = received
+                *sums, self._numbers_sum = self._exchange.sums_of_another(self._done)
+            self._take(sums)
             return True
         compute_leaves([number for number in dealt if number not in self._held])
         for bucket in range(len(self._tree.buckets)):
@@ -292,7 +305,7 @@ class ExactStep:
     def _add_numbers(self) -> None:
         """Add what is no gradient, with the votes of this replica, its digest where those are compared, and
         whether its clock demands a checkpoint."""
-        self.decisions.admission.begin_exchange()
+        self.decisions.admission.begin_exchange(lambda: self.admitting.have_caught_up(self._done))
         nodes, first = dict(self._numbers), min(self._numbers)
         votes = [
             len(self._held) * vote for vote in (*self.decisions.admission.votes, *self._comparison.votes)
@@ -312,7 +325,8 @@ class ExactStep:
     @torch.no_grad()
     def _use_sums(self, numbers: torch.Tensor) -> torch.Tensor:
         """Set gradients and statistics. Returns the loss."""
-        self._comparison.check(numbers[3:5].tolist(), self._leaves, self._step)
+        if not self.follows:
+            self._comparison.check(numbers[3:5].tolist(), self._leaves, self._step)
         numbers = torch.cat([numbers[:1], numbers[6:]])
         used = iter(numbers[1 : 1 + self._tree.count].tolist())
         for bucket, result in zip(self._tree.buckets, self._results, strict=True):
@@ -327,42 +341,14 @@ class ExactStep:
 
     # ---- lost and new replicas
 
-    def replicas_are_lost(self, replicas: Callable[[], Iterable[int]]) -> None:
-        """End all waits for these replicas. Not in the training's thread."""
-        self._exchange.drop(replicas)
-
-    def replicas_have_come(self, arrival: Arrival) -> None:
-        """Connect to new replicas, and vote for them from the next run on. Not in the training's thread."""
-        self._exchange.connect(arrival.connections)
-        self.decisions.admission.arrival = arrival
-
-    @property
-    def due(self) -> Arrival | None:
-        """The arrival that all replicas admit at the end of this step. None: there is none."""
-        return self.decisions.admission.due
-
-    def admit(self, arrival: Arrival, state: Callable[[], Sequence[torch.Tensor]]) -> None:
-        """Admit the new replicas of due. The lowest of the others sends them `state()`: tensors on the CPU
-        that must not change."""
+    def admit(self, arrival: Arrival, state: Callable[[], Sequence[torch.Tensor]]) -> bool:
+        """As Admitting.admit(), with the new replicas of due."""
+        if not self.admitting.admit(arrival, self._done, state):
+            return False
         self._note_joined(arrival.world.world_id)
         self.presence.note_joined()
         self._dealt, self._dealt_once = first_leaves(self._replica, self._replicas, self._leaves), {}
-        members = frozenset(range(self._replicas))
-        source = min(members - {*arrival.connections})
-        sent = [*state(), *map(flat_copy, unsaved_buffers(self._parts))] if self._replica == source else []
-        self._exchange.admit(arrival.number, members, arrival.connections, sent)
-
-    def receive_state(self, alive: Callable[[], None]) -> list[memoryview]:
-        """The parts of the state that another replica sends to this one, which is new, but for buffers that
-        are in no state_dict: those are set. alive: called now and then meanwhile."""
-        parts, buffers = self._exchange.received_state(alive), unsaved_buffers(self._parts)
-        own = len(parts) - len(buffers)
-        for buffer, part in zip(buffers, parts[own:], strict=True):
-            if len(part):
-                buffer.copy_(torch.frombuffer(part, dtype=buffer.dtype).view(buffer.shape))
-        with self.callbacks.waiting():
-            self.mates.highest([0])  # until all have theirs
-        return parts[:own]
+        return True
 
     @property
     def recovers(self) -> bool:
@@ -371,9 +357,20 @@ class ExactStep:
 
     def join(self, world_id: WorldId, done: int) -> None:
         """Continue in the world that has started this replica, after so many exchanges, which the others have
-        done."""
-        self._done = done
-        self._note_joined(world_id)
+        done; as a member, or by following them first."""
+        self._done, self.follows = done, self.admitting.may_follow
+        if self.follows:
+            self._exchange.report_progress(done)
+        else:
+            self._note_joined(world_id)
+
+    def end_following(self, world_id: WorldId) -> bool:
+        """Whether this replica, which follows others, is a member from here on. Returns once it is, or can
+        make the next step."""
+        self.follows = not self.admitting.is_member_after(self._done)
+        if not self.follows:
+            self._note_joined(world_id)
+        return not self.follows
 
     def _note_joined(self, world_id: WorldId) -> None:
         self.decisions.admission.close(world_id)

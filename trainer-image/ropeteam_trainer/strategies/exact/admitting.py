@@ -1,0 +1,144 @@
+"""The admission of new replicas by those that train: with the state of this step, for which all wait, or
+after new ones have followed the others (following.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+
+import torch
+from torch import nn
+
+from ropeteam_trainer.strategies.exact.callbacks import Callbacks
+from ropeteam_trainer.strategies.exact.decisions import Admission
+from ropeteam_trainer.strategies.exact.equality import flat_copy, unsaved_buffers
+from ropeteam_trainer.strategies.exact.exchange import Exchange
+from ropeteam_trainer.strategies.exact.following import FOLLOWED, STATE, behind, most_behind
+from ropeteam_trainer.strategies.exact.members import Arrival, Replication
+from ropeteam_trainer.strategies.exact.sums import ReplicaLost
+
+_ALIVE_SECONDS = 5.0
+"""Interval in which a replica that waits for its state shows that it lives."""
+_END_SECONDS = 10.0
+"""Time for new replicas to make the last steps of the others."""
+
+
+class Admitting:
+    """Of one replica: as one that trains, and before as one that is new, if it is."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        admission: Admission,
+        parts: Sequence[nn.Module],
+        replicas: Replication,
+        callbacks: Callbacks,
+    ) -> None:
+        self._exchange, self._admission, self._parts = exchange, admission, parts
+        self._replica, self._everyone = replicas.replica, frozenset(range(replicas.replicas))
+        self._may_follow, self._mates, self._callbacks = replicas.follow, replicas.mates, callbacks
+        self._begun_at = 0
+        """Number of exchanges that were done when new replicas began to follow."""
+
+    def replicas_are_lost(self, replicas: Callable[[], Iterable[int]]) -> None:
+        """End all waits for these replicas. Not in the training's thread."""
+        self._exchange.drop(replicas)
+
+    def replicas_have_come(self, arrival: Arrival) -> None:
+        """Connect to new replicas, and vote for them from the next run on. Not in the training's thread."""
+        self._exchange.connect(arrival.connections)
+        self._admission.arrival = arrival
+
+    def admit(self, arrival: Arrival, done: int, state: Callable[[], Sequence[torch.Tensor]]) -> bool:
+        """Admit new replicas after so many exchanges, or have them follow first. The lowest of the others
+        sends them `state()`: tensors on the CPU that must not change. Returns whether they are admitted."""
+        new, sent = arrival.connections, list[torch.Tensor]()
+        leads = self._replica == min(self._everyone - {*new})
+        if leads and not arrival.has_caught_up:
+            sent = [*state(), *map(flat_copy, unsaved_buffers(self._parts))]
+        if not self._may_follow:
+            self._exchange.admit(arrival.number, self._everyone, new, sent)
+        elif arrival.has_caught_up:
+            notes = [torch.empty(0, dtype=torch.uint8)] if leads else []
+            self._exchange.admit(arrival.number, self._everyone, new, notes, admitted_at=done)
+        else:
+            self._admission.follow()
+            self._begun_at = done
+            self._exchange.lead(new, STATE, arrival.number, sent)
+            return False
+        return True
+
+    def lead(self, sums: Iterable[torch.Tensor], done: int) -> None:
+        """Send the sums of an exchange, before which so many were done, to new replicas that follow. The
+        lowest of the others does."""
+        following = self._admission.following
+        if following is None:
+            return
+        new = following.connections
+        if self._replica == min(self._everyone - {*new}):
+            self._exchange.lead(new, FOLLOWED, following.number, [*map(flat_copy, sums)], done)
+        self._await_progress(following, done, most_behind(done - self._begun_at))
+
+    def have_caught_up(self, done: int) -> bool:
+        """Whether new replicas that follow have the state, and are behind by one exchange at most."""
+        following = self._admission.following
+        progress = self._exchange.progress
+        return (
+            following is not None
+            and following.connections.keys() <= progress.keys()
+            and behind(progress, following.connections, done, self._begun_at) <= 1
+        )
+
+    def end(self, done: int) -> None:
+        """After the last exchange: let new replicas that follow end too, if they are sent all they need."""
+        if following := self._admission.following:
+            self._await_progress(following, done, 0, _END_SECONDS)
+
+    def _await_progress(self, following: Arrival, done: int, most: int, seconds: float | None = None) -> None:
+        """Wait until new replicas are behind by so many exchanges at most, or one of them is lost, or another
+        one, which the next exchange will notice."""
+        new, progress = following.connections, self._exchange.progress
+        with suppress(ReplicaLost), self._callbacks.waiting():
+            self._exchange.wait_for(lambda: behind(progress, new, done, self._begun_at) <= most, new, seconds)
+
+    # ---- of a new replica
+
+    @property
+    def may_follow(self) -> bool:
+        """Whether a new replica follows the others before it is a member."""
+        return self._may_follow
+
+    def received_state(self, alive: Callable[[], None]) -> list[memoryview]:
+        """The parts of the state, once all mates have theirs, however long that takes, but for buffers that
+        are in no state_dict: those are set. alive: called now and then meanwhile. Raises ReplicaLost."""
+        new = self._exchange.newcomer
+        assert new is not None
+        while new.awaits_state:
+            alive()
+            self._exchange.wait_for(lambda: not new.awaits_state, [new.source], _ALIVE_SECONDS)
+        parts, buffers = new.state(), unsaved_buffers(self._parts)
+        own = len(parts) - len(buffers)
+        for buffer, part in zip(buffers, parts[own:], strict=True):
+            if len(part):
+                buffer.copy_(torch.frombuffer(part, dtype=buffer.dtype).view(buffer.shape))
+        with self._callbacks.waiting():
+            self._mates.highest([0])
+        return parts[:own]
+
+    def is_member_after(self, done: int) -> bool:
+        """Whether this replica, which follows others, is a member after so many exchanges. Returns once it
+        is, or the sums of the next one have come, or no more come: then the last step may be done."""
+        new = self._exchange.newcomer
+        assert new is not None
+        with suppress(ReplicaLost), self._callbacks.waiting():
+            self._exchange.wait_for(lambda: new.sums.are_here(done) or new.admitted_at == done, [new.source])
+        new.follows = new.admitted_at != done
+        return not new.follows
+
+    def followed_sums(self, done: int) -> list[torch.Tensor]:
+        """The sums of the exchange after so many, once they have come. Raises ReplicaLost."""
+        new = self._exchange.newcomer
+        assert new is not None
+        with self._callbacks.waiting():
+            self._exchange.wait_for(lambda: new.sums.are_here(done), [new.source])
+        return new.sums.take(done)
