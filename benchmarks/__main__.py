@@ -42,6 +42,7 @@ BENCHMARKS = (
     Benchmark("failed_jobs", 5),
     Benchmark("gang_restart", 15),
     Benchmark("recovery", 60),
+    Benchmark("joins", 8),
     Benchmark("exact", 10),
     Benchmark("chaos", 35),
     Benchmark("leaks", 8),

@@ -1,10 +1,10 @@
 """A script that uses the library, for the benchmark `recovery`: model, batch of a rank and pause of
 train_ddp.py, with a DataLoader worker.
 
-    train_exact.py FOLDER STEPS [PAUSE]
+    train_exact.py FOLDER STEPS [PAUSE [WIDTH]]
 
 Logs when each rank started and made each step, with the loss, and after the last one the SHA-256 of the
-parameters. PAUSE: seconds of each step.
+parameters. PAUSE: seconds of each step. WIDTH: of the model's four layers.
 """
 
 import hashlib
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 folder, steps, pause = Path(sys.argv[1]), int(sys.argv[2]), float([*sys.argv, "0.05"][3])
+width = int(sys.argv[4]) if len(sys.argv) > 4 else 512
 log = (folder / f"rank-{os.environ.get('RANK', '0')}.jsonl").open("a", buffering=1)
 
 
@@ -40,8 +41,8 @@ def main() -> None:
             """The loss."""
             return super().forward(batch).square().mean()
 
-    model: nn.Module = Model(*[nn.Linear(512, 512) for _ in range(4)])
-    data = torch.randn(480, 512)
+    model: nn.Module = Model(*[nn.Linear(width, width) for _ in range(4)])
+    data = torch.randn(480, width)
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     model, optimizer = job.wrap(model, optimizer)
     job.restore(model=model, optimizer=optimizer)
