@@ -76,7 +76,7 @@ class RecoveringJob:
         self.agent = FakeAgent(path, ranks, saved, self._first)
         self._fields = fields(micro_batches, inner, catch_up)
         self._stores: list[TCPStore] = []
-        self._live: LiveWorld | None = None
+        self.live: LiveWorld | None = None
         """The world of now. None: the first."""
         self._committed: int | None = None
         self._started_in = dict.fromkeys(range(ranks), self._first)
@@ -114,7 +114,7 @@ class RecoveringJob:
     @property
     def started(self) -> tuple[int, ...]:
         """Ranks that the world of now has started."""
-        return self._live.started if self._live else (*range(self.ranks),)
+        return self.live.started if self.live else (*range(self.ranks),)
 
     # ---- steps
 
@@ -198,7 +198,7 @@ class RecoveringJob:
         self._started_in |= dict.fromkeys(started, world_id)
         saves_as = self.agent.world_id = self._started_in[0]
         count = len(self._stores)
-        self._live = LiveWorld(world_id, "127.0.0.1", store.port, started, saves_as, count)
+        self.live = LiveWorld(world_id, "127.0.0.1", store.port, started, saves_as, count)
         strategy = codec.from_plain(Strategy, self._fields)
         plan = self.agent.plan(
             strategy=strategy,
@@ -235,8 +235,8 @@ class RecoveringJob:
         """Send the agents' lines. New ranks have their world in their environment."""
         for rank in self.living():
             if self.can_continue(rank):
-                is_new = self._live is None or self._started_in[rank] == self._live.world_id
-                live = None if is_new else self._live
+                is_new = self.live is None or self._started_in[rank] == self.live.world_id
+                live = None if is_new else self.live
                 line = ToRank(committed_step=self._committed, live_world=live, lost=(*sorted(self.lost),))
                 with suppress(OSError):  # it has just ended
                     self.agent.send(line, [rank])

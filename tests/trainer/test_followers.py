@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as Late
@@ -46,7 +47,8 @@ def admitting(job: Job, number: int) -> Admitting:
     made = Admitting(job.exchanges[number], Admission(), [], replication, Callbacks())
     if number in LIVING:
         world = LiveWorld(WorldId(0, 0, 0), "", 1, (1,), WorldId(0, 0, 0))
-        made._admission.following = Arrival(world, {1: job.connections[number]})
+        made._admission.arrival = arrival = Arrival(world, {1: job.connections[number]})
+        made._admission._following = arrival
     return made
 
 
@@ -133,6 +135,45 @@ def test_at_the_end_the_others_wait_until_it_has_all_sums(job: Job) -> None:
             end.result(0.2)
         job.new.report_progress(DONE + 1)
         end.result(60)
+
+
+def test_at_the_end_they_wait_for_one_that_has_no_state_yet(job: Job) -> None:
+    leading = admitting(job, 0)
+    leading._begun_at = DONE
+    with ThreadPoolExecutor(1) as pool:
+        end = pool.submit(leading.end, DONE)
+        with pytest.raises(Late):
+            end.result(0.2)
+        job.new.report_progress(DONE)
+        end.result(60)
+
+
+def test_they_wait_no_more_once_another_one_has_come_in_its_place(job: Job) -> None:
+    """The other one has reported nothing, and is sent the state at the end of the step only."""
+    leading = admitting(job, 0)
+    leading._begun_at = DONE
+    following = leading._admission.following
+    assert following is not None
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(leading.lead, [torch.ones(10)], DONE + MOST_BEHIND)
+        with pytest.raises(Late):
+            waits.result(0.2)
+        mine, theirs = socket.socketpair()
+        leading.replicas_have_come(Arrival(following.world, {1: mine}))
+        waits.result(10)
+    leading.lead([torch.ones(10)], DONE + MOST_BEHIND + 1)
+    assert not leading.have_caught_up(DONE)
+    theirs.close()
+
+
+def test_one_that_hangs_is_dropped(job: Job) -> None:
+    send_state(job)
+    leading = admitting(job, 0)
+    leading._begun_at = DONE
+    job.exchanges[0].seconds = 0.1  # type: ignore[assignment]
+    leading.lead([torch.ones(10)], DONE + MOST_BEHIND)
+    with pytest.raises(ReplicaLost, match="replica 0 is lost"):
+        job.new.wait_for(lambda: False, [0])
 
 
 def test_they_do_not_wait_for_one_that_is_lost(job: Job) -> None:

@@ -14,7 +14,7 @@ from lab.ranks.recovery import RecoveringJob, Step
 from tests.trainer.losses import EXCHANGE, FOLLOWING, STEP, WORLD, History
 from tests.trainer.recovering import check, one_replica, through
 
-from ropeteam_trainer.contract.local import Beat
+from ropeteam_trainer.contract.local import Beat, ToRank
 
 SEEDS = range(int(os.environ.get("ROPETEAM_RECOVERY_SEEDS", "2")))
 """Of random histories. A campaign: ROPETEAM_RECOVERY_SEEDS=200."""
@@ -124,6 +124,37 @@ def test_a_rank_that_follows_when_the_training_ends_makes_the_last_steps_too(
         job.group.resume_one(1)
         check(job.group.wait(), undisturbed, job)
         assert not job.can_continue(1), "it has not joined them"
+
+
+def test_one_that_was_far_behind_is_replaced(tmp_path: Path, undisturbed: list[Step]) -> None:
+    """The next one begins where it is itself."""
+    with following_job(tmp_path) as job:
+        lose_and_replace(job, {1: HAS_STATE})
+        job.step_until(lambda: job.group.is_stopped(1))
+        job.permit(job.permitted + 12)
+        job.agent.wait(lambda: min(map(job.steps_done, (0, 2))) == job.permitted)
+        job.lose(1)
+        job.make_steps(6)
+        job.replace()
+        job.join()
+        steps = check(job.finish(), undisturbed, job)
+    assert [steps[0], steps[2]] == [through(job)] * 2
+
+
+def test_one_that_follows_stops_with_the_others(tmp_path: Path) -> None:
+    """As it has not joined them, it saves nothing."""
+    with following_job(tmp_path) as job:
+        lose_and_replace(job, {1: HAS_STATE})
+        job.step_until(lambda: job.group.is_stopped(1))
+        stop_at = job.permitted + 2
+        job.permit(stop_at)
+        for rank in range(3):
+            live = job.live if rank != 1 else None
+            job.agent.send(ToRank(pause=True, stop_at=stop_at, live_world=live), [rank])
+        job.agent.wait(lambda: all(job.agent.received(rank, "drained") == [stop_at] for rank in (0, 2)))
+        job.group.resume_one(1)
+        job.agent.wait(lambda: job.agent.received(1, "drained") == [stop_at])
+        assert not job.can_continue(1)
 
 
 def test_others_save_while_a_new_rank_follows_and_all_save_once_it_has_joined(

@@ -243,9 +243,9 @@ class Job:
         """Take part in a drain, after each step. Without a step to stop at: report the current step, and wait
         until such a step is fixed or the pause ends. Once the step to stop at is reached: save, report that,
         and wait to be killed; does not return then."""
-        self._role.end_step(self.step)
         link = self._link
         stop_at = link.stop_at
+        self._role.end_step(self.step, stops=stop_at is not None and self.step >= stop_at)
         if stop_at is None:
             with self.phase("paused"):
                 link.send(FromRank(paused=self.step))

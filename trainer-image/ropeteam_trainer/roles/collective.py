@@ -201,15 +201,16 @@ class CollectiveRole:
         exact = self._wrapped.exact if self._wrapped else None
         return exact is None or (exact.presence.is_whole and not self._session.world.is_apart)
 
-    def end_step(self, step: int) -> None:
+    def end_step(self, step: int, stops: bool = False) -> None:
         """As RankRole.end_step(): admit new replicas, if all have chosen this step. The next one is saved, by
-        all ranks together."""
+        all ranks together. If all stop, those that follow stop without having joined."""
         exact = self._wrapped.exact if self._wrapped else None
         arrival = exact.decisions.admission.due if exact else None
         if exact is not None and exact.follows:
-            self._end_following(exact)
+            if not stops:
+                self._end_following(exact)
             return
-        if exact is None or arrival is None:
+        if exact is None or arrival is None or (stops and arrival.has_caught_up):
             return
         assert isinstance(self._checkpoints, Checkpoints)
         checkpoints, data = self._checkpoints, self._session.feed.state()

@@ -83,9 +83,9 @@ class RankRole(Protocol):
         """Save this step, due or not, unless it is saved. Called by all ranks together. report: whether the
         agent is notified now."""
 
-    def end_step(self, step: int) -> None:
+    def end_step(self, step: int, stops: bool = False) -> None:
         """End this step: the loop's body has run, and all ranks call this before the next one, or before
-        they wait in a drain. May be called twice."""
+        they wait in a drain. May be called twice. stops: whether all stop after this step."""
 
     @property
     def follows(self) -> bool:

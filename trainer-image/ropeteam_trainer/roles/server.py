@@ -110,7 +110,7 @@ class ServerRole:
     def save_now(self, step: int, report: bool = True) -> None:
         pass
 
-    def end_step(self, step: int) -> None:
+    def end_step(self, step: int, stops: bool = False) -> None:
         pass
 
     @property

@@ -128,7 +128,7 @@ class WorkerRole:
     def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
         return role.clip_wrapped(self._wrapped, max_norm)
 
-    def end_step(self, step: int) -> None:
+    def end_step(self, step: int, stops: bool = False) -> None:
         pass
 
     @property

@@ -48,6 +48,7 @@ class Admitting:
         """Connect to new replicas, and vote for them from the next run on. Not in the training's thread."""
         self._exchange.connect(arrival.connections)
         self._admission.arrival = arrival
+        self._exchange.look_again()
 
     def admit(self, arrival: Arrival, done: int, state: Callable[[], Sequence[torch.Tensor]]) -> bool:
         """Admit new replicas after so many exchanges, or have them follow first. The lowest of the others
@@ -77,7 +78,8 @@ class Admitting:
         new = following.connections
         if self._replica == min(self._everyone - {*new}):
             self._exchange.lead(new, FOLLOWED, following.number, [*map(flat_copy, sums)], done)
-        self._await_progress(following, done, most_behind(done - self._begun_at))
+        most = most_behind(done - self._begun_at)
+        self._await_progress(following, done, most, self._begun_at, self._exchange.seconds)
 
     def have_caught_up(self, done: int) -> bool:
         """Whether new replicas that follow have the state, and are behind by one exchange at most."""
@@ -92,14 +94,23 @@ class Admitting:
     def end(self, done: int) -> None:
         """After the last exchange: let new replicas that follow end too, if they are sent all they need."""
         if following := self._admission.following:
-            self._await_progress(following, done, 0, _END_SECONDS)
+            self._await_progress(following, done, 0, 0, _END_SECONDS)
 
-    def _await_progress(self, following: Arrival, done: int, most: int, seconds: float | None = None) -> None:
-        """Wait until new replicas are behind by so many exchanges at most, or one of them is lost, or another
-        one, which the next exchange will notice."""
+    def _await_progress(
+        self, following: Arrival, done: int, most: int, begun_at: int, seconds: float
+    ) -> None:
+        """Wait until new replicas are behind by so many exchanges at most, others have come in their place,
+        or one is lost: one of the members too, which the next exchange will notice. A new one that is not
+        there in time is dropped, for it may hang."""
         new, progress = following.connections, self._exchange.progress
+
+        def is_over() -> bool:
+            return self._admission.following is not following or behind(progress, new, done, begun_at) <= most
+
         with suppress(ReplicaLost), self._callbacks.waiting():
-            self._exchange.wait_for(lambda: behind(progress, new, done, self._begun_at) <= most, new, seconds)
+            self._exchange.wait_for(is_over, new, seconds)
+            if not is_over():
+                self._exchange.drop(lambda: new)
 
     # ---- of a new replica
 

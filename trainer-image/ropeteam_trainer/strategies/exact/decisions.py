@@ -37,15 +37,19 @@ class Admission:
         """World of the last one."""
         self._present = 0
         """Number of the present members. An arrival for earlier ones is void."""
-        self.following: Arrival | None = None
-        """The one that follows the present members."""
+        self._following: Arrival | None = None
 
     def begin_exchange(self, have_caught_up: Callable[[], bool] = lambda: False) -> None:
         """Choose the vote for all leaves of this exchange. have_caught_up: of those that follow."""
         vote = self.arrival if self.arrival and self.arrival.number > self._present else None
-        if vote and vote is self.following:
+        if vote and vote is self._following:
             vote = replace(vote, has_caught_up=True) if have_caught_up() else None
         self._vote = vote
+
+    @property
+    def following(self) -> Arrival | None:
+        """The one that follows the present members. None: there is none, or others have come in its place."""
+        return self._following if self._following is self.arrival else None
 
     @property
     def votes(self) -> tuple[int, int]:
@@ -69,16 +73,16 @@ class Admission:
         self._present = number
         if self.due and self.due.number < number:
             self.due = None
-        if self.following and self.following.number < number:
-            self.following = None
+        if self._following and self._following.number < number:
+            self._following = None
 
     def follow(self) -> None:
         """The new replicas of due follow the others from now on."""
-        self.due, self.following = None, self.due
+        self.due, self._following = None, self.due
 
     def close(self, world_id: WorldId) -> None:
         """The new replicas of this world are admitted."""
-        self.due, self.following, self._admitted = None, None, world_id
+        self.due, self._following, self._admitted = None, None, world_id
         self._present = members_number(world_id, have_joined=True)
 
     def knows(self, world_id: WorldId | None) -> bool:

@@ -16,8 +16,8 @@ Example: replica 2 of three dies after it has sent the sum of its slice to repli
     both add their leaves of 8, and those of replica 2
 
 A new replica connects to all others (connect()). At the end of a step that all of them choose, they
-admit() it, and the lowest sends it the state of the training. Until it has that, others that regroup()
-continue without it: it answers with no position, and ends.
+admit() it, and the lowest sends it the state of the training. Until it has that, or while it follows, others
+that regroup() continue without it: it answers with no position, and ends.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Exchange:
         self, replica: int, replicas: int, leaves: int, shapes: Sequence[BucketShape], seconds: int = 600
     ) -> None:
         """seconds: time limit of waits."""
-        self._replica, self._leaves, self._shapes, self._seconds = replica, leaves, shapes, seconds
+        self._replica, self._leaves, self._shapes, self.seconds = replica, leaves, shapes, seconds
         self._first_members = frozenset(range(replicas))
         self._links: Links | None = None
         self._world = 0
@@ -103,7 +103,7 @@ class Exchange:
     def wait(self, step: int, bucket: int) -> None:
         """As WorldSums.wait()."""
         if self._sums is not None:
-            self._sums.wait(step, bucket, self._seconds)
+            self._sums.wait(step, bucket, self.seconds)
 
     def keep(self, results: Sequence[torch.Tensor]) -> None:
         """Keep a copy of the sums of all buckets, for replicas without one when this is lost: the script
@@ -205,6 +205,11 @@ class Exchange:
         is_member = self.newcomer is None or not self.newcomer.is_apart
         members = self._sums.members if self._sums and is_member else ()
         self._wait_for(is_there, self._world, {*replicas, *members}, seconds)
+
+    def look_again(self) -> None:
+        """Have wait_for() look again whether what it waits for is there."""
+        with self._changed:
+            self._changed.notify_all()
 
     def lead(
         self,
@@ -375,11 +380,11 @@ class Exchange:
             return lost + [_continued(later) for later in self._positions if later > world]
 
         with self._changed:
-            self._changed.wait_for(lambda: is_there() or reasons(), seconds or self._seconds)
+            self._changed.wait_for(lambda: is_there() or reasons(), seconds or self.seconds)
             if is_there() or (seconds and not reasons()):
                 return
             late = ReplicaLost(
-                f"Connection closed by peer: replicas did not regroup within {self._seconds} s, the timeout "
+                f"Connection closed by peer: replicas did not regroup within {self.seconds} s, the timeout "
                 "of init()"
             )
             raise to_raise([*reasons(), late][0])
