@@ -115,9 +115,10 @@ class Admitting:
     # ---- of a new replica
 
     @property
-    def may_follow(self) -> bool:
-        """Whether a new replica follows the others before it is a member."""
-        return self._may_follow
+    def follows(self) -> bool:
+        """Whether this replica is new, and follows the others before it is a member."""
+        new = self._exchange.newcomer
+        return new is not None and new.follows
 
     def received_state(self, alive: Callable[[], None]) -> list[memoryview]:
         """The parts of the state, once all mates have theirs, however long that takes, but for buffers that

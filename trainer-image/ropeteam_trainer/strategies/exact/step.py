@@ -93,8 +93,6 @@ class ExactStep:
         self.decisions, self._comparison = Decisions(leaves, replicas.mates), WeightComparison(parts)
         self.presence, self.callbacks = Presence(replicas.replica, replicas.replicas), Callbacks()
         self.admitting = Admitting(self._exchange, self.decisions.admission, parts, replicas, self.callbacks)
-        self.follows = False
-        """Whether this replica is new, and makes steps of others before it is a member."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"seed": self._seed, "computes": self._computes}
@@ -358,7 +356,7 @@ class ExactStep:
     def join(self, world_id: WorldId, done: int) -> None:
         """Continue in the world that has started this replica, after so many exchanges, which the others have
         done; as a member, or by following them first."""
-        self._done, self.follows = done, self.admitting.may_follow
+        self._done = done
         if self.follows:
             self._exchange.report_progress(done)
         else:
@@ -367,10 +365,15 @@ class ExactStep:
     def end_following(self, world_id: WorldId) -> bool:
         """Whether this replica, which follows others, is a member from here on. Returns once it is, or can
         make the next step."""
-        self.follows = not self.admitting.is_member_after(self._done)
-        if not self.follows:
+        is_member = self.admitting.is_member_after(self._done)
+        if is_member:
             self._note_joined(world_id)
-        return not self.follows
+        return is_member
+
+    @property
+    def follows(self) -> bool:
+        """Whether this replica is new, and makes steps of others before it is a member."""
+        return self.admitting.follows
 
     def _note_joined(self, world_id: WorldId) -> None:
         self.decisions.admission.close(world_id)
