@@ -21,19 +21,16 @@ import random
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 from lab.local.cluster import Cluster
-from lab.local.jobs import SCRIPTS, job
-from lab.waiting import wait_until
 
 from benchmarks import results
 from benchmarks.killlogs import RankLog, compared
-from benchmarks.recovery import RANKS, Contender, count, run_job
+from benchmarks.recovery import Contender, count, ropeteam, run_job
 from benchmarks.results import Row, print_rows, row, write
 
 WAYS = ("Pause", "Follow")
@@ -41,24 +38,12 @@ LAYERS, BYTES_OF_STATE = 4, 12
 """Layers of the model; bytes for each parameter, with both averages of AdamW."""
 
 
-@contextmanager
-def large_job(cluster: Cluster, way: str, width: int, folder: Path, steps: int) -> Iterator[None]:
-    name = f"joins-{folder.name}"
-    storage = folder / "checkpoints"
-    storage.mkdir()
-    command = ["python", str(SCRIPTS / "train_exact.py"), str(folder), str(steps), "0.05", str(width)]
-    made = job(
-        name, command, workers=RANKS, torch=True,
-        checkpoint={"volume": {"hostPath": {"path": str(storage)}}, "everySteps": 100_000},
-        recovery={"start": "Fork", "maxFailures": 1000},
-        strategy={"sync": {"type": "Exact", "catchUp": way}, "batch": {"microBatches": 6}},
-    )  # fmt: skip
-    cluster.create(made)
-    try:
-        yield
-    finally:
-        cluster.delete(name)
-        wait_until("all pods are gone", lambda: not cluster.pods(name, None))
+def contender(cluster: Cluster, way: str, width: int, kills: int) -> Contender:
+    exact = {"sync": {"type": "Exact", "catchUp": way}, "batch": {"microBatches": 6}}
+    strategy = {"strategy": exact}
+    return Contender(
+        partial(ropeteam, cluster, strategy, width=width, every_steps=100_000), kills, is_ours=True
+    )
 
 
 def waits(logs: Sequence[RankLog], undisturbed: float) -> list[float]:
@@ -86,14 +71,14 @@ def measure(work: Path, megabytes: int, kills: int) -> tuple[list[Row], dict[str
     table: list[Row] = []
     samples: dict[str, list[float]] = {}
     try:
-        jobs = {way: Contender(partial(large_job, cluster, way, width), kills, is_ours=True) for way in WAYS}
+        jobs = {way: contender(cluster, way, width, kills) for way in WAYS}
         undisturbed = run_job(jobs["Pause"], work / "undisturbed", 0, chance)
-        for way, contender in jobs.items():
-            logs = run_job(contender, work / way.lower(), kills, chance)
-            step = sum(kill.undisturbed for kill in contender.seen) / len(contender.seen)
+        for way, one in jobs.items():
+            logs = run_job(one, work / way.lower(), kills, chance)
+            step = sum(kill.undisturbed for kill in one.seen) / len(one.seen)
             each = {
-                f"{way}: undisturbed step": [kill.undisturbed for kill in contender.seen],
-                f"{way}: kill to full world": [kill.whole for kill in contender.seen],
+                f"{way}: undisturbed step": [kill.undisturbed for kill in one.seen],
+                f"{way}: kill to full world": [kill.whole for kill in one.seen],
                 f"{way}: wait of the others": waits(logs, step),
             }
             for name, values in each.items():

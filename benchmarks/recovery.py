@@ -87,15 +87,21 @@ class Contender:
 
 @contextmanager
 def ropeteam(
-    cluster: Cluster, strategy: dict[str, Any], folder: Path, steps: int, pause: float = 0.05
+    cluster: Cluster,
+    strategy: dict[str, Any],
+    folder: Path,
+    steps: int,
+    pause: float = 0.05,
+    width: int = 512,
+    every_steps: int = 10,
 ) -> Iterator[None]:
+    command = ["python", str(SCRIPTS / "train_exact.py"), str(folder), str(steps), str(pause), str(width)]
     name = f"recovery-{folder.name}"
     storage = folder / "checkpoints"
     storage.mkdir()
     made = job(
-        name, ["python", str(SCRIPTS / "train_exact.py"), str(folder), str(steps), str(pause)],
-        workers=RANKS, torch=True,
-        checkpoint={"volume": {"hostPath": {"path": str(storage)}}, "everySteps": 10},
+        name, command, workers=RANKS, torch=True,
+        checkpoint={"volume": {"hostPath": {"path": str(storage)}}, "everySteps": every_steps},
         recovery={"start": "Fork", "maxFailures": 1000}, **strategy,
     )  # fmt: skip
     cluster.create(made)

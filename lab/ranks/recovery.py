@@ -224,6 +224,13 @@ class RecoveringJob:
         """Step until all new ranks have joined."""
         self.step_until(lambda: all(map(self.can_continue, self.living())))
 
+    def recover(self, steps: int = 2) -> None:
+        """Make so many steps without the lost ranks, then replace them, and step until the new ones have
+        joined."""
+        self.make_steps(steps)
+        self.replace()
+        self.join()
+
     def commit_alone(self, step: int, *ranks: int) -> Manifest:
         """Commit the checkpoint that these ranks, a replica, have saved for all, and send that to all."""
         manifest = self.agent.commit(step, ranks, len(ranks))

@@ -49,6 +49,19 @@ def one_replica(path: Path, inner: dict[str, int], model: str, steps: int) -> li
     return lines
 
 
+def lose_the_sender(job: RecoveringJob, fault: str) -> None:
+    """Rank 1 is lost, and rank 0 while it sends the state to the new one: this ends too, and the only one
+    that is left trains alone. Both are replaced then."""
+    job.start(faults={0: f"{fault} SIGKILL"})
+    job.make_steps(2)
+    job.lose(1)
+    job.replace()
+    job.step_until(lambda: 0 in job.dead())
+    job.lose(0)
+    assert job.lost == {0, 1}
+    job.recover()
+
+
 def through(job: RecoveringJob) -> list[int]:
     """Steps of a rank that was not lost."""
     return [*range(1, job.permitted + 1)]

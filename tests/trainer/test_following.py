@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from lab.ranks.recovery import RecoveringJob, Step
 from tests.trainer.losses import EXCHANGE, FOLLOWING, STEP, WORLD, History
-from tests.trainer.recovering import check, one_replica, through
+from tests.trainer.recovering import check, lose_the_sender, one_replica, through
 
 from ropeteam_trainer.contract.local import Beat, ToRank
 
@@ -71,28 +71,16 @@ def test_a_new_rank_that_is_lost_while_it_follows_is_replaced(
         job.step_until(job.dead)
         assert job.dead() == {1}
         job.lose(1)
-        job.make_steps(2)
-        job.replace()
-        job.join()
+        job.recover()
         steps = check(job.finish(), undisturbed, job)
     assert [steps[0], steps[2]] == [through(job)] * 2
 
 
 @pytest.mark.parametrize("call", [2, 3])
 def test_the_rank_that_is_followed_is_lost(call: int, tmp_path: Path, undisturbed: list[Step]) -> None:
-    """The new rank ends with it, and the only one that is left trains alone. At its second call it sends the
-    first sums after its state."""
+    """At its second call it sends the first sums after its state."""
     with following_job(tmp_path) as job:
-        job.start(faults={0: f"{EXCHANGE}:Exchange.lead {call} SIGKILL"})
-        job.make_steps(2)
-        job.lose(1)
-        job.replace()
-        job.step_until(lambda: 0 in job.dead())
-        job.lose(0)
-        assert job.lost == {0, 1}
-        job.make_steps(2)
-        job.replace()
-        job.join()
+        lose_the_sender(job, f"{EXCHANGE}:Exchange.lead {call}")
         steps = check(job.finish(), undisturbed, job)
     assert steps[2] == through(job)
 
@@ -104,9 +92,7 @@ def test_another_rank_is_lost_while_a_new_one_follows(tmp_path: Path, undisturbe
         job.step_until(lambda: job.group.is_stopped(1))
         job.lose(2)
         assert job.lost == {1, 2}
-        job.make_steps(2)
-        job.replace()
-        job.join()
+        job.recover()
         steps = check(job.finish(), undisturbed, job)
     assert steps[0] == through(job)
 
@@ -134,9 +120,7 @@ def test_one_that_was_far_behind_is_replaced(tmp_path: Path, undisturbed: list[S
         job.permit(job.permitted + 12)
         job.agent.wait(lambda: min(map(job.steps_done, (0, 2))) == job.permitted)
         job.lose(1)
-        job.make_steps(6)
-        job.replace()
-        job.join()
+        job.recover(6)
         steps = check(job.finish(), undisturbed, job)
     assert [steps[0], steps[2]] == [through(job)] * 2
 

@@ -36,9 +36,7 @@ def steps_with_a_fault(
         job.permit(4)
         job.await_faults(2)
         job.lose(2)
-        job.make_steps(2)
-        job.replace()
-        job.join()
+        job.recover()
         ended = job.finish()
     steps = check(ended, one_replica(path, inner, model, job.permitted), job)
     others = [each for rank, each in enumerate(steps) if rank not in (2, 3)]
@@ -73,9 +71,7 @@ def test_a_new_replica_that_is_lost_while_the_group_forms_is_replaced(tmp_path: 
         job.step_until(lambda: 1 in job.dead())
         job.lose(1)
         assert job.lost == {0, 1}
-        job.make_steps(2)
-        job.replace()
-        job.join()
+        job.recover()
         ended = job.finish()
     steps = check(ended, one_replica(tmp_path, SHARD, "statistics", job.permitted), job)
     assert steps[2:] == [through(job)] * 2

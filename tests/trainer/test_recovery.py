@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from lab.ranks.recovery import RecoveringJob, Step, lines_of
 from tests.trainer.losses import EXCHANGE, FOLLOWING, STEP, SUMS, WORLD, History
-from tests.trainer.recovering import STEPS, check, through
+from tests.trainer.recovering import STEPS, check, lose_the_sender, through
 
 SEEDS = range(int(os.environ.get("ROPETEAM_RECOVERY_SEEDS", "2")))
 """Of random histories. A campaign: ROPETEAM_RECOVERY_SEEDS=200."""
@@ -44,9 +44,7 @@ def test_the_others_finish_the_step_of_a_killed_rank_and_a_new_one_joins(
         job.permit(4)
         job.await_faults(lost)
         job.lose(lost)
-        job.make_steps(2)
-        job.replace()
-        job.join()
+        job.recover()
         steps = check(job.finish(), undisturbed, job)
     before, others = steps.pop(lost), steps
     assert others == [through(job)] * 2
@@ -65,9 +63,7 @@ def test_a_frozen_rank_is_left_behind_and_does_no_harm_when_it_wakes(
         job.lose(2, killed=False)
         job.make_steps(2)
         job.group.resume_one(2)
-        job.make_steps(2)
-        job.replace()
-        job.join()
+        job.recover()
         steps = check(job.finish(), undisturbed, job)
     assert steps[:2] == [through(job)] * 2
     assert steps[2][:3] == [1, 2, 3]
@@ -88,9 +84,7 @@ def test_two_of_four_are_lost_in_one_step(at_once: bool, tmp_path: Path, undistu
             job.lose(1)
             job.await_faults(3)
             job.lose(3)
-        job.make_steps(2)
-        job.replace()
-        job.join()
+        job.recover()
         steps = check(job.finish(), undisturbed, job)
     assert [steps[0], steps[2]] == [through(job)] * 2
     assert [steps[1][3] > 6, steps[3][3] > 6] == [True, True]
@@ -109,9 +103,7 @@ def test_after_an_earlier_loss_one_rank_alone_has_the_sum_of_the_lost_one(
         job.await_faults(1)
         assert lines_of((job.group.path / "output.1").read_text())[-1].step == 3
         job.lose(1)
-        job.make_steps(2)
-        job.replace()
-        job.join()
+        job.recover()
         steps = check(job.finish(), undisturbed, job)
     assert [steps[0], steps[2]] == [through(job)] * 2
 
@@ -132,26 +124,14 @@ def test_a_new_rank_that_is_lost_while_it_joins_is_replaced(
         job.step_until(job.dead)
         assert job.dead() == {1}
         job.lose(1)
-        job.make_steps(2)
-        job.replace()
-        job.join()
+        job.recover()
         steps = check(job.finish(), undisturbed, job)
     assert [steps[0], steps[2]] == [through(job)] * 2
 
 
 def test_the_rank_that_sends_the_state_is_lost(tmp_path: Path, undisturbed: list[Step]) -> None:
-    """The new rank ends with it, and the only one that is left trains alone."""
     with RecoveringJob(tmp_path, 3) as job:
-        job.start(faults={0: f"{EXCHANGE}:as_bytes 3 SIGKILL"})
-        job.make_steps(2)
-        job.lose(1)
-        job.replace()
-        job.step_until(lambda: 0 in job.dead())
-        job.lose(0)
-        assert job.lost == {0, 1}
-        job.make_steps(2)
-        job.replace()
-        job.join()
+        lose_the_sender(job, f"{EXCHANGE}:as_bytes 3")
         steps = check(job.finish(), undisturbed, job)
     assert steps[2] == through(job)
 
@@ -178,9 +158,7 @@ def test_a_new_rank_continues_after_the_whole_body_of_the_loop(
     """The script steps its schedule after job.report()."""
     with RecoveringJob(tmp_path, 3) as job:
         lose_rank_1_in_step_4(job, "late")
-        job.make_steps(1)
-        job.replace()
-        job.join()
+        job.recover(1)
         check(job.finish(), undisturbed, job)
 
 

@@ -20,9 +20,7 @@ def test_a_checkpoint_after_a_join_is_that_of_all_ranks(
         job.start()
         job.make_steps(2)
         job.lose(lost)
-        job.make_steps(2)
-        job.replace()
-        job.join()
+        job.recover()
         steps = check(job.finish(4), undisturbed, job)
         joined = steps[lost][2]
         saved = [
