@@ -16,15 +16,23 @@ from typing import Any
 import torch
 from torch import nn
 
+from ropeteam_trainer.contract.world import WorldId
 from ropeteam_trainer.data.decisions.plan import Leaf
 from ropeteam_trainer.strategies.exact.exchange import Exchange
 from ropeteam_trainer.strategies.exact.links import Header, Links
-from ropeteam_trainer.strategies.exact.members import CannotTakeOver, Members, Replication, first_leaves
+from ropeteam_trainer.strategies.exact.members import (
+    Arrival,
+    CannotTakeOver,
+    Members,
+    Replication,
+    first_leaves,
+    members_number,
+)
 from ropeteam_trainer.strategies.exact.step import ExactStep
 from ropeteam_trainer.strategies.exact.sums import SUM, BucketShape, ReplicaLost
 from ropeteam_trainer.strategies.model.microbatch import ModelArguments
 
-STEPS, WIDTH, BUCKETS = 4, 9_000, 3
+STEPS, WIDTH, BUCKETS = 5, 9_000, 3
 """Buckets: of the two types of parameters, and of the numbers that are no gradients."""
 FOREVER = 1 << 60
 _HEADER = struct.Struct("<IQIIIQQ")
@@ -157,6 +165,7 @@ class World:
     """Bytes that a connection takes before its peer reads them. None: many."""
 
     def __post_init__(self) -> None:
+        self.world_id = WorldId(1, 0, 1)
         self.dead: set[int] = set()
         self.ended: set[int] = set()
         """Replicas that have done their last step."""
@@ -218,6 +227,8 @@ class Replica:
         self.on_compute: Callable[[], None] = lambda: None
         """Called before each micro-batch."""
         self.model = Model()
+        self.arrival: Arrival | None = None
+        """New replicas that it has admitted."""
         self._last = 0
 
     def begin(self, connections: Mapping[int, Mortal]) -> None:
@@ -245,6 +256,9 @@ class Replica:
             for step in range(STEPS):
                 run = trained_step(self.model, self.exact, self._compute(step), step, self.world.leaves, own)
                 gradients.append(run)
+                if due := self.exact.decisions.admission.due:
+                    self.exact.admit(due, list)
+                    self.arrival = due
                 with self.world.change():
                     self.done += 1
         except ReplicaLost:
@@ -314,7 +328,8 @@ class Replica:
         with self.world.changed:
             gone = self.world.gone
         self._last = len(gone)
-        return Members(self._last, frozenset(range(self.world.replicas)) - gone)
+        number = members_number(self.world.world_id, self._last)
+        return Members(number, frozenset(range(self.world.replicas)) - gone)
 
-    def have_joined(self, number: int) -> None:  # noqa: ARG002
-        raise AssertionError("no replica comes")
+    def have_joined(self, number: int) -> None:
+        assert number == members_number(self.world.world_id, have_joined=True)

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from lab.waiting import wait_until
 from tests.trainer.replicathreads import (
     BUCKETS,
+    FOREVER,
     STEPS,
     Gradients,
     Life,
@@ -28,13 +29,20 @@ from tests.trainer.replicathreads import (
     trained_alone,
 )
 
+from ropeteam_trainer.contract.local import LiveWorld
 from ropeteam_trainer.contract.peererrors import blames_a_peer
 from ropeteam_trainer.contract.world import WorldId
 from ropeteam_trainer.data.substitution import UntracedArgument
 from ropeteam_trainer.partition.reductiontree import Node
 from ropeteam_trainer.strategies.exact.exchange import Exchange
 from ropeteam_trainer.strategies.exact.links import Header, Links
-from ropeteam_trainer.strategies.exact.members import CannotTakeOver, Members, Replication
+from ropeteam_trainer.strategies.exact.members import (
+    Arrival,
+    CannotTakeOver,
+    Members,
+    Replication,
+    members_number,
+)
 from ropeteam_trainer.strategies.exact.positions import POSITION, Position
 from ropeteam_trainer.strategies.exact.step import ExactStep
 from ropeteam_trainer.strategies.exact.sums import NODE, SUM, BucketShape, ReplicaLost, as_bytes
@@ -148,7 +156,8 @@ def test_a_replica_that_regroups_sends_no_more_of_the_sums_that_are_begun_again(
     other.on_compute = compute_when_the_slow_one_reads_nothing
     assert_exact(world, world.train())
     assert world.dead == {1}
-    earlier, later = ([h for h in other.connections[0].begun if h.world == number] for number in (0, 1))
+    numbers = 0, members_number(world.world_id, 1)
+    earlier, later = ([h for h in other.connections[0].begun if h.world == number] for number in numbers)
     last = [header.kind for header in earlier if header.bucket == earlier[-1].bucket]
     assert last == [NODE], "only the rest of a message that had begun: there are two nodes"
     assert later[0].kind == POSITION
@@ -170,6 +179,34 @@ def test_a_replica_that_needs_nothing_of_the_lost_one_begins_again_with_the_othe
     assert held
     assert world.dead == {1}
     assert [replica.exchange.handed_over for replica in world.all] == [0, 0, 0]
+
+
+def test_all_compare_weights_in_the_same_steps_if_a_new_replica_is_admitted_by_one_of_them_only() -> None:
+    """2 dies after it has sent the last sum of the vote to 0 alone. So 1 is sent that sum, and never admits
+    the new replica, which reads nothing, and counts as lost."""
+    vote, peers = 2, 2
+    lives = {3: Life(computed=0), 2: Life()}
+    world = World(4, 8, lives, buffer=None)
+    lives[2].before = lambda: world.until(lambda: world.all[0].done > vote)
+    new = LiveWorld(WorldId(1, 0, 2), "", 0, started=(3,), saves_as=WorldId(1, 0, 1))
+    ends = []
+
+    def come(replica: Replica) -> None:
+        """Before the first micro-batch of the vote."""
+        if replica.done == vote and not replica.exact.decisions.admission.arrival:
+            mine, theirs = socket.socketpair()
+            ends.append(theirs)
+            world.world_id = new.world_id
+            replica.exact.admitting.replicas_have_come(Arrival(new, {3: mine}))
+            replica.life.sent_sums = (BUCKETS - 1) * peers + 1 if replica.number == 2 else FOREVER
+
+    for replica in world.all:
+        replica.on_compute = partial(come, replica)
+    assert_exact(world, world.train())
+    assert world.dead == {2, 3}
+    assert len(ends) == 3
+    assert [world.all[number].arrival is not None for number in (0, 1)] == [True, False]
+    assert world.all[1].exchange.handed_over == 1
 
 
 class Alone:

@@ -153,7 +153,7 @@ def test_a_replica_that_is_lost_ends_all_waits_and_is_blamed(two: tuple[Exchange
         (Header(NODE, 0, 0, 2, 4, 0), 12, "12 bytes for a slice of 16"),
         (Header(SUM, 0, 0, 0, 4, 0), 16, "a message of kind 2 that was not due"),
         (Header(9, 0, 0, 0, 4, 0), 16, "a message of kind 9 that was not due"),
-        (Header(POSITION, 7, 0, 0, 0, 0), 20, "a position of 20 bytes"),
+        (Header(POSITION, 7, 0, 0, 0, 0), 28, "a position of 28 bytes"),
         (Header(WHOLE, 0, 1, 0, 4, 0), 32, "the sum of bucket 1, which was not due"),
         (Header(WHOLE, 0, 0, 0, 4, 0), 28, "28 bytes for a sum of 32"),
         (Header(STATE, 0, 0, 0, 1, 0), 8, "it sent state, which was not due"),
@@ -266,7 +266,7 @@ def test_a_connection_that_ends_while_another_one_is_read_ends_that_one_alone(pe
     awaited, has the second read to its end."""
     links, early = peers.exchange._links, Header(NODE, 3, 0, 1, 2, 0)
     assert links is not None
-    position = struct_of(Header(POSITION, 4, 0, 0, 0, 0), 0)
+    position = struct_of(Header(POSITION, 4, 0, 0, 0, 0), 8) + bytes(8)
     peers.theirs[1].sendall(struct_of(early, 4) + bytes(4) + position)
     peers.theirs[2].sendall(struct_of(early, 4) + bytes(4))
     peers.theirs[2].close()

@@ -31,18 +31,20 @@ class WeightComparison:
 
     def __init__(self, parts: Sequence[nn.Module]) -> None:
         self._parts = parts
-        self._due: frozenset[int] = frozenset()
-        """Numbers of exchanges."""
+        self.joined = 0
+        """Number of exchanges after which new replicas joined last. 0: none has."""
         self._digest = 0
         """Of this replica, in the present exchange. 0: it compares nothing."""
 
     def note_joined(self, done: int) -> None:
-        """New replicas have joined after so many exchanges."""
-        self._due = frozenset(done + steps for steps in COMPARED_AFTER_STEPS)
+        """New replicas have joined after so many exchanges. One that was not there because another was lost
+        is told when it regroups, which is before any digest is due: it is one exchange behind at most."""
+        self.joined = done
 
     def begin_step(self, done: int) -> None:
         """Note the weights before the next exchange: its micro-batches change running statistics."""
-        self._digest = digest_of(self._parts) if done in self._due else 0
+        is_due = self.joined > 0 and done - self.joined in COMPARED_AFTER_STEPS
+        self._digest = digest_of(self._parts) if is_due else 0
 
     @property
     def votes(self) -> tuple[int, int]:

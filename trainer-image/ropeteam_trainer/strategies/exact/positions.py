@@ -9,8 +9,8 @@ from typing import NamedTuple
 from ropeteam_trainer.strategies.exact.links import Header
 
 POSITION = 4
-"""Kind of the message with a position, whose leaves are the payload."""
-_LEAF = struct.Struct("<I")
+"""Kind of the message with a position. Payload: when others joined, and the leaves."""
+_JOINED, _LEAF = struct.Struct("<Q"), struct.Struct("<I")
 _NOTHING = (1 << 64) - 1
 """In a message: the position of a replica without state."""
 
@@ -22,22 +22,29 @@ class Position(NamedTuple):
     """Number of its complete exchanges. -1: it has no state yet."""
     leaves: tuple[int, ...] = ()
     """Leaves whose gradients it has, or will have, for the next one."""
+    joined: int = 0
+    """Number of its complete exchanges when new replicas joined last. 0: none has."""
 
     def message(self, world: int) -> tuple[Header, memoryview]:
         """Message to the next members, which have this number."""
         done = _NOTHING if self.done < 0 else self.done
-        return Header(POSITION, world, 0, 0, 0, done), memoryview(b"".join(map(_LEAF.pack, self.leaves)))
+        payload = _JOINED.pack(self.joined) + b"".join(map(_LEAF.pack, self.leaves))
+        return Header(POSITION, world, 0, 0, 0, done), memoryview(payload)
 
     @classmethod
     def of(cls, header: Header, payload: memoryview) -> Position:
-        """The position in a message."""
-        leaves = tuple(number for (number,) in _LEAF.iter_unpack(payload))
-        return cls(-1 if header.step == _NOTHING else header.step, leaves)
+        """The position in a message. Raises ValueError."""
+        size = len(payload) - _JOINED.size
+        if size < 0 or size % _LEAF.size:
+            raise ValueError(f"it sent a position of {len(payload)} bytes")
+        (joined,) = _JOINED.unpack_from(payload)
+        leaves = tuple(number for (number,) in _LEAF.iter_unpack(payload[_JOINED.size :]))
+        return cls(-1 if header.step == _NOTHING else header.step, leaves, joined)
 
 
 def most_bytes(leaves: int) -> int:
     """Size of the payload of a position with all leaves."""
-    return _LEAF.size * leaves
+    return _JOINED.size + _LEAF.size * leaves
 
 
 def sender_of_sums(positions: Mapping[int, Position]) -> int | None:

@@ -129,10 +129,6 @@ class ExactStep:
         self._numbers.clear()
         self._held.clear()
         self._results = [bucket.new_result() for bucket in self._tree.buckets]
-        if self.follows:
-            total = self._follow()
-            self._is_broken = False
-            return total.to(self._last_loss)
 
         def compute_leaves(numbers: Sequence[int], are_last: bool) -> None:
             """Leaves of the batch, and others, in ascending order."""
@@ -142,8 +138,11 @@ class ExactStep:
                     self._seed_generators(mix(self._seed, step, self._calls, leaf.number, self._shard))
                     self._run_leaf(compute, piece, leaf, are_last and leaf is pieces[-1][0])
 
-        compute_leaves(self._dealt_once.pop(self._done, self._dealt), True)
-        total = self._finish(lambda numbers: compute_leaves(numbers, False))
+        if self.follows:
+            total = self._follow()
+        else:
+            compute_leaves(self._dealt_once.pop(self._done, self._dealt), True)
+            total = self._finish(lambda numbers: compute_leaves(numbers, False))
         self._is_broken = False
         return total.to(self._last_loss)
 
@@ -265,7 +264,7 @@ class ExactStep:
         """Regroup. Whether another replica had the sums, and has sent them. If not, they are begun again,
         with the leaves that are dealt now. Sums have new memory in any case: a lost replica may still send
         into the old one."""
-        mine = Position(self._done, (*self._held,))
+        mine = Position(self._done, (*self._held,), self._comparison.joined)
         with self.callbacks.waiting():
             connected = self._connected(members)
             positions = self.decisions.regrouped(
@@ -279,6 +278,7 @@ class ExactStep:
         self.decisions.admission.note_members(members.number)
         members_left, most = frozenset(positions), max(position.done for position in positions.values())
         self.presence.note_lost(members_left, most)
+        self._comparison.note_joined(max(position.joined for position in positions.values()))
         self._dealt = leaves_of_members(members_left, self._replicas, self._leaves)[self._replica]
         dealt = leaves_of_begun_step(positions, self._replicas, self._leaves)[self._replica]
         self._dealt_once = {}
