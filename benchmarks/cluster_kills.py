@@ -5,8 +5,8 @@
 An unchanged DDP script with recovery.start: Fork, and the same under JobSet (Recreate). A kill counts from
 SIGKILL to the first step of all six ranks in new processes; the last kills must cost what the first did (a
 crash-loop back-off doubles each time). The same model and batch under sync Exact, with six pods and with
-three: there the killed rank alone is new. After a leader is killed another must act within the lease duration,
-after one is terminated (SIGTERM) at once.
+three: there the killed rank alone is new. After a leader is killed another must act within the lease
+duration, after one is terminated (SIGTERM) at once.
 """
 
 from __future__ import annotations

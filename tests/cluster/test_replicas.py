@@ -1,5 +1,5 @@
-"""Recovery in the step on a real cluster: whatever dies under sync Exact, no step is lost, and losses are those
-of one process that nothing has disturbed."""
+"""Recovery in the step on a real cluster: whatever dies under sync Exact, no step is lost, and losses are
+those of one process that nothing has disturbed."""
 
 from __future__ import annotations
 
