@@ -55,6 +55,7 @@ BENCHMARKS = (
     Benchmark("wrap_overhead", 4),
     Benchmark("techniques", 10),
     Benchmark("coordinator", 2),
+    Benchmark("decisions", 1),
     Benchmark("idle_connections", 20),
     Benchmark("defences", 25, HISTORY),
     Benchmark("gang_restart_gpu", 15, GPU, ("gang_restart",), {"DEVICE": "cuda"}),
