@@ -116,14 +116,17 @@ def test_ranks_and_pods_that_die_in_turn_cost_no_step(site: Site, name: str, tmp
 
 
 @pytest.mark.nodes
-def test_others_train_on_while_a_node_is_off(site: Site, name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", ["off", "cut off"])
+def test_others_train_on_without_a_node(site: Site, name: str, fault: str, tmp_path: Path) -> None:
+    """A cable that is cut ends no connection: the coordinator alone knows. What lives behind it does no harm
+    when it is back."""
     job = Job(site, name)
     coordinator = site.pods(name, "coordinator")[0]["spec"]["nodeName"]
     slot = next(slot for slot in (2, 1) if f"node-{site.node_of(name, slot)}" != coordinator)
     node = site.lab.node(site.node_of(name, slot))
-    others = [r for r in range(WORKERS) if site.node_of(name, r) != node.number]
+    others = [rank for rank in range(WORKERS) if site.node_of(name, rank) != node.number]
     starts = job.starts()
-    node.power_off()
+    node.power_off() if fault == "off" else node.disconnect()
     try:
         left_at = job.last_step(slot)
         job.make_steps(*others)
@@ -131,8 +134,11 @@ def test_others_train_on_while_a_node_is_off(site: Site, name: str, tmp_path: Pa
         lost = [rank for rank in range(WORKERS) if rank not in others]
         job.await_new(*lost, since=starts)
     finally:
-        node.power_on(len(site.lab.nodes))
+        node.power_on(len(site.lab.nodes)) if fault == "off" else node.heal()
         wait_until(f"{node.name} is Ready", lambda: site.lab.is_ready(node), 90)
+    wait_until("the old pod is gone", lambda: f"{name}-{slot}-1" not in site.uids(name), 180)
+    job.make_steps()
+    assert len(site.status(name)["incidents"]) == 1
     check_losses(job, tmp_path)
 
 
