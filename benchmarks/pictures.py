@@ -26,7 +26,7 @@ from benchmarks import results
 from benchmarks.results import ROOT, Result, Row
 
 DRAWN, SHOWN = ROOT / "dist" / "pictures", ROOT / "docs" / "pictures"
-OF_PAGES = ("gang_restart", "techniques")
+OF_PAGES = ("gang_restart", "half", "recovery", "techniques")
 PANELS = {
     "steps_per_second": ("steps per second", "{:.1f}"),
     "bytes_per_step": ("MB sent by a rank per step", "{:.2f}"),
