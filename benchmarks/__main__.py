@@ -43,6 +43,7 @@ BENCHMARKS = (
     Benchmark("gang_restart", 15),
     Benchmark("recovery", 60),
     Benchmark("joins", 8),
+    Benchmark("flat", 12),
     Benchmark("exact", 10),
     Benchmark("chaos", 35),
     Benchmark("leaks", 8),

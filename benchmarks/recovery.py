@@ -77,6 +77,7 @@ class Contender:
     kills: int
     is_ours: bool = False
     """So its script ends, and logs losses."""
+    ranks: int = RANKS
     undisturbed: list[RankLog] = field(default_factory=list)
     seen: list[Kill] = field(default_factory=list)
     compared: Compared = Compared(0, 0)
@@ -94,13 +95,14 @@ def ropeteam(
     pause: float = 0.05,
     width: int = 512,
     every_steps: int = 10,
+    workers: int = RANKS,
 ) -> Iterator[None]:
     command = ["python", str(SCRIPTS / "train_exact.py"), str(folder), str(steps), str(pause), str(width)]
     name = f"recovery-{folder.name}"
     storage = folder / "checkpoints"
     storage.mkdir()
     made = job(
-        name, command, workers=RANKS, torch=True,
+        name, command, workers=workers, torch=True,
         checkpoint={"volume": {"hostPath": {"path": str(storage)}}, "everySteps": every_steps},
         recovery={"start": "Fork", "maxFailures": 1000}, **strategy,
     )  # fmt: skip
@@ -190,13 +192,13 @@ def is_installed(package: str) -> bool:
 def run_job(contender: Contender, folder: Path, kills: int, chance: random.Random) -> list[RankLog]:
     """A job of the contender, with so many kills. The complete logs of its ranks."""
     steps = 2 * WARM_UP + STEPS_A_KILL * contender.kills
-    logs = [RankLog(folder / f"rank-{rank}.jsonl") for rank in range(RANKS)]
+    logs = [RankLog(folder / f"rank-{rank}.jsonl") for rank in range(contender.ranks)]
     folder.mkdir()
-    first, recovered = chance.randrange(RANKS), True
+    first, recovered = chance.randrange(contender.ranks), True
     with contender.run(folder, steps):
         for number in range(kills):
             count = chance.randint(6, 10) if number else WARM_UP
-            contender.seen.append(kill_once(logs, (first + number) % RANKS, count, chance))
+            contender.seen.append(kill_once(logs, (first + number) % contender.ranks, count, chance))
             recovered = contender.seen[-1].recovered
             ends_soon = logs[first].events[-1].step > steps - STEPS_A_KILL
             if not recovered or (contender.is_ours and ends_soon):
