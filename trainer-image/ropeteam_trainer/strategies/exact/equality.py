@@ -64,7 +64,7 @@ def digest_of(parts: Sequence[nn.Module]) -> int:
     code = 0
     for part in parts:
         for tensor in (*part.parameters(), *part.buffers()):
-            code = zlib.crc32(as_bytes(flat_copy(tensor)), code)
+            code = zlib.crc32(as_bytes(flat_view(tensor)), code)
     return 1 + code % (1 << 20)
 
 
@@ -84,6 +84,11 @@ def unsaved_buffers(parts: Sequence[nn.Module]) -> list[torch.Tensor]:
         for name, buffer in module._buffers.items()
         if buffer is not None and name in module._non_persistent_buffers_set
     ]
+
+
+def flat_view(tensor: torch.Tensor) -> torch.Tensor:
+    """View of one dimension, if the tensor is contiguous on the CPU; else as flat_copy()."""
+    return local(tensor).detach().cpu().contiguous().flatten()
 
 
 def flat_copy(tensor: torch.Tensor) -> torch.Tensor:
