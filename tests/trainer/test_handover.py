@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from ropeteam_trainer.checkpoint.handover import HandedOver, captured, load
+from ropeteam_trainer.checkpoint.handover import HandedOver, Receive, captured, load
 from ropeteam_trainer.checkpoint.objects.stateful import SavedObjects
 from ropeteam_trainer.strategies.exact.sums import as_bytes
 
@@ -39,6 +40,7 @@ class Model(nn.Module):
         self.narrow = nn.Parameter(torch.randn(7, generator=generator).bfloat16())
         self.norm = nn.BatchNorm1d(5)
         self.empty = nn.Buffer(torch.empty(0, 3))
+        self.strided = nn.Buffer(torch.randn(8, generator=generator)[::2])
         self.mask = nn.Buffer(torch.rand(6, generator=generator) > 0.5)
         for parameter in self.layer.parameters():
             parameter.data.copy_(torch.randn(parameter.shape, generator=generator))
@@ -66,14 +68,15 @@ class Training:
         return [tensors, copy.deepcopy(state.shared), copy.deepcopy(state.others)]
 
 
-def sent(parts: list[torch.Tensor]) -> list[memoryview]:
+def sent(parts: Sequence[torch.Tensor]) -> Receive:
     """As another replica receives them."""
-    return [memoryview(bytearray(as_bytes(part))) for part in parts]
 
+    def receive(places: Callable[[memoryview], Sequence[torch.Tensor]]) -> None:
+        first, *others = map(as_bytes, parts)
+        for place, part in zip(map(as_bytes, places(first)), others, strict=True):
+            place[:] = part
 
-def parts_of(training: Training) -> list[memoryview]:
-    data = {"epoch": 1, "offset": 8, "samples": 40, "seed": 3}
-    return sent(captured(training.objects, 12, data, 10, {"exchanges": 15}))
+    return receive
 
 
 def assert_equal(one: list[Any], other: list[Any]) -> None:
@@ -86,23 +89,24 @@ def assert_equal(one: list[Any], other: list[Any]) -> None:
     assert str(one[2]) == str(other[2])
 
 
-def test_a_rank_with_the_state_of_another_trains_on_as_that_one() -> None:
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_rank_with_the_state_of_another_trains_on_as_that_one(copied: bool) -> None:
     living, new = Training(1), Training(2)
     living.step()
-    found = load(new.objects, parts_of(living))
     data = {"epoch": 1, "offset": 8, "samples": 40, "seed": 3}
-    assert found == HandedOver(12, data, 10, {"exchanges": 15})
+    parts = captured(living.objects, 12, data, 10, {"exchanges": 15}, copied)
+    assert load(new.objects, sent(parts)) == HandedOver(12, data, 10, {"exchanges": 15})
     assert_equal(new.state(), living.state())
     for training in (living, new):
         training.step()
     assert_equal(new.state(), living.state())
 
 
-def test_state_that_is_sent_is_that_of_the_moment_in_which_it_was_captured() -> None:
+def test_a_copy_that_is_sent_is_that_of_the_moment_in_which_it_was_captured() -> None:
     living, new = Training(1), Training(2)
     living.step()
     before = living.state()
-    parts = captured(living.objects, 1, None, -1, {})
+    parts = captured(living.objects, 1, None, -1, {}, copied=True)
     living.step()
     with torch.no_grad():
         torch.logical_not(living.model.mask, out=living.model.mask)
@@ -110,26 +114,27 @@ def test_state_that_is_sent_is_that_of_the_moment_in_which_it_was_captured() -> 
     assert_equal(new.state(), before)
 
 
-def test_parts_are_flat_on_the_cpu_and_share_nothing_with_the_model() -> None:
+@pytest.mark.parametrize("copied", [False, True])
+def test_parts_are_flat_on_the_cpu_and_copied_if_they_must_not_change(copied: bool) -> None:
     living = Training(1)
     living.step()
-    tensors = {tensor.data_ptr() for tensor in living.objects.state(True).tensors.values() if tensor.numel()}
-    for part in captured(living.objects, 1, None, -1, {}):
+    tensors = [t for t in living.objects.state(True).tensors.values() if t.numel()]
+    own = {tensor.data_ptr() for tensor in tensors if tensor.is_contiguous()}
+    parts = captured(living.objects, 1, None, -1, {}, copied)
+    for part in parts:
         assert (part.ndim, part.device.type, part.is_contiguous()) == (1, "cpu", True)
-        assert part.data_ptr() not in tensors
+    assert {part.data_ptr() for part in parts} & own == (set() if copied else own)
 
 
-@pytest.mark.parametrize("count", [-1, 1])
-def test_another_number_of_parts_is_refused(count: int) -> None:
-    parts = parts_of(Training(1))
-    parts = parts[:count] if count < 0 else [*parts, memoryview(bytearray(4))]
-    with pytest.raises(ValueError, match=r"zip\(\)"):
-        load(Training(2).objects, parts)
+def test_contiguous_tensors_are_received_in_place() -> None:
+    living, new = Training(1), Training(2)
+    own = {id(p): p.data_ptr() for p in new.model.parameters() if p.is_contiguous()}
+    places: list[int] = []
 
+    def receive(allocate: Callable[[memoryview], Sequence[torch.Tensor]]) -> None:
+        first = captured(living.objects, 1, None, -1, {}, copied=False)[0]
+        places.extend(place.data_ptr() for place in allocate(as_bytes(first)))
 
-def test_a_part_of_another_size_is_refused() -> None:
-    parts = parts_of(Training(1))
-    longest = max(range(1, len(parts)), key=lambda number: len(parts[number]))
-    parts[longest] = parts[longest][:-4]
-    with pytest.raises(RuntimeError, match="invalid for input of size"):
-        load(Training(2).objects, parts)
+    load(new.objects, receive)
+    assert {*own.values()} <= {*places}
+    assert new.model.transposed.data_ptr() not in places

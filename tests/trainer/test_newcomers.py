@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as Late
 from typing import Any
 
 import pytest
@@ -95,8 +96,19 @@ def job() -> Iterator[Job]:
     made.close()
 
 
-def received_state(new: Exchange, alive: Callable[[], None]) -> list[memoryview]:
-    return Admitting(new, Admission(), [], Replication(), Callbacks()).received_state(alive)
+def receive_state(
+    new: Exchange, alive: Callable[[], None] = lambda: None, others: Sequence[torch.Tensor] = ()
+) -> memoryview:
+    """The first part of the state; the others are received into these tensors."""
+    indices = []
+
+    def places(index: memoryview) -> Sequence[torch.Tensor]:
+        indices.append(index)
+        return others
+
+    Admitting(new, Admission(), [], Replication(), Callbacks()).receive_state(places, alive)
+    (index,) = indices
+    return index
 
 
 def nodes(*bounds: tuple[int, int, int]) -> dict[int, Node]:
@@ -110,21 +122,22 @@ def assert_whole(sums: list[torch.Tensor]) -> None:
 def test_a_new_replica_is_sent_the_state_and_adds_from_then_on(job: Job) -> None:
     assert_whole(job.add(0, nodes((0, 0, 2), (2, 2, 3))))
     parts = [torch.arange(5, dtype=torch.uint8), torch.empty(0), torch.randn(1 << 20)]
-    calls = []
+    calls, others = [], [torch.ones_like(part) for part in parts[1:]]
     with ThreadPoolExecutor(1) as pool:
-        received = pool.submit(received_state, job.new, lambda: calls.append("alive"))
+        received = pool.submit(receive_state, job.new, lambda: calls.append("alive"), others)
         job.admit(0, state=parts)
         job.admit(2)
-        found = received.result()
+        index = received.result()
     assert calls, "it shows that it lives"
-    assert [bytes(part) for part in found] == [part.numpy().tobytes() for part in parts]
+    assert bytes(index) == parts[0].numpy().tobytes()
+    assert all(map(torch.equal, others, parts[1:]))
     assert_whole(job.add(1, nodes((0, 0, 1), (1, 1, 2), (2, 2, 3))))
 
 
 def test_what_a_new_replica_adds_before_others_admit_it_is_read_when_they_do(job: Job) -> None:
     job.add(0, nodes((0, 0, 2), (2, 2, 3)))
     job.admit(0, state=[torch.ones(3)])
-    received_state(job.new, lambda: None)
+    receive_state(job.new)
     result = SHAPE.new()
     job.new.add(1, 0, {Node(1, 2): torch.full((SHAPE.numel,), 10.0)}, result)
     early = SHAPE.new()
@@ -138,7 +151,7 @@ def test_what_a_new_replica_adds_before_others_admit_it_is_read_when_they_do(job
 
 def test_others_that_lose_a_replica_continue_without_a_new_one_that_has_no_state(job: Job) -> None:
     with ThreadPoolExecutor(1) as pool:
-        received = pool.submit(received_state, job.new, lambda: None)
+        received = pool.submit(receive_state, job.new)
         mine = Position(1, (0, 1)), Position(1, (2,))
         found = job.regroup(AFTER_NEXT_LOSS, ALL, mine)
         assert found == [dict(zip(LIVING, mine, strict=True))] * 2
@@ -150,7 +163,7 @@ def test_others_that_lose_a_replica_continue_without_a_new_one_that_has_no_state
 def test_a_new_replica_ends_if_the_one_that_sends_its_state_does(job: Job) -> None:
     job.exchanges[0].close()
     with pytest.raises(ReplicaLost, match="replica 0 is lost"):
-        received_state(job.new, lambda: None)
+        receive_state(job.new)
 
 
 def test_a_new_replica_that_is_lost_before_it_is_admitted_is_replaced_by_the_next(job: Job) -> None:
@@ -162,14 +175,14 @@ def test_a_new_replica_that_is_lost_before_it_is_admitted_is_replaced_by_the_nex
         mine, to_new[number] = socket.socketpair()
         job.connect(number, mine)
     with pytest.raises(ReplicaLost, match="replica 0 is lost"):
-        received_state(before, lambda: None)
+        receive_state(before)
     before.close()
     job.new.expect_state(0)
     job.new.use(Links(to_new, job.new), WITH_NEW + 1)
     assert_whole(job.add(0, nodes((0, 0, 2), (2, 2, 3))))
     for number in LIVING:
         job.admit(number, WITH_NEW + 1, [torch.ones(2)] if number == 0 else ())
-    assert len(received_state(job.new, lambda: None)) == 1
+    assert len(receive_state(job.new)) == torch.ones(2).nbytes
     assert_whole(job.add(1, nodes((0, 0, 1), (1, 1, 2), (2, 2, 3))))
 
 
@@ -190,9 +203,43 @@ def test_the_state_comes_too_late_once_others_continue_without_a_new_replica(job
     with ThreadPoolExecutor(1) as pool:
         alone = pool.submit(exchange.regroup, AFTER_NEXT_LOSS, ALL, Position(0, (2,)))
         with pytest.raises(ReplicaLost, match="another replica continues without this one"):
-            received_state(job.new, lambda: None)
+            receive_state(job.new)
         job.admit(0, state=[torch.ones(3)])
         with pytest.raises(ReplicaLost, match="another replica continues without this one"):
-            received_state(job.new, lambda: None)
+            receive_state(job.new)
         job.exchanges[0].regroup(AFTER_NEXT_LOSS, ALL, Position(0, (0, 1)))
         assert sorted(alone.result()) == [*LIVING]
+
+
+@pytest.mark.parametrize("others", [[torch.ones(3)], [torch.ones(3)] * 3, [torch.ones(3), torch.ones(5)]])
+def test_state_that_does_not_fit_the_new_replica_ends_it(job: Job, others: list[torch.Tensor]) -> None:
+    parts = [torch.ones(1), torch.ones(3), torch.ones(4)]
+    with ThreadPoolExecutor(1) as pool:
+        received = pool.submit(receive_state, job.new, others=others)
+        job.admit(0, state=parts)
+        with pytest.raises(ReplicaLost, match="it sent other state than this rank has"):
+            received.result()
+
+
+def test_the_state_may_change_once_a_new_replica_is_admitted(job: Job) -> None:
+    parts = [torch.ones(1), torch.ones(1 << 20), torch.ones(1 << 20)]
+    others = [torch.zeros_like(part) for part in parts[1:]]
+    with ThreadPoolExecutor(2) as pool:
+        admitted = pool.submit(job.admit, 0, state=parts)
+        with pytest.raises(Late):
+            admitted.result(0.2)
+        received = pool.submit(receive_state, job.new, others=others)
+        admitted.result()
+        for part in parts:
+            part.zero_()
+        received.result()
+    assert all(bool((part == 1).all()) for part in others)
+
+
+def test_no_state_is_awaited_by_those_that_send_it_once_the_new_replica_is_lost(job: Job) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        admitted = pool.submit(job.admit, 0, state=[torch.ones(1), torch.ones(1 << 20)])
+        with pytest.raises(Late):
+            admitted.result(0.2)
+        job.exchanges[0].drop(lambda: [1])
+        admitted.result()

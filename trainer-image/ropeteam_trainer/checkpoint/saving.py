@@ -11,7 +11,7 @@ soon as all ranks have written; those saves are synchronous.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -287,13 +287,15 @@ class Checkpoints:
 
     # ---- ranks that join others
 
-    def captured(self, step: int, data: dict[str, int] | None, more: Mapping[str, int]) -> list[torch.Tensor]:
+    def captured(
+        self, step: int, data: dict[str, int] | None, more: Mapping[str, int], copied: bool
+    ) -> list[torch.Tensor]:
         """State of this step for another rank, as handover.captured()."""
-        return handover.captured(self._objects, step, data, self.newest, more)
+        return handover.captured(self._objects, step, data, self.newest, more, copied)
 
-    def adopt(self, parts: Sequence[memoryview]) -> handover.HandedOver:
+    def adopt(self, receive: handover.Receive) -> handover.HandedOver:
         """Load the state that another rank has captured."""
-        found = handover.load(self._objects, parts)
+        found = handover.load(self._objects, receive)
         rng.reseed(found.step, self._world.rank)
         self.newest = found.newest
         return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -215,7 +216,7 @@ class CollectiveRole:
         assert isinstance(self._checkpoints, Checkpoints)
         checkpoints, data = self._checkpoints, self._session.feed.state()
         with self._session.heart.during("restore"):
-            state = lambda: checkpoints.captured(step, data, {"exchanges": exact.done})  # noqa: E731
+            state = partial(checkpoints.captured, step, data, {"exchanges": exact.done})
             if not exact.admit(arrival, state):
                 return
             checkpoints.join_again(arrival.world)
@@ -230,7 +231,8 @@ class CollectiveRole:
         assert self._wrapped.exact is not None
         assert isinstance(self._checkpoints, Checkpoints)
         with session.heart.during("restore"):
-            found = self._checkpoints.adopt(self._wrapped.exact.admitting.received_state(session.heart.write))
+            receive = partial(self._wrapped.exact.admitting.receive_state, alive=session.heart.write)
+            found = self._checkpoints.adopt(receive)
             session.feed.join_begun()
             self._wrapped.exact.join(worlds.first.world_id, found.more["exchanges"])
             if not self.follows:

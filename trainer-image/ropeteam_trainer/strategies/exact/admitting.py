@@ -11,12 +11,14 @@ from torch import nn
 
 from ropeteam_trainer.strategies.exact.callbacks import Callbacks
 from ropeteam_trainer.strategies.exact.decisions import Admission
-from ropeteam_trainer.strategies.exact.equality import flat_copy, unsaved_buffers
+from ropeteam_trainer.strategies.exact.equality import flat_copy, flat_view, unsaved_buffers
 from ropeteam_trainer.strategies.exact.exchange import Exchange
 from ropeteam_trainer.strategies.exact.following import FOLLOWED, STATE, behind, most_behind
 from ropeteam_trainer.strategies.exact.members import Arrival, Replication
 from ropeteam_trainer.strategies.exact.sums import ReplicaLost
 
+State = Callable[[bool], Sequence[torch.Tensor]]
+"""The parts of the state, flat tensors on the CPU. Given: whether training continues while they are sent."""
 _ALIVE_SECONDS = 5.0
 """Interval in which a replica that waits for its state shows that it lives."""
 _END_SECONDS = 10.0
@@ -50,13 +52,14 @@ class Admitting:
         self._admission.arrival = arrival
         self._exchange.look_again()
 
-    def admit(self, arrival: Arrival, done: int, state: Callable[[], Sequence[torch.Tensor]]) -> bool:
+    def admit(self, arrival: Arrival, done: int, state: State) -> bool:
         """Admit new replicas after so many exchanges, or have them follow first. The lowest of the others
-        sends them `state()`: tensors on the CPU that must not change. Returns whether they are admitted."""
+        sends them the state. Returns whether they are admitted."""
         new, sent = arrival.connections, list[torch.Tensor]()
         leads = self._replica == min(self._everyone - {*new})
         if leads and not arrival.has_caught_up:
-            sent = [*state(), *map(flat_copy, unsaved_buffers(self._parts))]
+            flat = flat_copy if self._may_follow else flat_view
+            sent = [*state(self._may_follow), *map(flat, unsaved_buffers(self._parts))]
         if not self._may_follow:
             self._exchange.admit(arrival.number, self._everyone, new, sent)
         elif arrival.has_caught_up:
@@ -120,22 +123,32 @@ class Admitting:
         new = self._exchange.newcomer
         return new is not None and new.follows
 
-    def received_state(self, alive: Callable[[], None]) -> list[memoryview]:
-        """The parts of the state, once all mates have theirs, however long that takes, but for buffers that
-        are in no state_dict: those are set. alive: called now and then meanwhile. Raises ReplicaLost."""
+    def receive_state(
+        self, places: Callable[[memoryview], Sequence[torch.Tensor]], alive: Callable[[], None]
+    ) -> None:
+        """Receive the state, however long that takes. places: called with its index; returns flat tensors on
+        the CPU for the other parts, but for buffers that are in no state_dict: those are set. Returns once
+        all mates have theirs. alive: called now and then meanwhile. Raises ReplicaLost."""
         new = self._exchange.newcomer
         assert new is not None
-        while new.awaits_state:
-            alive()
-            self._exchange.wait_for(lambda: not new.awaits_state, [new.source], _ALIVE_SECONDS)
-        parts, buffers = new.state(), unsaved_buffers(self._parts)
-        own = len(parts) - len(buffers)
-        for buffer, part in zip(buffers, parts[own:], strict=True):
-            if len(part):
-                buffer.copy_(torch.frombuffer(part, dtype=buffer.dtype).view(buffer.shape))
+        self._await_newcomer(lambda: new.index is not None, alive)
+        assert new.index is not None
+        buffers = unsaved_buffers(self._parts)
+        flat_buffers = [flat_view(buffer) for buffer in buffers]
+        self._exchange.receive_into([*places(new.index), *flat_buffers])
+        self._await_newcomer(lambda: not new.awaits_state, alive)
+        for buffer, flat in zip(buffers, flat_buffers, strict=True):
+            buffer.copy_(flat.view(buffer.shape))
         with self._callbacks.waiting():
             self._mates.highest([0])
-        return parts[:own]
+
+    def _await_newcomer(self, has_come: Callable[[], bool], alive: Callable[[], None]) -> None:
+        """Wait for what this replica, which is new, is sent."""
+        new = self._exchange.newcomer
+        assert new is not None
+        while not has_come():
+            alive()
+            self._exchange.wait_for(has_come, [new.source], _ALIVE_SECONDS)
 
     def is_member_after(self, done: int) -> bool:
         """Whether this replica, which follows others, is a member after so many exchanges. Returns once it

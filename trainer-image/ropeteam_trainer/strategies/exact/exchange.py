@@ -176,9 +176,9 @@ class Exchange:
         admitted_at: int | None = None,
     ) -> None:
         """Continue with these members from the next exchange, and send the new ones the state: tensors on
-        the CPU that must not change any more. newcomers: as they were given to connect(); one that has been
-        replaced since is lost. admitted_at: new ones have followed, and are members after so many
-        exchanges."""
+        the CPU, which may change again when this returns. newcomers: as they were given to connect(); one
+        that has been replaced since is lost. admitted_at: new ones have followed, and are members after so
+        many exchanges."""
         kind, done = (STATE, 0) if admitted_at is None else (ADMITTED, admitted_at)
         links, chosen = self._links, frozenset(members)
         assert links is not None
@@ -191,11 +191,19 @@ class Exchange:
             links.resume()
 
         links.call(enter)
-        self.lead(newcomers, kind, world, state, done)
+        links.wait(self.lead(newcomers, kind, world, state, done))
 
     def expect_state(self, source: int, follows: bool = False) -> None:
         """This replica is new, as in Newcomer(). Called before use()."""
         self.newcomer = Newcomer(source, self._shapes, follows)
+
+    def receive_into(self, places: Sequence[torch.Tensor]) -> None:
+        """Receive the state of a new replica into these tensors, as Newcomer.receive_into()."""
+        links, new = self._links, self.newcomer
+        assert links is not None
+        assert new is not None
+        links.run(lambda: new.receive_into([*map(as_bytes, places)]))
+        links.run(links.resume)
 
     def wait_for(
         self, is_there: Callable[[], bool], replicas: Iterable[int], seconds: float | None = None
@@ -218,20 +226,16 @@ class Exchange:
         world: int,
         values: Sequence[torch.Tensor],
         done: int = 0,
-    ) -> None:
-        """Send new replicas a message for each of these tensors on the CPU, which must not change any more.
-        One that has been replaced since gets none. world: number of the members with them. done: exchanges
-        before."""
-        links = self._links
-        assert links is not None
-
-        def send() -> None:
-            for replica, connection in newcomers.items():
-                for number, each in enumerate(values if links.serves(replica, connection) else ()):
-                    links.send(replica, Header(kind, world, number, 0, len(values), done), as_bytes(each))
-            links.resume()
-
-        links.run(send)
+    ) -> threading.Event:
+        """Send new replicas a message for each of these tensors on the CPU, which must not change before the
+        returned event: all is sent, or never will be. One that has been replaced since gets none. world:
+        number of the members with them. done: exchanges before."""
+        assert self._links is not None
+        messages = (
+            (Header(kind, world, number, 0, len(values), done), as_bytes(each))
+            for number, each in enumerate(values)
+        )
+        return self._links.send_all(newcomers, messages)
 
     def report_progress(self, done: int) -> None:
         """Send the others the number of exchanges that this replica, which follows them, has done."""

@@ -75,20 +75,42 @@ class Newcomer:
         self.admitted_at: int | None = None
         """Number of exchanges after which it is a member. None: not known yet."""
         self.sums = WholeSums(shapes)
-        self._state: dict[int, memoryview] = {}
+        self.index: memoryview | None = None
+        """The first part of the state. None: it has not come yet."""
+        self._places: Sequence[memoryview] | None = None
+        """Memory of the other parts. None: it is not known before the index is read."""
+        self._next = 0
+        """Number of the part that is due."""
 
     @property
     def is_apart(self) -> bool:
         """Whether others that regroup continue without it: it is no member yet."""
         return self.awaits_state or (self.follows and self.admitted_at is None)
 
-    def buffer(self, header: Header, size: int) -> memoryview:
+    def receive_into(self, places: Sequence[memoryview]) -> None:
+        """Receive the parts of the state after the first one there."""
+        self._places = places
+
+    def buffer(self, header: Header, size: int) -> memoryview | None:
         """As Receiver.buffer()."""
         if header.kind == FOLLOWED:
             return self.sums.buffer(header, size)
-        if header.kind == STATE and header.bucket in self._state:
-            raise ValueError(f"it sent part {header.bucket} of the state, which was not due")
-        return memoryview(bytearray(size))
+        return memoryview(bytearray(size)) if header.kind == ADMITTED else self._place(header, size)
+
+    def _place(self, header: Header, size: int) -> memoryview | None:
+        """Memory of a part of the state. None: it is not known yet."""
+        if header.bucket != self._next:
+            raise ValueError(f"it sent part {header.bucket} of the state, and {self._next} was due")
+        if self._next == 0:
+            place = memoryview(bytearray(size))
+        elif self._places is None:
+            return None
+        elif len(self._places) != header.end - 1 or len(self._places[self._next - 1]) != size:
+            raise ValueError(f"it sent other state than this rank has: {size} bytes in part {self._next}")
+        else:
+            place = self._places[self._next - 1]
+        self._next += 1
+        return place
 
     def received(self, header: Header, payload: memoryview) -> None:
         """As Receiver.received()."""
@@ -99,13 +121,8 @@ class Newcomer:
         elif header.kind == ADMITTED:
             self.admitted_at = header.step
         else:
-            self._state[header.bucket] = payload
-            self.awaits_state = len(self._state) < header.end
-
-    def state(self) -> list[memoryview]:
-        """The parts of the state, which are forgotten here."""
-        parts, self._state = self._state, {}
-        return [part for _, part in sorted(parts.items())]
+            self.index = self.index or payload
+            self.awaits_state = header.bucket + 1 < header.end
 
 
 def most_behind(exchanges: int) -> int:

@@ -20,7 +20,7 @@ import socket
 import struct
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -140,7 +140,11 @@ class Links:
                 done.set()
 
         self.run(call_and_note)
-        while not done.wait(1.0) and self._thread.is_alive():
+        self.wait(done)
+
+    def wait(self, event: threading.Event) -> None:
+        """Return once the thread of the connections has set this, or has ended."""
+        while not event.wait(1.0) and self._thread.is_alive():
             pass
 
     def add(self, connections: Mapping[int, socket.socket]) -> None:
@@ -173,6 +177,32 @@ class Links:
         peer.outbox.append(_Message(memoryview(_HEADER.pack(*header, len(payload))), payload, sent))
         if not peer.is_full:
             self._flush(peer)
+
+    def send_all(
+        self, to: Mapping[int, socket.socket], messages: Iterable[tuple[Header, memoryview]]
+    ) -> threading.Event:
+        """Send these messages to each replica that still has this connection. From any thread. The payloads
+        must not change before the returned event: all is sent, or never will be."""
+        done = threading.Event()
+
+        def send() -> None:
+            served = [number for number, connection in to.items() if self.serves(number, connection)]
+            unsent = 1  # until all are in outboxes
+
+            def note_sent() -> None:
+                nonlocal unsent
+                unsent -= 1
+                if unsent == 0:
+                    done.set()
+
+            for header, payload in messages:
+                for number in served:
+                    unsent += 1
+                    self.send(number, header, payload, note_sent)
+            note_sent()
+
+        self.run(send)
+        return done
 
     def withdraw(self) -> None:
         """Send none of the messages that are still to be sent: their memory may change now. The rest of one

@@ -19,7 +19,7 @@ from ropeteam_trainer.contract.world import WorldId
 from ropeteam_trainer.data.decisions.plan import Leaf, mix
 from ropeteam_trainer.data.substitution import UntracedArgument
 from ropeteam_trainer.partition.reductiontree import Node
-from ropeteam_trainer.strategies.exact.admitting import Admitting
+from ropeteam_trainer.strategies.exact.admitting import Admitting, State
 from ropeteam_trainer.strategies.exact.buffers import RunningStatistics
 from ropeteam_trainer.strategies.exact.callbacks import Callbacks, MoreLeaves
 from ropeteam_trainer.strategies.exact.decisions import Decisions
@@ -339,7 +339,7 @@ class ExactStep:
 
     # ---- lost and new replicas
 
-    def admit(self, arrival: Arrival, state: Callable[[], Sequence[torch.Tensor]]) -> bool:
+    def admit(self, arrival: Arrival, state: State) -> bool:
         """As Admitting.admit(), with the new replicas of due."""
         if not self.admitting.admit(arrival, self._done, state):
             return False
