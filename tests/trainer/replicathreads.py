@@ -257,7 +257,7 @@ class Replica:
                 run = trained_step(self.model, self.exact, self._compute(step), step, self.world.leaves, own)
                 gradients.append(run)
                 if due := self.exact.decisions.admission.due:
-                    self.exact.admit(due, list)
+                    self.exact.admit(due, lambda _: [])
                     self.arrival = due
                 with self.world.change():
                     self.done += 1
