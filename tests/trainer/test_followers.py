@@ -21,6 +21,7 @@ from ropeteam_trainer.strategies.exact.following import (
     ADMITTED,
     FOLLOWED,
     MOST_BEHIND,
+    MOST_BYTES,
     STATE,
     behind,
     most_behind,
@@ -112,7 +113,7 @@ def test_the_others_wait_for_one_that_is_too_far_behind(job: Job) -> None:
     send_state(job)
     leading = admitting(job, 0)
     leading._begun_at = DONE
-    most = next(n for n in range(MOST_BEHIND) if n + 1 > most_behind(n + 1))
+    most = next(n for n in range(MOST_BEHIND) if n + 1 > most_behind(n + 1, 40))
     with ThreadPoolExecutor(1) as pool:
         pool.submit(leading.lead, [torch.ones(10)], DONE + most).result(60)
         late = pool.submit(leading.lead, [torch.ones(10)], DONE + most + 1)
@@ -193,7 +194,13 @@ def test_the_progress_of_the_one_before_does_not_count(job: Job) -> None:
 
 
 def test_one_that_is_slower_than_the_others_may_be_less_and_less_behind() -> None:
-    assert [most_behind(n) for n in (0, 3, 4, 63, 64, 999)] == [16, 16, 15, 1, 0, 0]
+    assert [most_behind(n, 40) for n in (0, 3, 4, 63, 64, 999)] == [16, 16, 15, 1, 0, 0]
+
+
+def test_the_sums_of_many_exchanges_take_no_more_than_their_limit_or_those_of_one() -> None:
+    sizes = MOST_BYTES // 16, MOST_BYTES // 15, MOST_BYTES // 3, MOST_BYTES, MOST_BYTES + 1
+    assert [most_behind(0, size) for size in sizes] == [16, 15, 3, 1, 1]
+    assert [most_behind(n, MOST_BYTES // 3) for n in (4, 8, 12, 16)] == [2, 1, 0, 0]
 
 
 @pytest.mark.parametrize("lost", [False, True])

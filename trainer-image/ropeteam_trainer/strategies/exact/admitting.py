@@ -72,7 +72,7 @@ class Admitting:
             return False
         return True
 
-    def lead(self, sums: Iterable[torch.Tensor], done: int) -> None:
+    def lead(self, sums: Sequence[torch.Tensor], done: int) -> None:
         """Send the sums of an exchange, before which so many were done, to new replicas that follow. The
         lowest of the others does."""
         following = self._admission.following
@@ -81,7 +81,7 @@ class Admitting:
         new = following.connections
         if self._replica == min(self._everyone - {*new}):
             self._exchange.lead(new, FOLLOWED, following.number, [*map(flat_copy, sums)], done)
-        most = most_behind(done - self._begun_at)
+        most = most_behind(done - self._begun_at, sum(each.nbytes for each in sums))
         self._await_progress(following, done, most, self._begun_at, self._exchange.seconds)
 
     def have_caught_up(self, done: int) -> bool:

@@ -25,6 +25,8 @@ that a new replica has done; that after which it is a member."""
 MOST_BEHIND, _CLOSER_EVERY = 16, 4
 """Exchanges by which new replicas may be behind: the others wait for them then, whose sums take memory. After
 so many exchanges it is one less."""
+MOST_BYTES = 1 << 30
+"""Size of the sums by which new replicas may be behind, if it is more than those of one exchange."""
 
 
 class WholeSums:
@@ -125,10 +127,11 @@ class Newcomer:
             self.awaits_state = header.bucket + 1 < header.end
 
 
-def most_behind(exchanges: int) -> int:
+def most_behind(exchanges: int, size: int) -> int:
     """Number by which new replicas may be behind after they have followed for so many exchanges. It falls to
-    0, so that those that are slower than the others are admitted too."""
-    return max(0, MOST_BEHIND - exchanges // _CLOSER_EVERY)
+    0, so that those that are slower than the others are admitted too. size: bytes of the sums of one."""
+    most = max(1, min(MOST_BEHIND, MOST_BYTES // size))
+    return max(0, most - exchanges // _CLOSER_EVERY)
 
 
 def behind(progress: Mapping[int, int], replicas: Iterable[int], done: int, begun_at: int) -> int:
