@@ -83,7 +83,10 @@ class Bucket:
 
     def new_result(self) -> Flat:
         """Buffer on the CPU for the sum of all replicas. Always a new one: the script may keep gradients."""
-        values = torch.empty(self.shape.numel, dtype=self.shape.dtype, device="cpu")
+        return self.result_of(self.shape.new())
+
+    def result_of(self, values: torch.Tensor) -> Flat:
+        """The sum of all replicas, which is in this memory."""
         return Flat(values, self._views(values))
 
     def set_gradients(self, result: Flat, used: Iterator[float]) -> None:

@@ -257,8 +257,8 @@ class ExactStep:
         return total
 
     def _take(self, sums: Sequence[torch.Tensor]) -> None:
-        for result, values in zip(self._results, sums, strict=True):
-            result.values.copy_(values)
+        pairs = zip(self._tree.buckets, sums, strict=True)
+        self._results = [bucket.result_of(values) for bucket, values in pairs]
 
     def _has_sums_of_another(self, members: Members, compute_leaves: Callable[[Sequence[int]], None]) -> bool:
         """Regroup. Whether another replica had the sums, and has sent them. If not, they are begun again,
