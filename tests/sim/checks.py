@@ -195,8 +195,8 @@ class Checks:
     def _check_files(self, grant: Grant, size: int, exact: bool) -> None:
         """All ranks have saved, or under sync Exact one for all."""
         setup, names = self._world.setup, {file.name for file in grant.files}
-        if exact and grant.world_size == 1 < size:
-            require(len(names) == 2 and "state.pt" in names, "one has saved all", grant.ref, names)
+        if exact and grant.world_size == setup.mates < size:
+            require(names in setup.whole_files, "one replica has saved all", grant.ref, names)
             self.counts["commits by one for all"] += 1
             return
         require(grant.world_size == size, "a commit is of all ranks", grant.ref, grant.world_size)

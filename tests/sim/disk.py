@@ -36,8 +36,10 @@ class Folder:
 
 
 class Disk:
-    def __init__(self, random: Random, job: str, job_uid: str, lead_rank: int = 0) -> None:
+    def __init__(self, random: Random, job: str, job_uid: str, lead_rank: int = 0, mates: int = 1) -> None:
+        """mates: ranks of a replica, which save together for all."""
         self._random, self._job, self._job_uid, self._lead_rank = random, job, job_uid, lead_rank
+        self._mates = mates
         self.folders: dict[str, Folder] = {}
         self.journal: dict[str, str] = {}
         self.slowness = 1.0
@@ -53,7 +55,8 @@ class Disk:
         return (0.05 + 0.3 * self._random.random()) * self.slowness
 
     def _shard_place(self, step: int, world_id: WorldId, rank: int, whole: bool) -> tuple[Folder, list[str]]:
-        names = ["state.pt"] if whole or rank == self._lead_rank else []
+        leads = rank % self._mates == 0 if whole else rank == self._lead_rank
+        names = ["state.pt"] if leads else []
         names.append(f"rank-{rank}.pt")
         name = folder(CheckpointRef(step, world_id, run=self._job_uid))
         return self.folders.setdefault(name, Folder(step, world_id)), names

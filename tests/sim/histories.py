@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
+from math import lcm
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
@@ -59,15 +60,28 @@ _DRAWN = st.builds(
     fence=st.sampled_from((11, 11, 1, 30)),
     self_fence=st.sampled_from((0, 0, 1)),
     exact=st.sampled_from((0, 0, 1)),
+    mates=st.sampled_from((1, 1, 2, 2, 3)),
+    follow=st.sampled_from((0, 1)),
 )
 
 
 def _legal(drawn: Setup) -> Setup:
-    """Servers and replicas save; `fence` was drawn as what it has more than `lost`."""
+    """Servers and replicas save. `fence` was drawn as what it has more than `lost`."""
     exact = 0 if drawn.servers else drawn.exact
     feature_level = 3 if drawn.servers or exact else drawn.feature_level
     fence = max(FENCE_LEAST, drawn.lost + drawn.fence)
-    return replace(drawn, exact=exact, feature_level=feature_level, fence=fence)
+    legal = replace(drawn, exact=exact, feature_level=feature_level, fence=fence)
+    return _of_whole_replicas(legal) if exact else replace(legal, mates=1, follow=0)
+
+
+def _of_whole_replicas(drawn: Setup) -> Setup:
+    """Of two or three, if they are of several ranks: in one pod, in several, or in parts of them."""
+    if drawn.mates == 1:
+        return drawn
+    workers = lcm(drawn.mates, drawn.processes) // drawn.processes
+    while workers * drawn.processes < min(6, max(2, drawn.workers) * drawn.mates):
+        workers += lcm(drawn.mates, drawn.processes) // drawn.processes
+    return replace(drawn, workers=workers)
 
 
 _SETUPS = _DRAWN.map(_legal)

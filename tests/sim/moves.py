@@ -81,6 +81,13 @@ def _kill_rank(world: World, move: Move) -> None:
         rank.die(exit)
 
 
+def _kill_beside_a_sum(world: World, move: Move) -> None:
+    """While replicas have the sum of a step, or wait for it."""
+    if world.setup.exact:
+        world.run_until_moment("sum", 4.0)
+        _kill_rank(world, Move("kill_rank", world.random.randrange(MOST + 1), move.size))
+
+
 def _fail_for_ever(world: World, move: Move) -> None:
     """The exit code that spec.recovery.exitCodes calls final."""
     if (rank := _rank(world, move)) and move.size == 0:
@@ -353,6 +360,7 @@ MOVES: dict[str, Callable[[World, Move], Any]] = {
     "restart": _restart,
     "leave_in_peace": peace.leave_in_peace,
     "evict_in_peace": peace.evict_in_peace,
+    "kill_beside_a_sum": _kill_beside_a_sum,
     "delete_job": _delete_job,
     "ambush": _ambush,
 }

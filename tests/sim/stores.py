@@ -34,6 +34,7 @@ def dies(world: World, agent: Agent, world_id: WorldId) -> None:
         world.film.write(agent.pod.name, f"loses the store of {world_id}")
         del agent.stores[world_id]
         world.checks.status.store_lost(world_id)
+        world.checks.counts["stores lost"] += 1
         agent.see(events.StoreDown(world_id))
 
 

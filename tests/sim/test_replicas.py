@@ -19,9 +19,11 @@ SEEDS = range(2)
 KILLED = ProcessExit(None, 9)
 
 
-def running(seed: int, workers: int = WORKERS, processes: int = 1, steps: int = STEPS) -> World:
+def running(
+    seed: int, workers: int = WORKERS, processes: int = 1, steps: int = STEPS, mates: int = 1, follow: int = 0
+) -> World:
     """All replicas make steps."""
-    setup = Setup(seed, workers, processes, feature_level=3, total_steps=steps, exact=1)
+    setup = Setup(seed, workers, processes, total_steps=steps, exact=1, mates=mates, follow=follow)
     world = World(setup)
     world.run(10.0)
     assert len(replicas(world)) == setup.world_size

@@ -26,8 +26,9 @@ from tests.sim.network import LONGEST_DELAY, Network
 from tests.sim.operator_process import Operator
 from tests.sim.promise import require
 from tests.sim.ranks import Gang, Rank, Script
-from tests.sim.replicas import LEAVES, Replica
+from tests.sim.replicas import Replica
 from tests.sim.servers import Server, ServerConnection, Worker
+from tests.sim.steps import LEAVES
 
 from ropeteam.api.conditions import ConditionType
 from ropeteam.core.seen.observation import Role
@@ -60,6 +61,10 @@ class Setup:
     self_fence: int = 0
     exact: int = 0
     """1: spec.strategy.sync.type Exact."""
+    mates: int = 1
+    """Ranks of a replica: spec.strategy.parallelism.shard."""
+    follow: int = 0
+    """1: spec.strategy.sync.catchUp Follow."""
 
     @property
     def lead_rank(self) -> int:
@@ -74,6 +79,12 @@ class Setup:
     @property
     def world_size(self) -> int:
         return self.workers * self.processes + self.servers
+
+    @property
+    def whole_files(self) -> list[set[str]]:
+        """Files of a checkpoint that one replica has saved for all: by the first, the second, ..."""
+        firsts = range(0, self.world_size, self.mates)
+        return [{"state.pt", *(f"rank-{n}.pt" for n in range(each, each + self.mates))} for each in firsts]
 
     def spec(self) -> dict[str, Any]:
         recovery = {
@@ -98,7 +109,10 @@ class Setup:
             served = {"type": "ParameterServer", "parameterServer": {"servers": self.servers}}
             spec["strategy"] = {"sync": served}
         if self.exact:
-            spec["strategy"] = {"sync": {"type": "Exact"}, "batch": {"microBatches": LEAVES}}
+            sync = {"type": "Exact", "catchUp": "Follow" if self.follow else "Pause"}
+            spec["strategy"] = {"sync": sync, "batch": {"microBatches": LEAVES}}
+            if self.mates > 1:
+                spec["strategy"]["parallelism"] = {"shard": self.mates}
         if self.feature_level >= 2:
             spec["checkpoint"] = {
                 "volume": {"nfs": {"server": "nas", "path": "/"}},
@@ -115,7 +129,7 @@ class World:
         self.clock = Clock()
         self.film = Film(self.clock, film)
         self.network = Network(self.clock, self.random)
-        self.disk = Disk(self.random, JOB_NAME, JOB_UID, setup.lead_rank)
+        self.disk = Disk(self.random, JOB_NAME, JOB_UID, setup.lead_rank, setup.mates)
         data = DataPlan(samples=22, global_batch=4)  # 6 steps make one data epoch, the last of 2 samples
         self.script = Script(setup.feature_level, setup.total_steps, 0.7, 4, data)
         self.checks = Checks(self)
@@ -129,8 +143,8 @@ class World:
         """How often a moment came that is worth an ambush: plan, grant, stop, complete, manifest, write."""
         self.saved_steps: dict[tuple[int, WorldId], dict[int, int]] = {}
         """Contents of each checkpoint of parameter servers, by worker."""
-        self.parameters: dict[int, int] = {}
-        """Of replicas, after each step."""
+        self.parameters: dict[tuple[int, int], int] = {}
+        """Of replicas, by part and step."""
         self._gangs: dict[WorldId, Gang] = {}
         self._lines: dict[WorldId, ServerConnection] = {}
         self._number = 0
