@@ -75,7 +75,7 @@ class Replica(StepRank):
     def _await_state(self) -> bool:
         """Await the state. False: it does not come, since the others continue without this rank."""
         try:
-            self.admitting.received_state(self.touch)
+            self.admitting.receive_state(lambda _: [], self.touch)
         except ReplicaLost:
             return False
         return True
@@ -138,7 +138,7 @@ class Replica(StepRank):
 
     def admit(self, arrival: rules.Arrival) -> None:
         """Of one that trains."""
-        if self.admitting.admit(arrival, self.step, lambda: [STATE]):
+        if self.admitting.admit(arrival, self.step, lambda _: [STATE]):
             self._enter(arrival.world)
             self._join_group()
         else:

@@ -137,6 +137,10 @@ class Wires:
     def expect_state(self, source: int, follows: bool) -> None:
         self.newcomer = Newcomer(source, [SHAPE], follows)
 
+    def receive_into(self, places: Sequence[torch.Tensor]) -> None:
+        """The state is one message, the index."""
+        assert not places
+
     def receive(self, header: Header, content: Any) -> None:
         """A message of the source. Those among earlier members are dropped."""
         new = self.newcomer
