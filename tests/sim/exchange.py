@@ -46,6 +46,9 @@ class Sent:
     to: frozenset[int]
     position: Position
     votes: tuple[int, ...] = ()
+    weights: int = 0
+    """The parameters of which the gradients are. The sender may have others by now: it continues alone while
+    the last part comes from a pod that was frozen."""
 
 
 class Part:
@@ -65,14 +68,14 @@ class Part:
         parts = self._parts.setdefault(key, {})
         require(rank.replica not in parts, "a replica adds once to a sum", rank.number, key)
         mine = Position(rank.step, rank.held)
-        parts[rank.replica] = Sent(rank, rank.members, mine, votes)
+        parts[rank.replica] = Sent(rank, rank.members, mine, votes, rank.weights)
         require(len({part.to for part in parts.values()}) == 1, "members of one number are the same", key)
         if any(part.sender.members_number != rank.members_number for part in parts.values()):
             return  # these are members with others now, and drop it
         if parts.keys() == rank.members:
             leaves = sorted(leaf for part in parts.values() for leaf in part.position.leaves)
             require(leaves == [*range(LEAVES)], "a micro-batch counts exactly once in a step", key, leaves)
-            weights = {part.sender.weights for part in parts.values()}
+            weights = {part.weights for part in parts.values()}
             require(len(weights) == 1, "gradients that are added are of the same parameters", key)
             self._delivered[key] = set()
             for part in parts.values():
