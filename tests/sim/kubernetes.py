@@ -24,7 +24,7 @@ from ropeteam.api.status import JobStatus
 from ropeteam.core.objects.actions import Action, CreateSecret
 from ropeteam.core.objects.execution import carry_out
 from ropeteam.core.seen import names
-from ropeteam.core.seen.observation import ContainerSeen, PodSeen, ServiceSeen
+from ropeteam.core.seen.observation import ContainerSeen, PodSeen, Role, ServiceSeen
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 JOB_NAME, JOB_UID = "climb", "0a1b2c3d-job"
@@ -78,6 +78,8 @@ class Kubernetes:
         self.start_process: Callable[[Pod, int], Any]
         self.created: list[Pod] = []
         """Every pod ever created, for the checks."""
+        self.is_full = False
+        """No node has capacity for another worker's pod."""
         self._uids = 0
         self._times: list[float] = []
         self._views: list[View] = []
@@ -203,7 +205,8 @@ class Kubernetes:
     def _schedule(self, pod: Pod) -> None:
         if self.pods.get(pod.name) is not pod:
             return
-        ready = [kubelet for kubelet in self.kubelets if not kubelet.lost]
+        fits = pod.role is Role.COORDINATOR or not self.is_full
+        ready = [kubelet for kubelet in self.kubelets if fits and not kubelet.lost]
         if not ready:
             pod.scheduled_message = f"0/{len(self.kubelets)} nodes are available"
             self.changed()

@@ -227,6 +227,10 @@ def _remove_node(world: World, move: Move) -> None:
     world.kubernetes.kubelets[move.place % len(world.kubernetes.kubelets)].disown()
 
 
+def _fill_nodes(world: World, move: Move) -> None:
+    world.kubernetes.is_full = move.size % 2 == 0
+
+
 def _delete_pod(world: World, move: Move) -> None:
     if pod := _pick(list(world.kubernetes.pods.values()), move):
         world.kubernetes.delete_pod(pod, None if move.size % 2 else 0.0)
@@ -344,6 +348,7 @@ MOVES: dict[str, Callable[[World, Move], Any]] = {
     "node_back": _node_back,
     "cut_off": _partition_one,
     "remove_node": _remove_node,
+    "fill_nodes": _fill_nodes,
     "delete_pod": _delete_pod,
     "force_delete_pod": _force_delete_pod,
     "evict_pod": _evict_pod,
