@@ -79,6 +79,7 @@ class RecoveringJob:
         self.live: LiveWorld | None = None
         """The world of now. None: the first."""
         self._committed: int | None = None
+        self._deputy: WorldId | None = None
         self._started_in = dict.fromkeys(range(ranks), self._first)
         self._reports = dict.fromkeys(range(ranks), 0)
         """Of each rank, how many times those before it have reported that they can continue."""
@@ -180,13 +181,16 @@ class RecoveringJob:
         """Return once these ranks have killed themselves."""
         self.agent.wait(lambda: self.dead() >= {*ranks})
 
-    def lose(self, *ranks: int, killed: bool = True) -> None:
+    def lose(self, *ranks: int, killed: bool = True, deputy: WorldId | None = None) -> None:
         """Count these ranks as lost with their mates, and new ones that have not joined yet, and send that to
-        the others. killed: False: they may live on, as on a node that is not reached any more."""
+        the others. killed: False: they may live on, as on a node that is not reached any more. deputy: number
+        under which the others save from then on."""
         new = (rank for rank in self.started if not self.can_continue(rank))
         self.lost |= self._with_mates({*ranks, *new})
         for rank in self.lost if killed else ():
             self.group.kill_one(rank)
+        if deputy:
+            self._deputy = self.agent.world_id = deputy
         self._send()
 
     def replace(self, faults: Mapping[int, str] | None = None) -> None:
@@ -194,7 +198,7 @@ class RecoveringJob:
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._stores.append(store)
         world_id = WorldId(1, 0, self._first.n + len(self._stores))
-        started, self.lost = (*sorted(self.lost),), frozenset()
+        started, self.lost, self._deputy = (*sorted(self.lost),), frozenset(), None
         self._started_in |= dict.fromkeys(started, world_id)
         saves_as = self.agent.world_id = self._started_in[0]
         count = len(self._stores)
@@ -244,6 +248,7 @@ class RecoveringJob:
             if self.can_continue(rank):
                 is_new = self.live is None or self._started_in[rank] == self.live.world_id
                 live = None if is_new else self.live
-                line = ToRank(committed_step=self._committed, live_world=live, lost=(*sorted(self.lost),))
+                lost, deputy = (*sorted(self.lost),), self._deputy
+                line = ToRank(committed_step=self._committed, live_world=live, lost=lost, saves_as=deputy)
                 with suppress(OSError):  # it has just ended
                     self.agent.send(line, [rank])

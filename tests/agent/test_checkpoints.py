@@ -261,6 +261,20 @@ def test_a_world_that_was_superseded_neither_claims_nor_commits_nor_prunes(tmp_p
     assert prune(settings_in(tmp_path), new.held, (line[0],))[0] == CheckpointKey(WorldId(1, 0, 1), 10)
 
 
+def test_the_next_world_continues_from_what_a_deputy_has_committed_beside_it(tmp_path):
+    """World 1 has committed step 10 when its leading agent is cut off; its deputy claims by number 2."""
+    settings, leading = settings_in(tmp_path), claimed(tmp_path).held
+    saved(tmp_path, (10, 1), (20, 1), (30, 2))
+    first = write_manifest(settings, leading, Grant(run_ref(10), 4, FILES, None))
+    deputy = claimed(tmp_path, 2, first).held
+    with pytest.raises(Superseded):
+        write_manifest(settings, leading, Grant(run_ref(20), 4, FILES, first))
+    second = write_manifest(settings, deputy, Grant(run_ref(30, 2), 4, FILES, first))
+    assert claimed(tmp_path, 3, first).restore == (second, first), "status does not name it yet"
+    with pytest.raises(Superseded):
+        write_manifest(settings, deputy, Grant(run_ref(40, 2), 4, FILES, second))
+
+
 def test_a_world_id_that_a_coordinator_counted_twice_is_claimed_once(tmp_path):
     claimed(tmp_path)
     with pytest.raises(Superseded):

@@ -102,9 +102,8 @@ def test_a_world_that_is_superseded_ends_with_that_reason_and_touches_no_checkpo
     exits = {rank.exit for rank in life.report.ranks}
     assert {exit.fingerprint for exit in exits} == {"superseded"}
     assert {exit.message for exit in exits} == {
-        "superseded by term 2: world 2.0.1, of a newer coordinator of this job, has claimed the checkpoint "
-        "folder, so this rank was killed. Nothing to do: if no newer world runs, the operator starts a new "
-        "coordinator"
+        "superseded by term 2: world 2.0.1, a newer one of this job, has claimed the checkpoint folder, so "
+        "this rank was killed. Nothing to do: if no newer world runs, the operator starts a new coordinator"
     }
     assert life.report.superseded == WorldId(2, 0, 1)
     life.ordered(grant=Grant(a_ref(10, digest=""), 4, (), None), lineage=(a_ref(5),))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from functools import partial
 from typing import Any
 
 from tests.agent.model import Begins, Model, State, a_start, held
@@ -14,6 +15,8 @@ from ropeteam_trainer.contract.world import CheckpointRef, WorldId
 
 ISLAND, NEW, NEWEST = Claim(WorldId(1, 0, 1), "a"), Claim(WorldId(2, 0, 1), "b"), Claim(WorldId(3, 0, 1), "c")
 WORLDS = (ISLAND, NEW, NEWEST)
+DEPUTY, SUCCESSOR = Claim(WorldId(1, 0, 2), "b"), Claim(WorldId(1, 0, 3), "c")
+"""Of the coordinator that has planned ISLAND, whose leading agent was cut off."""
 OLD = CheckpointKey(ISLAND.world_id, 10)
 
 
@@ -35,19 +38,19 @@ def trains(world: Claim, *saves: int, keep: int = 1) -> Generator[Any, Any, None
         yield from journal.prune(run, tuple(line[:keep]))
 
 
-def faults(_model: Model, state: State) -> str:
+def faults(_model: Model, state: State, worlds: tuple[Claim, ...] = WORLDS) -> str:
     """Why the promises do not hold in this state; "": they do."""
     for number, counts in enumerate(state.counts):
         lost = [place for who, place in state.deleted if who < number and place in (counts or ())]
         if lost:
-            return f"what {WORLDS[number].world_id} counts was deleted by an older world: {lost}"
-        own = {place for place in state.folders if place.world_id == WORLDS[number].world_id}
+            return f"what {worlds[number].world_id} counts was deleted by an older world: {lost}"
+        own = {place for place in state.folders if place.world_id == worlds[number].world_id}
         newest = max({*(counts or ()), *own}, default=None)
         if (number, newest) in state.deleted:
             return f"{WORLDS[number].world_id} deleted its newest checkpoint"
     first, second = (*state.counts, None, None)[1:3]
     late = {place for place in second or () if place.world_id == ISLAND.world_id} - (first or second or set())
-    return f"{late} came after the claim of {NEW.world_id}, and count" if late else ""
+    return f"{late} came after the claim of {worlds[1].world_id}, and count" if late else ""
 
 
 def explored(*lives: tuple[Claim, tuple[int, ...]]) -> Model:
@@ -67,6 +70,33 @@ def test_what_an_island_commits_after_a_claim_never_counts_later() -> None:
     model = explored((ISLAND, (30,)), (NEW, ()), (NEWEST, ()))
     assert model.wrong == []
     assert model.superseded
+
+
+def test_what_a_deputy_commits_counts_for_the_next_world_and_nothing_that_it_has_superseded() -> None:
+    """The agent of the leading rank was cut off while it commits."""
+    committed, missed = CheckpointKey(DEPUTY.world_id, 40), []
+
+    def leads() -> Generator[Any, Any, None]:
+        yield from journal.commit(held(ISLAND), grant(30, ISLAND))
+
+    def deputizes() -> Generator[Any, Any, None]:
+        run = yield from journal.claim(DEPUTY)
+        yield Begins(run.adopted)
+        yield from journal.commit(run, grant(40, DEPUTY))
+
+    def follows() -> Generator[Any, Any, None]:
+        was_committed = yield journal.ReadEntry(f"{committed}.commit")
+        run = yield from journal.claim(SUCCESSOR)
+        yield Begins(run.adopted)
+        if was_committed and committed not in run.adopted:
+            missed.append(run)
+
+    start = a_start(3, ref(20), ref(10), claims=(ISLAND,))
+    check = partial(faults, worlds=(ISLAND, DEPUTY, SUCCESSOR))
+    model = Model((leads, deputizes, follows), start, check=check).explore()
+    assert (model.wrong, missed) == ([], [])
+    assert model.superseded, "the leading agent, or the deputy, met a newer claim"
+    assert model.states > 1000
 
 
 def test_the_model_finds_a_pruner_that_looks_before_it_renames() -> None:

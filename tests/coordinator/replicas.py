@@ -115,7 +115,8 @@ def saves(seen: Timeline, step: int, *slots: int) -> None:
 def saves_for_all(seen: Timeline, step: int, rank: int) -> None:
     slot = rank // 2
     files = ShardFile("state.pt", 1, "00"), ShardFile(f"rank-{rank}.pt", 1, "00")
-    shard = Shard(rank, seen.state.world.plan.started_in(0), step, files, whole=True)
+    orders = seen.sent_orders(slot)
+    shard = Shard(rank, orders.saves_as or orders.plan.started_in(0), step, files, whole=True)
     seen.reports(slot, shards=(*seen.agents[slot].shards, shard))
 
 

@@ -54,8 +54,8 @@ def test_a_checkpoint_that_one_rank_has_saved_for_all_is_committed_while_others_
     assert lineage(seen) == [(12, "1.0.1"), (8, "1.0.1")]
 
 
-def test_nothing_is_committed_while_the_pod_of_rank_0_is_lost():
-    """The agent there has the claim."""
+def test_nothing_is_committed_while_the_pod_of_rank_0_is_lost_and_no_other_agent_can_claim():
+    """All agents are of an earlier release."""
     seen = film()
     seen.falls_silent(0)
     seen.later(6)

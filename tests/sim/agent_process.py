@@ -284,6 +284,9 @@ class Agent:
         except Superseded as found:
             self.see(events.RunSuperseded(found.by))
             return
+        self._world.checks.keeping.claims(self, plan.world_id)
+        if self.state.world and self.pod.slot != self.config.lead_slot:
+            self._world.checks.continues(self._world.ranks_of(self.state.world.plan), plan)
         restore = disk.carry_out(journal.lineage(held, plan.restore))
         ancestors = disk.carry_out(journal.ancestors(restore))
         self.see(events.RunClaimed(plan.world_id, held, restore, ancestors))

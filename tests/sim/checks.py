@@ -83,7 +83,7 @@ class Checks:
             require(not spoilt, "a world goes on from a checkpoint that verifies", gang.restored)
 
     def continues(self, gang: Gang, plan: Plan) -> None:
-        """A later world that starts ranks beside others of these."""
+        """A later world that starts ranks beside others of these, or the number of a deputy."""
         self._gangs[plan.world_id] = gang
 
     def stepped(self, gang: Gang, step: int) -> None:
@@ -174,9 +174,7 @@ class Checks:
         began = self.lines.of.get(world_id) if setup.servers else self._gangs.get(world_id)
         require(began is not None, "only a formed world commits", world_id)
         assert began is not None
-        require(agent.pod.slot == agent.config.lead_slot, "the leading rank's agent commits", agent.pod.name)
-        if isinstance(began, Gang):
-            require(began.plan.members[0].pod_uid == agent.pod.uid, "rank 0's agent commits", world_id)
+        self.counts["commits of deputies"] += self.keeping.commits(agent, world_id)
         size = began.plan.world_size if isinstance(began, Gang) else setup.world_size
         self._check_files(grant, size, isinstance(began, Gang) and began.lives_on)
         mine = (grant.ref.step, world_id)

@@ -159,7 +159,9 @@ class Coordinator:
 
     def _note_moments(self, before: membership.CoordinatorState) -> None:
         moments, after = self._world.moments, self.state
-        moments["plan"] += after.worlds_planned != before.worlds_planned
+        deputizes = after.deputized != before.deputized
+        moments["plan"] += after.numbers_used != before.numbers_used and not deputizes
+        moments["deputy"] += deputizes
         moments["grant"] += after.grant is not None and after.grant is not before.grant
         moments["stop"] += after.phase is not before.phase and after.phase is WorldPhase.STOPPING
         moments["pause"] += after.phase is not before.phase and after.phase is WorldPhase.DRAINING

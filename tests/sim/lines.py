@@ -57,6 +57,20 @@ class LineChecks:
 
 
 class KeepingChecks:
+    def __init__(self) -> None:
+        self._claimants: dict[WorldId, str] = {}
+        """Pods, by the number of their claim."""
+
+    def claims(self, agent: Agent, number: WorldId) -> None:
+        claimant = self._claimants.setdefault(number, agent.pod.uid)
+        require(claimant == agent.pod.uid, "no two agents claim by one number", number, agent.pod.name)
+
+    def commits(self, agent: Agent, number: WorldId) -> bool:
+        """Whether a deputy of the leading rank's agent has written that manifest."""
+        claimant = self._claimants.get(number)
+        require(claimant == agent.pod.uid, "who has claimed by a number commits", number, agent.pod.name)
+        return agent.pod.slot != agent.config.lead_slot
+
     def kills(self, agent: Agent, ranks: tuple[int, ...]) -> None:
         """A rank that the newest plan keeps is killed for its own fault, or that of its pod, only."""
         world, orders, plan = agent.state.world, agent.state.orders, agent.state.desired_plan

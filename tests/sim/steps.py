@@ -21,7 +21,7 @@ from tests.sim.ranks import Parent
 from tests.sim.waiting import Awaited
 from tests.sim.wires import Wires
 
-from ropeteam_trainer.contract.local import FromRank
+from ropeteam_trainer.contract.local import FromRank, ToRank
 from ropeteam_trainer.contract.world import Plan, WorldId
 from ropeteam_trainer.data.decisions.plan import mix
 from ropeteam_trainer.rank.agentlink import AgentLink
@@ -79,8 +79,9 @@ class StepRank(Peer):
 
     @property
     def saves_as(self) -> WorldId:
-        """While ranks are missing, by the name that the newest world gives."""
-        return ((None if self.whole else self.orders.live_world) or self._joined).saves_as
+        """While ranks are missing, by the name of a deputy, or that which the newest world gives."""
+        line = ToRank() if self.whole else self.orders
+        return line.saves_as or (line.live_world or self._joined).saves_as
 
     @property
     def settled(self) -> bool:

@@ -196,6 +196,10 @@ class World:
             self.checks.plan_is_one(found, rank)
         return found
 
+    def ranks_of(self, plan: Plan) -> Gang:
+        """The ranks that train in a world, or in a later one that continues it."""
+        return self._gangs[plan.server_generation]
+
     def begins(self, plan: Plan) -> None:
         """Ranks of this plan are about to be started, beside others or not."""
         found = self._gangs.get(plan.server_generation)

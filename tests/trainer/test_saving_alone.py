@@ -8,6 +8,8 @@ import pytest
 from lab.ranks.recovery import RecoveringJob, Step
 from tests.trainer.recovering import check, check_others, through
 
+from ropeteam_trainer.contract.world import WorldId
+
 STEP = "ropeteam_trainer.strategies.exact.step:ExactStep"
 
 
@@ -151,6 +153,31 @@ def test_saves_have_the_name_of_the_newest_world_before_its_new_rank_has_joined(
         assert names == [("1.0.1", False), ("1.0.2", True)]
         job.lose(0)
         check_others(job.finish(), 0, undisturbed, job)
+
+
+def test_while_another_agent_commits_for_a_missing_rank_0_saves_have_the_name_of_its_claim(
+    tmp_path: Path, undisturbed: list[Step]
+) -> None:
+    """A step that the first deputy has not committed does not stop the saves for the second one."""
+    deputies = [WorldId(1, 0, 2), WorldId(1, 0, 3)]
+    with RecoveringJob(tmp_path, 3, every_steps=1) as job:
+        job.start()
+        job.make_steps(2)
+        job.lose(0, deputy=deputies[0])
+        job.make_steps(3)
+        manifest = job.commit_alone(4, 1)
+        job.make_steps(2)
+        job.agent.wait(lambda: job.agent.received(1, "shard_step")[-1] > 4)
+        job.lose(deputy=deputies[1])
+        job.make_steps(2)
+        job.agent.wait(lambda: job.agent.received(1, "shard_world")[-1] == deputies[1])
+        check_others(job.finish(), 0, undisturbed, job)
+        worlds = zip(job.agent.received(1, "shard_step"), job.agent.received(1, "shard_world"), strict=True)
+        assert {world for step, world in worlds if step > 2} == {*deputies}
+    with RecoveringJob(tmp_path, 2, number=9) as later:
+        later.start(restore=[manifest.ref])
+        later.permit(4)
+        assert check(later.finish(3), undisturbed, later) == [[5, 6, 7]] * 2
 
 
 @pytest.mark.parametrize("is_replaced", [True, False])

@@ -122,7 +122,7 @@ class Checkpoints:
     @property
     def has_committed(self) -> bool:
         """Whether the last save of this rank for all is committed. True: there was none, it has failed, or
-        its world's leading rank was replaced since."""
+        another agent commits since."""
         step, world_id = self._alone
         is_over = step <= self._newest_committed or self._writer.has_failed
         return is_over or world_id != self._newest_name
@@ -134,9 +134,9 @@ class Checkpoints:
 
     @property
     def _newest_name(self) -> WorldId:
-        """World under whose name checkpoints are stored now, also if its new ranks have not joined yet."""
-        newest = self._link.newest.live_world
-        return newest.saves_as if newest else self._world_id
+        """World under whose name checkpoints are stored now, while ranks are lost or have not joined yet."""
+        newest = self._link.newest
+        return newest.saves_as or (newest.live_world.saves_as if newest.live_world else self._world_id)
 
     def close(self) -> None:
         """Finish the current save, and release all objects: they may reference the model, and with it the
@@ -191,8 +191,9 @@ class Checkpoints:
         self.newest, self._unreported, self._shard = step, FromRank(), ()
 
     def _begin_alone(self, step: int) -> Alone:
-        self._alone = step, self._newest_name
-        return Alone(self._newest_name, partial(self._on_written, self._newest_name, True), self.mates.saving)
+        name = self._newest_name
+        self._alone = step, name
+        return Alone(name, partial(self._on_written, name, True), self.mates.saving)
 
     def restore(self, heart: HeartbeatWriter) -> Restored | None:
         """Load the best checkpoint into the objects of register(), with heartbeats in phase "restore" as long

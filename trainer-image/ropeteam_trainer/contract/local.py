@@ -199,3 +199,5 @@ class ToRank:
     """Newest world that this rank lives on in. None: that in which it was started."""
     lost: tuple[int, ...] = ()
     """Ranks of that world that are lost. The others continue without them."""
+    saves_as: WorldId | None = None
+    """World under whose name checkpoints are stored while they are. None: that of `live_world`."""

@@ -211,6 +211,8 @@ class AgentReport:
     """Request to the checkpoint volume that has been pending for a minute."""
     superseded: WorldId | None = None
     """The world that has claimed the checkpoint folder after ours: ours may not continue."""
+    supports_claim: bool = False
+    """This agent supports `Orders.claim`. One of an earlier release does not."""
 
 
 @dataclass(frozen=True)
@@ -239,7 +241,13 @@ class Orders:
     host_store: WorldId | None = None
     """Hold a store for this world (and no other, except that of `plan`)."""
     grant: Grant | None = None
-    """Sent only to the agent of the leading rank."""
+    """Sent only to the agent that commits: that of the leading rank, or with `claim`."""
+    claim: WorldId | None = None
+    """Claim the checkpoint folder under this number, of which no plan is made, and commit by that: the pod of
+    the leading rank is missing, and ranks of `plan` train without it."""
+    saves_as: WorldId | None = None
+    """With ranks that are lost: the others save under the name of this world. None: under that of the world
+    which started the leading rank."""
     lineage: tuple[CheckpointRef, ...] = ()
     """Checkpoints that may not be pruned: the committed ones of this world and its past, newest first, then
     all others that the job's status may name. The agent of the current world's leading rank prunes the

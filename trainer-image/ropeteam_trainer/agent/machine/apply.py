@@ -36,7 +36,7 @@ from ropeteam_trainer.agent.machine.events import (
 from ropeteam_trainer.agent.machine.state import AgentState, LocalWorld, RankState
 from ropeteam_trainer.contract.local import FromRank
 from ropeteam_trainer.contract.messages import Orders, Problem, Shard
-from ropeteam_trainer.contract.world import FailReason, ProcessExit
+from ropeteam_trainer.contract.world import FailReason, ProcessExit, WorldId
 
 RETRY_SECONDS = 1.0
 """Pause between two attempts to open a store, to claim the checkpoint folder or to write a manifest."""
@@ -102,14 +102,36 @@ def apply_event(state: AgentState, event: Event) -> Stepped:
             return replace(state, claiming=None, claim_retry_at=state.now + RETRY_SECONDS), ()
         case RunSuperseded(by) if by in (state.claiming, state.held and state.held.claim.world_id):
             return replace(state, writing=None), ()  # the newer world is this agent's own: no fault
+        case RunSuperseded(by) if _ends_no_rank(state, by):
+            return _without_claims_before(replace(state, writing=None), by), ()
         case RunSuperseded(by):
-            return replace(state, superseded=by, claiming=None, writing=None), ()
+            return replace(state, superseded=by, held=None, claiming=None, writing=None), ()
         case ProblemFound(problem):
             return replace(state, problem=problem), ()
         case Tick(asleep):
             return replace(state, asleep=asleep), ()
         case _:
             return _apply_rank_event(state, event), ()
+
+
+def _ends_no_rank(state: AgentState, by: WorldId) -> bool:
+    """Whether the newer claim ends earlier ones of this agent, and no rank. True of a deputy, if it is of the
+    coordinator that this agent follows, whose orders for that world may be on their way. Of the leading rank,
+    if the orders start it in a still newer world, or end it and are of a coordinator that will."""
+    if state.identity.slot != state.config.lead_slot:
+        return (by.term, by.boot) <= (state.term, state.boot)
+    if plan := state.desired_plan:
+        return plan.started_in(state.identity.slot) > by
+    return state.orders is not None and _newest_number(state, state.orders) > by
+
+
+def _without_claims_before(state: AgentState, by: WorldId) -> AgentState:
+    """The state without claims, held or under way, that are older than this one."""
+    if state.held and state.held.claim.world_id < by:
+        state = replace(state, held=None)
+    if state.claiming and state.claiming < by:
+        state = replace(state, claiming=None, claim_retry_at=state.now + RETRY_SECONDS)
+    return state
 
 
 def _apply_orders(state: AgentState, orders: Orders, age: float) -> Stepped:
@@ -132,10 +154,18 @@ def _apply_orders(state: AgentState, orders: Orders, age: float) -> Stepped:
     if orders.same:
         return state, ()
     completed = orders.complete or state.completed
-    if state.superseded and orders.term > state.superseded.term:
+    if state.superseded and _newest_number(state, orders) > state.superseded:
         state = replace(state, superseded=None)
     state = replace(state, orders=orders, applied_orders=orders.number)
     return replace(state, fenced=False, completed=completed), ()
+
+
+def _newest_number(state: AgentState, orders: Orders) -> WorldId:
+    """The greatest number by which these orders start ranks here, or will; at least one below all that this
+    coordinator uses."""
+    started_in = orders.plan.started_in(state.identity.slot) if orders.plan else None
+    known = (WorldId(orders.term, orders.boot, 0), started_in, orders.host_store)
+    return max(number for number in known if number)
 
 
 def _apply_rank_event(

@@ -69,10 +69,10 @@ def end_lost_ranks(state: AgentState) -> Stepped:
 
 
 def send_to_ranks(state: AgentState) -> Stepped:
-    """Send pause, committed step, servers' addresses and lost ranks to each rank whose newest message differs
-    from that. Ranks that live on from an earlier world need new addresses; others have them from their
-    environment. A rank that was ordered to stop at a step stops there for as long as it is paused: a
-    coordinator that was restarted has to find out which step that is."""
+    """Send pause, committed step, servers' addresses, lost ranks and the name of saves to each rank whose
+    newest message differs from that. Ranks that live on from an earlier world need new addresses; others have
+    them from their environment. A rank that was ordered to stop at a step stops there for as long as it is
+    paused: a coordinator that was restarted has to find out which step that is."""
     world, orders = state.world, state.orders
     if world is None or orders is None or world.killing:
         return state, ()
@@ -82,7 +82,15 @@ def send_to_ranks(state: AgentState) -> Stepped:
     committed = checkpointrules.committed_step(state, world)
     servers = server_addresses(state.config, plan)
     live_world = None if state.config.servers else _live_world(state, plan)
-    of_preserved = ToRank(paused, stop_at, committed, servers, live_world=live_world, lost=orders.lost)
+    of_preserved = ToRank(
+        paused,
+        stop_at,
+        committed,
+        servers,
+        live_world=live_world,
+        lost=orders.lost,
+        saves_as=orders.saves_as,
+    )
     effects: tuple[Effect, ...] = ()
     for rank in world.ranks:
         is_preserved = plan.world_id != (rank.started_in or world.started_in)

@@ -43,6 +43,7 @@ def agent_report(state: AgentState) -> AgentReport:
         completed=state.completed,
         problem=state.problem,
         superseded=state.superseded,
+        supports_claim=config.checkpoint is not None,
         pending_disk_request=state.pending_disk_request,
     )
 

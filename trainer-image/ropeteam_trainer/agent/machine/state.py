@@ -168,7 +168,8 @@ class AgentState:
     store_retry_at: float = 0.0
     """No store is requested before this time."""
     held: Held | None = None
-    """The agent's claim to the checkpoint folder: of the newest world whose lead rank was started here."""
+    """The agent's claim to the checkpoint folder: of the newest world whose lead rank was started here, or of
+    the newest deputy that this agent was."""
     restore: tuple[CheckpointRef, ...] = ()
     """Checkpoints that this world may resume from."""
     ancestors: tuple[tuple[CheckpointRef, ...], ...] = ()

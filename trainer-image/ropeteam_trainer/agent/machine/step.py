@@ -201,9 +201,9 @@ def _isolation_exit(state: AgentState) -> ProcessExit | None:
     if state.superseded:
         by = state.superseded
         message = (
-            f"superseded by term {by.term}: world {by}, of a newer coordinator of this job, has claimed the "
-            "checkpoint folder, so this rank was killed. Nothing to do: if no newer world runs, the operator "
-            "starts a new coordinator"
+            f"superseded by term {by.term}: world {by}, a newer one of this job, has claimed the checkpoint "
+            "folder, so this rank was killed. Nothing to do: if no newer world runs, the operator starts a "
+            "new coordinator"
         )
         return ProcessExit(None, None, fingerprint="superseded", message=message)
     if state.fenced:
@@ -330,6 +330,7 @@ _RULES: tuple[Callable[[AgentState], Stepped], ...] = (
     _host_stores,
     _warm_zygote,
     keepingrules.send_to_ranks,
+    checkpointrules.claim_as_deputy,
     checkpointrules.write_manifest,
     checkpointrules.prune,
     _exit,

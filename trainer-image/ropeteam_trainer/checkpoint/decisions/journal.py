@@ -240,7 +240,7 @@ def key_of(ref: CheckpointRef) -> CheckpointKey:
 
 
 def claim(me: Claim) -> Steps[Held]:
-    """Claim the run, before the ranks of a world start. Returns the claim and the adopted checkpoints.
+    """Claim the run, before anything is committed by this claim. Returns it, and the adopted checkpoints.
     Idempotent. Raises Superseded.
 
     Order: create the claim -> list -> write the adoptions -> list again. Adopted are the committed

@@ -6,6 +6,11 @@ leading rank -> it reports the manifest as written -> the lineage grows by one. 
 before its world ended is tried first by the next world; the checkpoint from which that world restores settles
 whether it was written.
 A checkpoint is filed under the world that started the leading rank, which may live on in later ones.
+Under sync Exact ranks of other pods may train on without it for long. Then the agent of one of these is its
+deputy: it claims the checkpoint folder under a number of its own, under which these save from then on, and
+commits. The number is below that of the next world, whose claim adopts what the deputy has committed. If the
+deputy is lost, too, the next slot gets another number. A coordinator that was restarted begins again, because
+its numbers are greater than all before.
 Promise: the lineage grows only by grants of the current world, and never loses the checkpoint from which a
 world resumes; checkpoints named in the job's status are kept, however long the operator is away. After a
 restart of the coordinator the agents' `granted` and `committed` rebuild all this.
@@ -17,14 +22,16 @@ from dataclasses import replace
 
 from ropeteam_trainer.contract.messages import AgentReport, Grant, Shard
 from ropeteam_trainer.contract.world import CheckpointRef, ShardFile
-from ropeteam_trainer.coordinator.membership.state import slotset
+from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
 from ropeteam_trainer.coordinator.membership.state.events import Moment
 from ropeteam_trainer.coordinator.membership.state.ranks import (
+    committing_slot,
     lead_started_in,
     ranks_of_member,
     ranks_of_members,
+    saves_as,
 )
-from ropeteam_trainer.coordinator.membership.state.slots import present_agent
+from ropeteam_trainer.coordinator.membership.state.slots import agent_of_slot, present_agent
 from ropeteam_trainer.coordinator.membership.state.state import CoordinatorState, with_world
 
 AWAITED_COMMIT_SECONDS = 600
@@ -69,6 +76,7 @@ def _extends_lineage(state: CoordinatorState, report: AgentReport, ref: Checkpoi
 
     - Its step must be higher than the newest. (Numbers of worlds do not compare: the first checkpoint may be
       of another job.)
+    - A deputy has saved it: ranks of this generation had made its steps, and have them in memory.
     - While the leading rank may not live: the world that started the reporting agent's ranks saved it; or
       the agent has no plan or reports no restore, so that nothing speaks against it.
     - The world resumed from servers' memory: any world of this server generation has saved it.
@@ -77,6 +85,9 @@ def _extends_lineage(state: CoordinatorState, report: AgentReport, ref: Checkpoi
     """
     if state.lineage and ref.step <= state.lineage[0].step:
         return False
+    plan = state.world.plan if state.world else report.plan
+    if plan is not None and report.slot != state.config.lead_slot:
+        return ref.world_id >= plan.server_generation
     if state.world is None or not state.is_slot_live(state.config.lead_slot):
         return (
             report.plan is None
@@ -151,16 +162,31 @@ def _drop_stale_grant(state: CoordinatorState) -> CoordinatorState:
 
 def grant_next_commit(state: CoordinatorState) -> CoordinatorState:
     """The state with a grant for the newest complete step. Unchanged if a grant is in the orders already, no
-    step is complete, or the leading rank may not live: its agent writes the manifest."""
-    world_id, step = lead_started_in(state), _step_to_grant(state)
+    step is complete, or the ranks of the slot whose agent would write the manifest may not live."""
+    world_id, step = saves_as(state), _step_to_grant(state)
     if state.grant or state.world is None or world_id is None or step is None:
         return state
-    if not state.is_slot_live(state.config.lead_slot):
+    if not state.is_slot_live(committing_slot(state)):
         return state
     ref = CheckpointRef(step, world_id, run=state.config.job_uid)
     parent = state.lineage[0] if state.lineage else None
     ranks, files = _content_of_step(state, step)
     return replace(state, grant=Grant(ref, ranks, files, parent), pending=ref)
+
+
+def appoint_deputy(state: CoordinatorState, at: Moment) -> CoordinatorState:
+    """The state with a deputy of the leading rank: the lowest of the preserved slots whose agent supports
+    that. Unchanged if the leading slot is preserved, a deputy is there already, or no agent supports it. Only
+    under sync Exact, and while no world runs."""
+    world, lead = state.world, state.config.lead_slot
+    if world is None or state.config.servers or slotset.has(world.preserved, lead):
+        return state
+    if world.deputy and slotset.has(world.preserved, world.deputy.slot):
+        return state
+    agents = (agent_of_slot(state, slot) for slot in slotset.each(world.preserved))
+    able = (agent.report.slot for agent in agents if agent and agent.report.supports_claim)
+    slot = next(able, None)
+    return state if slot is None else slotindex.enter_deputy(state, slot, at.now)
 
 
 def awaited_commit(state: CoordinatorState, now: float) -> str:
@@ -185,7 +211,7 @@ def shards_of_step(state: CoordinatorState, step: int) -> dict[int, Shard]:
 
 def _shards_of_world(state: CoordinatorState) -> list[Shard]:
     """All shards of the current world. A shard counts only if the agent of its own rank reports it."""
-    world_id = lead_started_in(state)
+    world_id = saves_as(state)
     return [
         shard
         for member_ranks in ranks_of_members(state, saver_slots(state))
@@ -207,9 +233,7 @@ def _step_to_grant(state: CoordinatorState) -> int | None:
     size = state.world.plan.world_size if state.world and not state.config.servers else 1
     known = state.lineage[0].step if state.lineage else -1
     steps = [step for step, ranks in state.saved.items() if ranks >= size and step > known]
-    pending = (
-        state.pending.step if state.pending and state.pending.world_id == lead_started_in(state) else None
-    )
+    pending = state.pending.step if state.pending and state.pending.world_id == saves_as(state) else None
     return pending if pending in steps else max(steps, default=None)
 
 

@@ -13,9 +13,10 @@ worker may not reach its next report because it waits, through the servers, for 
 DEBOUNCE_SECONDS all of them go one step beyond the highest known one, which releases it.
 Under sync Exact these are all but the leading rank, whose agent commits; that as well, while it has not
 joined the others yet. If the job is to be drained, or the leading pod terminates, while ranks are lost, those
-that are preserved save in the same way before they end, one for all, if the leading pod is among theirs. They
-stop a step later, because a lost rank may have saved the step in which it was lost. Ranks that have not
-joined yet could not before the drain is over: they are lost again when it begins.
+that are preserved save in the same way before they end, one for all, if the leading pod is among theirs, or
+that of its deputy (commits.py), for a drain that is requested. They stop a step later, because a lost rank
+may have saved the step in which it was lost. Ranks that have not joined yet could not before the drain is
+over: they are lost again when it begins.
 Limits: below feature level 2 there are no commits through us: the ranks get SIGTERM and may save by
 themselves. A rank whose library or agent is of an earlier release acknowledges nothing: DEBOUNCE_SECONDS
 after the pause it counts as paused, if its agent has applied that. Never longer than `drainSeconds`. A world
@@ -35,9 +36,10 @@ from ropeteam_trainer.coordinator.membership.evidence import LOST, POD_TERMINATI
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
 from ropeteam_trainer.coordinator.membership.state.events import Moment
 from ropeteam_trainer.coordinator.membership.state.ranks import (
+    committing_slot,
     is_any_rank_joining,
-    lead_started_in,
     ranks_of_members,
+    saves_as,
 )
 from ropeteam_trainer.coordinator.membership.state.state import CoordinatorState, enter_phase, with_world
 
@@ -198,10 +200,11 @@ def saves_first(state: CoordinatorState, at: Moment) -> bool:
     world, living = state.world, _living_preserved(state)
     if world is None or state.failure or state.config.servers:
         return False
-    if not slotset.has(living, state.config.lead_slot):
+    if not slotset.has(living, committing_slot(state)):
         return False
     if world.paused_at is None:
-        return state.drain_requested or _is_leading_pod_terminating(state)
+        leaves = world.deputy is None and _is_leading_pod_terminating(state)
+        return state.drain_requested or leaves
     if at.now >= world.paused_at + state.config.timeouts.drain:
         return False
     return world.stop_at is None or bool(living & ~state.facts.arrived) or _is_being_committed(state)
@@ -288,7 +291,7 @@ def _is_being_committed(state: CoordinatorState) -> bool:
     newest = state.lineage[0] if state.lineage else None
     if world.stop_at is None or world.stop_at not in state.saved:
         return False
-    if newest and newest.world_id == lead_started_in(state) and newest.step >= world.stop_at:
+    if newest and newest.world_id == saves_as(state) and newest.step >= world.stop_at:
         return False
     some_are_done = (facts.clean | (facts.aborted if facts.clean else slotset.NONE)) & saver_slots(state)
     return not some_are_done

@@ -39,16 +39,20 @@ hangs."""
 
 def obstacle(state: CoordinatorState, now: float) -> str:
     """The first condition that the next plan waits for, as the end of "waiting for"; "": none, the next world
-    can start. Preserved slots are ready. First match wins: slots, backoff, store."""
-    preserved = state.world.preserved if state.world else slotset.NONE
-    not_ready = state.all_slots & ~preserved & ~_ready_slots(state)
-    if not_ready:
-        return _slot_obstacle(state, slotset.first(not_ready), now)
+    can start. First match wins: slots, backoff, store."""
+    if missing := missing_slots(state):
+        return _slot_obstacle(state, slotset.first(missing), now)
     if now < state.failure_history.not_before:
         return "a backoff before the next start, because no step of the last world was observed"
     if offered_store(state) is None:
         return f"the store (TCPStore) of world {state.next_world_id} in the pod of slot {STORE_SLOT}"
     return ""
+
+
+def missing_slots(state: CoordinatorState) -> slotset.Slots:
+    """Slots that are not ready for the next plan. Preserved ones are."""
+    preserved = state.world.preserved if state.world else slotset.NONE
+    return state.all_slots & ~preserved & ~_ready_slots(state)
 
 
 def _ready_slots(state: CoordinatorState) -> slotset.Slots:
@@ -207,7 +211,7 @@ def start_next_world(state: CoordinatorState, at: Moment) -> CoordinatorState:
         state = incidents.note_later_steps(state, previous.step)
     state = replace(
         state,
-        worlds_planned=state.worlds_planned + 1,
+        numbers_used=state.numbers_used + 1,
         restarts=state.restarts + 1,
         grant=state.grant if slotset.has(preserved, state.config.lead_slot) else None,
     )

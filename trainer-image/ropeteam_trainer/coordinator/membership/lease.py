@@ -15,6 +15,7 @@ from dataclasses import replace
 from ropeteam_trainer.contract.desired import Desired
 from ropeteam_trainer.contract.messages import AgentReport
 from ropeteam_trainer.coordinator.membership.state import slotset
+from ropeteam_trainer.coordinator.membership.state.slots import is_accepted
 from ropeteam_trainer.coordinator.membership.state.state import CoordinatorState
 
 WAITING_FOR_OPERATOR = "waiting for the operator's first request"
@@ -56,6 +57,16 @@ def may_answer(state: CoordinatorState, now: float) -> bool:
     """Whether reports may be answered. An agent without answers ends its ranks after fenceSeconds: no answer
     may be sent without a lease, nor beside a newer coordinator."""
     return not state.superseded and is_valid(state, now)
+
+
+def claimed_term(state: CoordinatorState, report: AgentReport) -> int:
+    """Term of the world that has claimed the checkpoint folder after that of the reporting agent, and is not
+    ours; 0: none is reported. Deputies of ours, or of an earlier boot, claim it while the pod of the leading
+    rank is cut off. That rank may lead again."""
+    by = report.superseded
+    if by is None or not is_accepted(state, report) or by in state.deputized:
+        return 0
+    return by.term if (by.term, by.boot) >= (state.config.term, state.boot) else 0
 
 
 def superseded_reason(state: CoordinatorState, report: AgentReport, claimed: int) -> str:

@@ -18,7 +18,7 @@ from ropeteam_trainer.coordinator.membership.drains import drains_by_sigterm
 from ropeteam_trainer.coordinator.membership.forming import STORE_SLOT
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
 from ropeteam_trainer.coordinator.membership.state.events import pod_of
-from ropeteam_trainer.coordinator.membership.state.ranks import lead_started_in
+from ropeteam_trainer.coordinator.membership.state.ranks import committing_slot, saves_as
 from ropeteam_trainer.coordinator.membership.state.slots import (
     agent_of_slot,
     holds_slot,
@@ -48,6 +48,21 @@ class Reply(NamedTuple):
         return replace(self.orders, plan=part)
 
 
+class _Case(NamedTuple):
+    """The facts by which the orders of two agents, without plan and number, can differ."""
+
+    member: bool
+    """Of the current world."""
+    lives: bool
+    """Ranks of that may live in its pod."""
+    hosts: bool
+    """The store of the next world."""
+    is_grantee: bool
+    is_deputy: bool
+    leave: bool
+    """The agent may exit."""
+
+
 class Replies:
     """Replies to agents, made from one state at one moment. Agents in the same case share one Orders object:
     a plan goes to thousands of agents at once."""
@@ -55,7 +70,7 @@ class Replies:
     def __init__(self, state: CoordinatorState, now: float) -> None:
         self._silent = not lease.is_valid(state, now)
         self._state, self._lineage = state, commits.retained_checkpoints(state)
-        self._by_case: dict[tuple[object, ...], Orders] = {}
+        self._by_case: dict[_Case, Orders] = {}
         self._shown = (STORE_SLOT, state.config.lead_slot, *range(state.config.workers, state.config.slots))
         """Members that every agent needs besides its own: the first, the leading one, parameter servers."""
 
@@ -95,33 +110,39 @@ class Replies:
         world = state.world
         member = world is not None and member_pod(world, slot) == pod_of(agent.report)
         lives = member and state.is_slot_live(slot)
-        hosts, grantee = _is_store_host(state, slot, agent), _is_grantee(state, agent)
-        leave = _may_leave(state, agent, lives)
-        case = (member, lives, hosts, grantee, leave)
+        case = _Case(
+            member,
+            lives,
+            hosts=_is_store_host(state, slot, agent),
+            is_grantee=_is_grantee(state, agent),
+            is_deputy=bool(lives and world and world.deputy and slot == world.deputy.slot),
+            leave=_may_leave(state, agent, lives),
+        )
         if case not in self._by_case:
-            self._by_case[case] = self._build(*case)
+            self._by_case[case] = self._build(case)
         return Reply(self._by_case[case], world.plan if world and lives else None)
 
-    def _build(self, member: bool, lives: bool, hosts: bool, grantee: bool, leave: bool) -> Orders:
-        """The orders, without plan and number, for agents in this case. `member`: of the current world, whose
-        ranks may live there if `lives`; `hosts`: the next world's store; `grantee`: of the grant; `leave`: it
-        may exit."""
+    def _build(self, case: _Case) -> Orders:
+        """The orders, without plan and number, for agents in this case."""
         state, world = self._state, self._state.world
-        pausing = lives and world is not None and world.paused_at is not None
+        deputy = world.deputy if world and case.lives else None
+        pausing = case.lives and world is not None and world.paused_at is not None
         done = state.phase in (WorldPhase.COMPLETING, WorldPhase.COMPLETE)
         return Orders(
             term=state.config.term,
             boot=state.boot,
             number=0,
-            lost=preserving.lost_ranks(state) if lives else (),
-            host_store=state.next_world_id if hosts else None,
-            grant=state.grant if grantee else None,
+            lost=preserving.lost_ranks(state) if case.lives else (),
+            host_store=state.next_world_id if case.hosts else None,
+            grant=state.grant if case.is_grantee else None,
+            claim=deputy.world_id if deputy and case.is_deputy else None,
+            saves_as=deputy.world_id if deputy else None,
             lineage=self._lineage,
             pause=world.plan.world_id if world and pausing else None,
             stop_at=world.stop_at if world and pausing else None,
             terminate=pausing and drains_by_sigterm(state),
-            leave=leave,
-            complete=world.plan.world_id if world and member and done else None,
+            leave=case.leave,
+            complete=world.plan.world_id if world and case.member and done else None,
             release=state.phase is WorldPhase.COMPLETE,
             failed=_failure_text(state),
         )
@@ -154,12 +175,13 @@ def _is_store_host(state: CoordinatorState, slot: int, agent: Agent) -> bool:
 
 
 def _is_grantee(state: CoordinatorState, agent: Agent) -> bool:
-    """Whether the grant goes to this agent: it has the leading rank, and the grant is for the world that
-    started that rank. Also after that world ended, until the next plan: the manifest may still be written."""
+    """Whether the grant goes to this agent: it has the leading rank, or is its deputy, and the grant is for
+    the world under whose name it commits. Also after that world ended, until the next plan: the manifest may
+    still be written."""
     world = state.world
-    if state.grant is None or world is None or lead_started_in(state) != state.grant.ref.world_id:
+    if state.grant is None or world is None or saves_as(state) != state.grant.ref.world_id:
         return False
-    return member_pod(world, state.config.lead_slot) == pod_of(agent.report)
+    return member_pod(world, committing_slot(state)) == pod_of(agent.report)
 
 
 def _may_leave(state: CoordinatorState, agent: Agent, lives: bool) -> bool:
@@ -189,8 +211,9 @@ def _common_inputs(state: CoordinatorState) -> tuple[object, ...]:
         state.desired is None,
         state.drain_requested,
         state.dismissed,
-        state.worlds_planned,
-        world and (world.plan.world_id, world.preserved, world.lost, world.paused_at, world.stop_at),
+        state.numbers_used,
+        world and (world.plan.world_id, world.preserved, world.lost, world.deputy),
+        world and (world.paused_at, world.stop_at),
         commits.retained_checkpoints(state),
         state.grant,
         drains_by_sigterm(state),

@@ -13,7 +13,7 @@ one of them. A slot is preserved if one of its ranks is: its agent starts the ot
 Limits: a world that is being drained ends as a whole. A drain requested while slots are being replaced keeps
 no slot: the job resumes from its newest checkpoint. Under sync Exact their ranks save first (drains.py), if
 the pod of the leading rank is among theirs: its agent commits. So that slot is preserved although its pod is
-terminating.
+terminating. They save as well if that rank has a deputy (commits.py).
 """
 
 from __future__ import annotations

@@ -163,10 +163,10 @@ def _take_reports(
     state = slotindex.note_reports(state, (Agent(report, at.now) for report in reports), at.now)
     state = replace(
         state,
-        worlds_planned=max(state.worlds_planned, *(_reported_n(state, report) for report in reports), 0),
+        numbers_used=max(state.numbers_used, *(_reported_n(state, report) for report in reports), 0),
     )
     for report in reports:
-        claimed = report.superseded.term if report.superseded and is_accepted(state, report) else 0
+        claimed = lease.claimed_term(state, report)
         if superseded := lease.superseded_reason(state, report, claimed):
             newer = claimed or max(report.term, report.plan.world_id.term if report.plan else 0)
             newer_term = max(newer, state.newer_term)
@@ -245,7 +245,7 @@ def _decide_waiting(state: CoordinatorState, at: Moment) -> Decided:
 
 def _decide_forming(state: CoordinatorState, at: Moment) -> Decided:
     """First match wins: failure, last save of preserved ranks, requested drain, obstacle, next world. A
-    checkpoint of preserved ranks is granted meanwhile."""
+    checkpoint of preserved ranks is granted meanwhile; by a deputy, if the wait is for a pod."""
     state = drains.end_preserved(commits.grant_next_commit(state), at)
     if state.failure:
         return Decided(enter_phase(state, WorldPhase.FAILED, at))
@@ -259,6 +259,7 @@ def _decide_forming(state: CoordinatorState, at: Moment) -> Decided:
             )
         return Decided(enter_phase(state, WorldPhase.DRAINED, at))
     if obstacle := forming.obstacle(state, at.now):
+        state = commits.appoint_deputy(state, at) if forming.missing_slots(state) else state
         return Decided(state, f"waiting for {obstacle}{preserving.preserved_text(state)}")
     return Decided(forming.start_next_world(state, at))
 

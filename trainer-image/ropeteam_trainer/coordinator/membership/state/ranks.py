@@ -53,8 +53,20 @@ def ranks_of_member(state: CoordinatorState, slot: int) -> MemberRanks | None:
 
 
 def lead_started_in(state: CoordinatorState) -> WorldId | None:
-    """The world under which the leading rank of the current world saves checkpoints; None: no world."""
+    """The world that started the leading rank of the current world; None: no world."""
     return state.world.plan.started_in(state.config.lead_slot) if state.world else None
+
+
+def saves_as(state: CoordinatorState) -> WorldId | None:
+    """The world under whose name checkpoints are saved; None: no world."""
+    deputy = state.world.deputy if state.world else None
+    return deputy.world_id if deputy else lead_started_in(state)
+
+
+def committing_slot(state: CoordinatorState) -> int:
+    """The slot whose agent commits: that of the leading rank, or its deputy."""
+    deputy = state.world.deputy if state.world else None
+    return deputy.slot if deputy else state.config.lead_slot
 
 
 def counted_shards(state: CoordinatorState, member_ranks: MemberRanks | None) -> list[tuple[int, int]]:
@@ -66,7 +78,7 @@ def counted_shards(state: CoordinatorState, member_ranks: MemberRanks | None) ->
     if not member_ranks.known or not is_saver(state, member_ranks.member.slot):
         return []
     assert state.world is not None
-    world_id, ranks, size = lead_started_in(state), state.world.plan.world_size, state.config.replica_ranks
+    world_id, ranks, size = saves_as(state), state.world.plan.world_size, state.config.replica_ranks
     return [
         (s.step, rank)
         for s in member_ranks.agent.report.shards

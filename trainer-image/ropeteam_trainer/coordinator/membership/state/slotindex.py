@@ -31,10 +31,11 @@ from ropeteam_trainer.coordinator.membership.state.slotfacts import Facts
 from ropeteam_trainer.coordinator.membership.state.slots import desired_slot, holds_slot, is_lost, member_pod
 from ropeteam_trainer.coordinator.membership.state.slotset import Slots
 from ropeteam_trainer.coordinator.membership.state.state import Agent, CoordinatorState
-from ropeteam_trainer.coordinator.membership.state.world import FormedWorld
+from ropeteam_trainer.coordinator.membership.state.world import Deputy, FormedWorld
 
 _ROUNDING = 0.001
 """Seconds; far above the rounding error of sums of times."""
+_MAX_DEPUTIZED = 100
 
 # ---- queries
 
@@ -157,6 +158,21 @@ def differing_slots(before: Facts[Slots], after: Facts[Slots]) -> Slots:
 def enter_world(state: CoordinatorState, world: FormedWorld, now: float) -> CoordinatorState:
     """The state with another world, no saved shards, and the facts of all slots."""
     return refresh_facts(None, replace(state, world=world, saved={}), state.all_slots, now)
+
+
+def enter_deputy(state: CoordinatorState, slot: int, now: float) -> CoordinatorState:
+    """The state with this slot as deputy, under the next number. Shards saved under the former name do not
+    count any more, nor is anything granted under it."""
+    assert state.world is not None
+    deputy = Deputy(slot, state.next_world_id)
+    after = replace(
+        state,
+        world=replace(state.world, deputy=deputy),
+        numbers_used=state.numbers_used + 1,
+        deputized=(*state.deputized, deputy.world_id)[-_MAX_DEPUTIZED:],
+        grant=None,
+    )
+    return refresh_facts(state, after, state.all_slots, now)
 
 
 def refresh_facts(

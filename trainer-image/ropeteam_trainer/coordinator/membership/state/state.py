@@ -102,8 +102,10 @@ class CoordinatorState:
     phase_since: float = 0.0
     world: FormedWorld | None = None
     """The current world, or the last one."""
-    worlds_planned: int = 0
-    """Worlds planned by this boot."""
+    numbers_used: int = 0
+    """Numbers that this boot has used: n of its newest plan or deputy."""
+    deputized: tuple[WorldId, ...] = ()
+    """Numbers of its last 100 deputies: if one supersedes a former leading rank, this boot continues."""
     restarts: int = 0
     """`restart_count` of the next plan."""
     feature_level: int = 0
@@ -146,7 +148,7 @@ class CoordinatorState:
     @property
     def next_world_id(self) -> WorldId:
         """Number of the next world. Never used before by this term and boot."""
-        return WorldId(self.config.term, self.boot, self.worlds_planned + 1)
+        return WorldId(self.config.term, self.boot, self.numbers_used + 1)
 
     @property
     def fault(self) -> Fault | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ropeteam_trainer.contract.messages import AgentReport
-from ropeteam_trainer.contract.world import CheckpointRef, Plan
+from ropeteam_trainer.contract.world import CheckpointRef, Plan, WorldId
 from ropeteam_trainer.coordinator.membership.state import slotset
 from ropeteam_trainer.coordinator.membership.state.slotset import Slots
 
@@ -23,6 +23,16 @@ class Group:
     """The job's ranks that formed it, or whose children did: bit n for rank n."""
     members: Slots
     """Ranks within the group."""
+
+
+@dataclass(frozen=True)
+class Deputy:
+    """Under sync Exact, the slot whose agent commits while the pod of the leading rank is missing."""
+
+    slot: int
+    world_id: WorldId
+    """Number under which it claims the checkpoint folder: after that of the world, before that of the next.
+    What is saved meanwhile has this name."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +80,8 @@ class FormedWorld:
     """Slots whose ranks live on although the world ended; only ever shrinks."""
     lost: Slots = slotset.NONE
     """Under sync Exact, ranks of preserved slots that do not live on: bit n for rank n. Only ever grows."""
+    deputy: Deputy | None = None
+    """None: the agent of the leading rank commits, if any does."""
 
     def has_ranks_of(self, report: AgentReport) -> bool:
         """Whether the ranks of the reporting agent are those of this world: it reports this plan, or, for
