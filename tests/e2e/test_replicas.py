@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab.local.cluster import Cluster
+from lab.local.cluster import Cluster, files
 from lab.local.jobs import job
 from lab.ranks.processes import RankGroup
 from lab.ranks.recovery import fields
@@ -99,9 +100,10 @@ def has_recovered(cluster: Cluster, name: str, incidents: int) -> bool:
     return len(seen) == incidents and bool(seen[-1]["recoveryMilliseconds"].get("firstStep"))
 
 
-def pod_of(cluster: Cluster, name: str, slot: int) -> str:
+def pod_of(cluster: Cluster, name: str, slot: int, key: str = "name") -> str:
+    """Name of the pod, or its UID."""
     pods = {pod["metadata"]["labels"]["ropeteam.dev/slot"]: pod for pod in cluster.pods(name)}
-    return str(pods[str(slot)]["metadata"]["name"])
+    return str(pods[str(slot)]["metadata"][key])
 
 
 def evict(cluster: Cluster, name: str, slot: int, pid: int) -> None:
@@ -208,3 +210,41 @@ def test_pods_that_are_evicted_in_turn_save_before_the_last_one_ends(
     assert {each.get("stepsLost") for each in cluster.status(name)["incidents"]} == {0}
     check_steps(seen)
     cluster.delete(name)
+
+
+def test_all_resume_from_what_another_agent_has_committed_while_the_pod_of_rank_0_was_missing(
+    cluster: Cluster, name: str, tmp_path: Path
+):
+    """The operator is stopped, so that nobody replaces that pod."""
+    made = exact(name, tmp_path)
+    made["spec"]["checkpoint"]["everySteps"] = 4
+    made["spec"]["recovery"]["lostSeconds"] = 3
+    cluster.create(made)
+    wait_until("pods", lambda: len(cluster.pods(name)) == WORKERS)
+    wait_step(cluster, name, 5)
+    pids = {rank: cluster.wait_rank(name, rank) for rank in range(WORKERS)}
+    operator = cluster.operator_pid()
+    os.kill(operator, signal.SIGSTOP)
+    try:
+        os.kill(cluster.agent_pid(pod_of(cluster, name, 0, "uid")), signal.SIGKILL)
+        left_at = last_step(cluster.logs(pod_of(cluster, name, 1)))
+        wait_until("a commit of its deputy", lambda: max(committed(tmp_path, "1.0.2")) > left_at + 8)
+        for rank in (1, 2):
+            os.kill(pids[rank], signal.SIGKILL)
+        wait_until("their end", lambda: not any(Path(f"/proc/{pids[rank]}").exists() for rank in (1, 2)))
+        printed = len([*steps_in(cluster.logs(pod_of(cluster, name, 1)))])
+    finally:
+        os.kill(operator, signal.SIGCONT)
+    for rank in range(WORKERS):
+        cluster.wait_rank(name, rank, pids[rank])
+    wait_until("step 30", lambda: min(map(last_step, logs(cluster, name))) >= 30)
+    seen = [*steps_in(cluster.logs(pod_of(cluster, name, 1)))]
+    assert seen[printed][0] - 1 == max(committed(tmp_path, "1.0.2"))
+    check_steps(seen)
+    cluster.delete(name)
+
+
+def committed(folder: Path, world: str) -> set[int]:
+    """Steps that are committed under this name, and 0."""
+    found = (re.fullmatch(rf"step-(\d+)\.{re.escape(world)}\.commit", path.name) for path in files(folder))
+    return {0, *(int(each[1]) for each in found if each)}
