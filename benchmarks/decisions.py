@@ -1,4 +1,4 @@
-"""What does the coordinator compute when a rank is lost under sync Exact?
+"""How long does the coordinator compute when a rank is lost under sync Exact?
 
     python -m benchmarks.decisions [--faults N]        (20 by default; a minute)
 

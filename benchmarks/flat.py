@@ -36,7 +36,7 @@ from benchmarks.results import Row, print_rows, row, write
 
 SIZES = (2, 8)
 PAUSE, WIDTH, MICRO_BATCHES = 0.4, 64, 8
-STRATEGY = {"strategy": {"sync": {"type": "Exact"}, "batch": {"microBatches": MICRO_BATCHES}}}
+STRATEGY = {"sync": {"type": "Exact"}, "batch": {"microBatches": MICRO_BATCHES}}
 MOST = 1.3
 
 
@@ -61,7 +61,8 @@ class Load:
 
 
 def contender(cluster: Cluster, ranks: int, kills: int) -> Contender:
-    run = partial(ropeteam, cluster, STRATEGY, pause=PAUSE, width=WIDTH, every_steps=100_000, workers=ranks)
+    fields = {"strategy": STRATEGY, "workers": ranks}
+    run = partial(ropeteam, cluster, fields, pause=PAUSE, width=WIDTH, every_steps=100_000)
     return Contender(run, kills, is_ours=True, ranks=ranks)
 
 

@@ -89,22 +89,21 @@ class Contender:
 @contextmanager
 def ropeteam(
     cluster: Cluster,
-    strategy: dict[str, Any],
+    fields: dict[str, Any],
     folder: Path,
     steps: int,
     pause: float = 0.05,
     width: int = 512,
     every_steps: int = 10,
-    workers: int = RANKS,
 ) -> Iterator[None]:
     command = ["python", str(SCRIPTS / "train_exact.py"), str(folder), str(steps), str(pause), str(width)]
     name = f"recovery-{folder.name}"
     storage = folder / "checkpoints"
     storage.mkdir()
     made = job(
-        name, command, workers=workers, torch=True,
+        name, command, torch=True,
         checkpoint={"volume": {"hostPath": {"path": str(storage)}}, "everySteps": every_steps},
-        recovery={"start": "Fork", "maxFailures": 1000}, **strategy,
+        recovery={"start": "Fork", "maxFailures": 1000}, **{"workers": RANKS, **fields},
     )  # fmt: skip
     cluster.create(made)
     try:

@@ -6,6 +6,7 @@ from collections.abc import Generator
 from functools import partial
 from typing import Any
 
+import pytest
 from tests.agent.model import Begins, Model, State, a_start, held
 
 from ropeteam_trainer.checkpoint.decisions import journal
@@ -97,6 +98,17 @@ def test_what_a_deputy_commits_counts_for_the_next_world_and_nothing_that_it_has
     assert (model.wrong, missed) == ([], [])
     assert model.superseded, "the leading agent, or the deputy, met a newer claim"
     assert model.states > 1000
+
+
+def test_a_commit_that_a_newer_world_may_not_have_seen_is_none() -> None:
+    """Status would name it, and nobody would resume from it."""
+    steps = journal.commit(held(ISLAND), grant(30, ISLAND))
+    assert next(steps) == journal.List()
+    assert steps.send([ISLAND.name]) == journal.WriteManifest(grant(30, ISLAND))
+    assert isinstance(steps.send(ref(30)), journal.Write)
+    assert steps.send(None) == journal.List()
+    with pytest.raises(journal.Superseded):
+        steps.send([ISLAND.name, NEW.name])
 
 
 def test_the_model_finds_a_pruner_that_looks_before_it_renames() -> None:

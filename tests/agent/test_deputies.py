@@ -125,6 +125,15 @@ def test_a_claim_of_its_own_that_is_superseded_is_tried_again_while_orders_reque
     assert life.wait(RETRY_SECONDS + 0.1).did_a(ClaimRun)
 
 
+def test_a_number_that_another_pod_has_claimed_does_not_keep_it_from_the_next():
+    life = a_life(slot=1)
+    life.disk_answers = False
+    life.ordered(**AS_DEPUTY).did_a(ClaimRun)
+    life.receives(RunSuperseded(world_id(2)))
+    assert life.state.claiming is None
+    assert life.wait(RETRY_SECONDS + 0.1).did_a(ClaimRun)
+
+
 def test_a_newer_deputys_claim_leaves_a_still_newer_one_under_way():
     life = a_life(slot=1)
     life.disk_answers = False

@@ -176,7 +176,7 @@ def test_a_rank_is_replaced_without_operator_and_api_server(site: Site, name: st
 
 
 def test_a_replica_of_two_pods_is_lost_as_a_whole(site: Site, name: str) -> None:
-    """Its losses are those of a replica that trains alone."""
+    """Losses are those of a replica that trains alone."""
     undisturbed = Job(site, f"{name}-alone", 2, parallelism={"shard": 2})
     wait_until("its steps", lambda: undisturbed.last_step(0) >= 60, 120)
     expected = undisturbed.losses()

@@ -24,6 +24,7 @@ from tests.coordinator.timeline import Timeline
 
 from ropeteam_trainer.contract.messages import Problem, RankPhase
 from ropeteam_trainer.contract.world import CheckpointRef, FailReason, WorldId
+from ropeteam_trainer.coordinator.membership import unstartable
 from ropeteam_trainer.coordinator.membership.state import slotfacts, slotindex
 
 DEPUTY, NEXT = WorldId(1, 0, 2), WorldId(1, 0, 3)
@@ -74,10 +75,34 @@ def test_the_lowest_of_the_other_slots_claims_by_a_number_of_its_own():
 
 
 def test_an_agent_of_an_earlier_release_is_not_chosen():
-    assert claims(deputized(2)) == {2: DEPUTY}
+    assert claims(deputized(0, 2)) == {2: DEPUTY}
     seen = deputized(0)
     saves_for_all(seen, 12, 2)
     assert (claims(seen), granted(seen)) == ({}, {})
+
+
+def test_there_is_none_beside_a_leading_agent_of_an_earlier_release():
+    """If it lives, it would end for good when it met the claim."""
+    seen = deputized(1, 2)
+    assert claims(seen) == {}
+    seen.desires_slot(0, incarnation=2, pod_uid="pod-0-2")
+    assert claims(seen) == {1: DEPUTY}, "its pod is replaced"
+
+
+def test_numbers_of_deputies_of_a_coordinator_that_is_forgotten_are_not_used_again():
+    """After a restore of etcd another one may have had this term."""
+    seen = deputized()
+    seen.reports(2, granted=CheckpointRef(14, WorldId(1, 0, 7)))
+    seen.reports(1, committed=CheckpointRef(13, WorldId(1, 0, 6), "digest"))
+    assert seen.state.next_world_id == WorldId(1, 0, 8)
+
+
+def test_a_volume_that_does_not_answer_the_deputy_is_a_problem_of_the_job():
+    seen = deputized()
+    seen.reports(1, pending_disk_request="the claim of world 1.0.2")
+    problem = unstartable.stalled_problem(seen.state)
+    assert problem is not None
+    assert "had not answered slot 1 for a minute" in problem.message
 
 
 def test_a_leading_rank_that_is_started_again_at_once_needs_no_deputy():

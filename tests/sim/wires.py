@@ -148,6 +148,7 @@ class Wires:
         if header.world != self._rank.members_number:
             return
         payload = new.buffer(header, 1)
+        assert payload is not None
         new.received(header, payload)
         if header.kind == STATE:
             self.state = content

@@ -14,9 +14,8 @@ Promises, for any process cut off from operator and coordinator, suspended or ki
   - a checkpoint that an older world commits after a newer one has claimed the run never counts
   - a checkpoint that a newer world counts is never deleted by an older one
 Proof: a world lists the checkpoints that it adopts after it has created its claim; a pruner lists the claims
-after it has renamed. Of these two, one sees the other. Both listings follow a change that the same client has
-made in the same folder, so no cached listing answers them (NFS: the reply to that change makes the client
-drop its own).
+after it has renamed, a commit after its entry. One sees the other. Each listing follows a change by the same
+client in the same folder, so no cached one answers it (NFS: the reply to the change drops that).
 """
 
 from __future__ import annotations
@@ -335,10 +334,11 @@ def _entry(
 
 
 def commit(held: Held, grant: Grant, keys: Keys = ()) -> Steps[CheckpointRef]:
-    """Commit a granted checkpoint: manifest, then entry. Raises Superseded: it would not count."""
+    """Commit a granted checkpoint: manifest, then entry. Raises Superseded: newer worlds may not count it."""
     _parse_listing((yield List())).require_newest(held.claim)
     ref: CheckpointRef = yield WriteManifest(grant)
     yield Write(f"{key_of(ref)}.commit", JournalEntry(ref, grant.parent).to_text(keys))
+    _parse_listing((yield List())).require_newest(held.claim)
     return ref
 
 

@@ -183,10 +183,11 @@ def appoint_deputy(state: CoordinatorState, at: Moment) -> CoordinatorState:
         return state
     if world.deputy and slotset.has(world.preserved, world.deputy.slot):
         return state
-    agents = (agent_of_slot(state, slot) for slot in slotset.each(world.preserved))
-    able = (agent.report.slot for agent in agents if agent and agent.report.supports_claim)
-    slot = next(able, None)
-    return state if slot is None else slotindex.enter_deputy(state, slot, at.now)
+    leading = agent_of_slot(state, lead)
+    if leading and not leading.report.supports_claim:  # it would take the deputy's claim for its own end
+        return state
+    able = world.preserved & state.facts.supports_claim
+    return slotindex.enter_deputy(state, slotset.first(able), at.now) if able else state
 
 
 def awaited_commit(state: CoordinatorState, now: float) -> str:

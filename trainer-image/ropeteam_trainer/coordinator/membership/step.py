@@ -180,10 +180,13 @@ def _take_reports(
 
 
 def _reported_n(state: CoordinatorState, report: AgentReport) -> int:
-    """The n of the reported world, if its number has our term and boot; otherwise 0. After a restore of etcd
-    another pod may have had this term and planned that world: its values of n must not be used again."""
-    world_id = report.plan.world_id if report.plan else None
-    return world_id.n if world_id and (world_id.term, world_id.boot) == (state.config.term, state.boot) else 0
+    """The greatest n of a reported world, or of a deputy's commits, whose number has our term and boot; 0:
+    there is none. After a restore of etcd another pod may have had this term and given that number: its
+    values of n must not be used again."""
+    found = [ref.world_id for ref in (report.granted, report.committed) if ref]
+    found += [report.plan.world_id] if report.plan else []
+    ours = (state.config.term, state.boot)
+    return max((each.n for each in found if (each.term, each.boot) == ours), default=0)
 
 
 def _take_desired(state: CoordinatorState, desired: Desired, at: Moment) -> CoordinatorState:

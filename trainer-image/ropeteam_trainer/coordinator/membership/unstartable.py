@@ -17,6 +17,7 @@ from ropeteam_trainer.contract.messages import AgentReport, Problem
 from ropeteam_trainer.contract.world import Cause, FailReason
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
 from ropeteam_trainer.coordinator.membership.state.events import Moment
+from ropeteam_trainer.coordinator.membership.state.ranks import committing_slot
 from ropeteam_trainer.coordinator.membership.state.slots import agent_of_slot
 from ropeteam_trainer.coordinator.membership.state.state import CoordinatorState, UnstartableSlot
 
@@ -56,9 +57,9 @@ def record_problems(state: CoordinatorState, at: Moment) -> CoordinatorState:
 
 
 def _pending_disk_request(state: CoordinatorState, at: Moment) -> tuple[str, int]:
-    """The request to the volume that the agent of the leading rank reports as pending, with the wall clock
-    time of its first report; ("", ...): none."""
-    agent = agent_of_slot(state, state.config.lead_slot)
+    """The request to the volume that the agent which commits reports as pending, with the wall clock time of
+    its first report; ("", ...): none."""
+    agent = agent_of_slot(state, committing_slot(state))
     pending = agent.report.pending_disk_request if agent else ""
     return state.pending_disk_request if pending == state.pending_disk_request[0] else (pending, at.unix_ms)
 
@@ -135,7 +136,7 @@ def stalled_problem(state: CoordinatorState) -> Problem | None:
         since = datetime.fromtimestamp(unix_ms / 1000, timezone.utc)  # noqa: UP017 (Python 3.10)
         return Problem(
             FailReason.CHECKPOINT_UNAVAILABLE,
-            f"the checkpoint volume had not answered slot {state.config.lead_slot} for a minute at "
+            f"the checkpoint volume had not answered slot {committing_slot(state)} for a minute at "
             f"{since:%Y-%m-%d %H:%M:%S} UTC, and has not since; pending: {pending}. Until it does, no "
             "checkpoint is committed, and no world starts. A server that hangs reports no error: check it "
             "and its mount.",

@@ -38,7 +38,7 @@ class WeightComparison:
 
     def note_joined(self, done: int) -> None:
         """New replicas have joined after so many exchanges. One that was not there because another was lost
-        is told when it regroups, which is before any digest is due: it is one exchange behind at most."""
+        knows it from the others when it regroups, before any digest is due: it is one exchange behind."""
         self.joined = done
 
     def begin_step(self, done: int) -> None:

@@ -33,6 +33,8 @@ class Facts(Generic[T]):
     """The agent reports a plan."""
     has_problem: T
     """The agent reports a problem that no restart resolves."""
+    supports_claim: T
+    """The agent can commit in place of the leading one."""
     busy: T
     """Ranks of some world live in the pod."""
     in_generation: T

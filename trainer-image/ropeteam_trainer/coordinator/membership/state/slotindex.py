@@ -232,6 +232,7 @@ def _facts_of_slot(
         member=bool(report and world and member_pod(world, slot) == pod_of(report)),
         planned=plan is not None,
         has_problem=report is not None and report.problem is not None,
+        supports_claim=report is not None and report.supports_claim,
         busy=report is not None and not report.stopped,
         in_generation=bool(plan and world and plan.server_generation == world.plan.server_generation),
         lease_expired=held is not None and is_lost(state, held, now),
