@@ -245,6 +245,7 @@ def test_all_resume_from_what_another_agent_has_committed_while_the_pod_of_rank_
 
 
 def committed(folder: Path, world: str) -> set[int]:
-    """Steps that are committed under this name, and 0."""
-    found = (re.fullmatch(rf"step-(\d+)\.{re.escape(world)}\.commit", path.name) for path in files(folder))
+    """Steps that were committed under this name, and 0."""
+    entry = re.compile(rf"step-(\d+)\.{re.escape(world)}\.(commit|pruned)")
+    found = (entry.fullmatch(path.name) for path in files(folder))
     return {0, *(int(each[1]) for each in found if each)}

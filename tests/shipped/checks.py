@@ -29,6 +29,7 @@ from ropeteam_trainer.coordinator.membership.commits import AWAITED_COMMIT_SECON
 
 if TYPE_CHECKING:
     from tests.shipped.kubernetes import Object
+    from tests.shipped.pod import SimPod
     from tests.shipped.site import Site
 
 _CLOCK_MARGIN = timedelta(seconds=50)
@@ -192,8 +193,14 @@ class ShippedChecks(Checks):
 
     # ---- hooks of this world
 
+    def claimed(self, process: Process, plan: Plan) -> None:
+        self.keeping.claims(cast(Any, self._pod_of(process)), plan.world_id)
+
+    def _pod_of(self, process: Process) -> SimPod:
+        return next(pod for pod in self._site.pods.values() if pod.process is process)
+
     def wrote(self, process: Process, grant: Grant) -> None:
-        pod = next(pod for pod in self._site.pods.values() if pod.process is process)
+        pod = self._pod_of(process)
         self._site.film.write(process.name, f"writes the manifest of {key_of(grant.ref)}")
         self._is_ours(grant.ref)
         self._is_ours(grant.parent)

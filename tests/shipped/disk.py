@@ -33,7 +33,7 @@ KEYS: seals.Keys = (b"of the folder",)
 
 
 class Disk:
-    """`wrote(process, grant)` is called for each manifest."""
+    """`wrote(process, grant)` is called for each manifest, `claimed(process, plan)` for each claim."""
 
     def __init__(self, loop: Loop, root: Path, lead_rank: int = 0) -> None:
         self._loop, self.root, self._lead_rank = loop, root, lead_rank
@@ -49,6 +49,7 @@ class Disk:
         self.hung = False
         self.saved_positions: dict[tuple[int, WorldId], Position] = {}
         self.wrote: Callable[[Process, Any], None] = lambda *_: None
+        self.claimed: Callable[[Process, Any], None] = lambda *_: None
         self.pruned: Callable[[Any], None] = lambda _: None
         self.counts: Counter[str] = Counter()
         self._spoilt: set[tuple[int, WorldId]] = set()
@@ -85,6 +86,8 @@ class Disk:
             if function is checkpoints.write_manifest:
                 self.counts["manifests"] += 1
                 self.wrote(owner, arguments[2])
+            elif function is checkpoints.claim:
+                self.claimed(owner, arguments[2])
             elif function is checkpoints.prune:
                 self.counts["prunes"] += 1
                 self.pruned(answer)

@@ -169,7 +169,7 @@ class Site:
         self.kubernetes.changed.append(self._changed)
         self.kubernetes.saving = self.checks.saving
         self.kubernetes.created = self.checks.pod_created
-        self.disk.wrote = self.checks.wrote
+        self.disk.wrote, self.disk.claimed = self.checks.wrote, self.checks.claimed
         self.disk.pruned = self.checks.pruned
         self._submit()
         for number in range(setup.operators):
