@@ -100,6 +100,11 @@ def has_recovered(cluster: Cluster, name: str, incidents: int) -> bool:
     return len(seen) == incidents and bool(seen[-1]["recoveryMilliseconds"].get("firstStep"))
 
 
+def degraded(cluster: Cluster, name: str) -> str:
+    found = (each for each in cluster.status(name)["conditions"] if each["type"] == "Degraded")
+    return next((each["message"] for each in found if each["status"] == "True"), "")
+
+
 def pod_of(cluster: Cluster, name: str, slot: int, key: str = "name") -> str:
     """Name of the pod, or its UID."""
     pods = {pod["metadata"]["labels"]["ropeteam.dev/slot"]: pod for pod in cluster.pods(name)}
@@ -241,6 +246,41 @@ def test_all_resume_from_what_another_agent_has_committed_while_the_pod_of_rank_
     seen = [*steps_in(cluster.logs(pod_of(cluster, name, 1)))]
     assert seen[printed][0] - 1 == max(committed(tmp_path, "1.0.2"))
     check_steps(seen)
+    cluster.delete(name)
+
+
+def test_a_pod_that_is_back_joins_although_another_is_still_missing(
+    cluster: Cluster, name: str, tmp_path: Path
+):
+    """Two pods are lost at once, that of rank 0 among them, and the next agent in its place is stopped before
+    it has registered. A rank of those that train dies meanwhile."""
+    cluster.create(exact(name, tmp_path))
+    wait_until("pods", lambda: len(cluster.pods(name)) == WORKERS)
+    wait_step(cluster, name, 5)
+    pids = {rank: cluster.wait_rank(name, rank) for rank in range(WORKERS)}
+    seen = all_steps(cluster, name)
+    uids = {slot: pod_of(cluster, name, slot, "uid") for slot in (0, 1)}
+    for uid in uids.values():
+        os.kill(cluster.agent_pid(uid), signal.SIGKILL)
+    wait_until("another pod in slot 0", lambda: pod_of(cluster, name, 0, "uid") != uids[0])
+    late = cluster.agent_pid(pod_of(cluster, name, 0, "uid"))
+    os.kill(late, signal.SIGSTOP)
+    try:
+        pids[1] = cluster.wait_rank(name, 1, pids[1])
+        wait_until("rank 1 in training", lambda: last_step(cluster.logs(pod_of(cluster, name, 1))) > 0)
+        wait_until("its notice", lambda: "train without slot 0," in degraded(cluster, name))
+        os.kill(pids[2], signal.SIGKILL)
+        pids[2] = cluster.wait_rank(name, 2, pids[2])
+        wait_until("the end of its incident", partial(has_recovered, cluster, name, 2))
+    finally:
+        os.kill(late, signal.SIGCONT)
+    cluster.wait_rank(name, 0, pids[0])
+    wait_until("rank 0 in training", lambda: last_step(cluster.logs(pod_of(cluster, name, 0))) > 0)
+    wait_step(cluster, name, 10)
+    assert degraded(cluster, name) == ""
+    assert [cluster.wait_rank(name, rank) for rank in (1, 2)] == [pids[1], pids[2]]
+    assert {each.get("stepsLost") for each in cluster.status(name)["incidents"]} == {0}
+    check_steps([*seen, *all_steps(cluster, name)])
     cluster.delete(name)
 
 

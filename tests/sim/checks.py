@@ -246,13 +246,15 @@ class Checks:
     def agent_exits(self, code: int, unaware: Sequence[str] = ()) -> None:
         """`unaware`: pods whose agents are in touch, and do not know that the job is complete."""
         if code == 0:
-            self._is_over("exit 0")
+            require(bool(self._over), "exit 0 only if all ranks reached the end", self._ends)
             require(not unaware, "who is released leaves nobody behind who does not know", unaware)
 
-    def _is_over(self, what: str) -> None:
-        of_all = [world_id for world_id, ends in self._ends.items() if len(ends) == self._sizes[world_id]]
-        over = [world_id for world_id in of_all if all(self._ends[world_id].values())]
-        require(bool(over), f"{what} only if all ranks reached the end", self._ends)
+    @property
+    def _over(self) -> list[WorldId]:
+        """Generations of which all ranks reached the end that the newest world has."""
+        absent = {self.newest.line: self.newest.plan.absent} if self.newest else {}
+        ranks = {line: {*range(size)} - {*absent.get(line, ())} for line, size in self._sizes.items()}
+        return [line for line, ends in self._ends.items() if all(map(ends.get, ranks[line]))]
 
     # ---- the operator
 
@@ -309,7 +311,7 @@ class Checks:
         both = new.holds(ConditionType.COMPLETE) and new.holds(ConditionType.FAILED)
         require(not both, "a job ends one way", new.conditions)
         if new.holds(ConditionType.COMPLETE) and not old.holds(ConditionType.COMPLETE):
-            self._is_over("Complete")
+            require(bool(self._over), "Complete only if all ranks reached the end", self._ends)
         for one, other, what in _growing(old, new):
             require(one <= other, "numbers never go back", what, one, other)
         self._budget(old, new)
@@ -359,12 +361,11 @@ class Checks:
         require(not spent or status.finished, "an overdrawn budget ends the job", status.failures)
         if script.feature_level < 3 or not status.holds(ConditionType.COMPLETE):
             return
-        over = [world_id for world_id, ends in self._ends.items() if ends and all(ends.values())]
         if self._world.setup.servers:
-            steps = {line.world_id: line for line in self.lines.of.values()}[max(over)].steps
+            steps = {line.world_id: line for line in self.lines.of.values()}[max(self._over)].steps
             require(set(steps.values()) == {script.total_steps}, "every step is acknowledged", steps)
             return
-        gang: Gang | None = self._gangs[max(over)]
+        gang: Gang | None = self._gangs[max(self._over)]
         upper, used = script.total_steps, Counter[tuple[int, int]]()
         while gang is not None:
             base = gang.restored.step if gang.restored else 0

@@ -8,7 +8,7 @@ Kubelets (kubelet.py) start, signal and reap; a node that is out of touch report
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from random import Random
@@ -78,8 +78,8 @@ class Kubernetes:
         self.start_process: Callable[[Pod, int], Any]
         self.created: list[Pod] = []
         """Every pod ever created, for the checks."""
-        self.is_full = False
-        """No node has capacity for another worker's pod."""
+        self.without_room: Collection[int] = ()
+        """Slots for whose pods no node has capacity."""
         self._uids = 0
         self._times: list[float] = []
         self._views: list[View] = []
@@ -205,7 +205,7 @@ class Kubernetes:
     def _schedule(self, pod: Pod) -> None:
         if self.pods.get(pod.name) is not pod:
             return
-        fits = pod.role is Role.COORDINATOR or not self.is_full
+        fits = pod.role is Role.COORDINATOR or pod.slot not in self.without_room
         ready = [kubelet for kubelet in self.kubelets if fits and not kubelet.lost]
         if not ready:
             pod.scheduled_message = f"0/{len(self.kubelets)} nodes are available"

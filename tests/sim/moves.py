@@ -228,7 +228,8 @@ def _remove_node(world: World, move: Move) -> None:
 
 
 def _fill_nodes(world: World, move: Move) -> None:
-    world.kubernetes.is_full = move.size % 2 == 0
+    slots = range(world.setup.workers)
+    world.kubernetes.without_room = (slots, (), [move.place % len(slots)], ())[move.size % 4]
 
 
 def _delete_pod(world: World, move: Move) -> None:

@@ -16,6 +16,8 @@ from tests.sim.waiting import Awaited, Collectives, SimulatedMates, Waiting
 from ropeteam_trainer.agent.machine.environment import rank_plan
 from ropeteam_trainer.contract.local import Beat, FromRank, GroupFormed, LiveWorld, ToRank
 from ropeteam_trainer.contract.world import Plan, WorldId
+from ropeteam_trainer.rank.mates import Mates
+from ropeteam_trainer.strategies.exact.members import replicas_of_world
 
 if TYPE_CHECKING:
     from tests.sim.exchange import Part, Replicas
@@ -35,10 +37,11 @@ class Peer(Rank):
         size = own.replica_ranks
         first = number - number % size
         self.size = plan.world_size
-        self.first = LiveWorld(plan.world_id, *store, plan.started, saves_as, plan.restart_count)
+        self.first = LiveWorld(plan.world_id, *store, plan.started, saves_as, plan.restart_count, own.absent)
         self.mates = SimulatedMates(range(first, first + size), number, owner=self)
         self.replica, self.replicas = number // size, plan.world_size // size
-        self.everyone = frozenset(range(self.replicas))
+        self.everyone = replicas_of_world(self.first, cast(Mates, self.mates), self.replicas)
+        """Replicas of the world that has started it."""
         self.collectives = Collectives()
         self.members, self.members_number = self.everyone, 0
         self.peers: dict[int, Peer] = {}

@@ -153,15 +153,21 @@ class Replica(StepRank):
         self._join_group()
 
     def _enter(self, world: LiveWorld) -> None:
-        """All replicas are members from the next step on."""
-        self._joined, self.members = world, self.everyone
+        """All replicas of this world are members from the next step on."""
+        self._joined = world
+        self.members = rules.replicas_of_world(world, self.mates, self.replicas)
         self.decisions.admission.close(world.world_id)
         self.membership.have_joined(self.members_number)
-        self.presence.note_joined()
-        self._dealt, self._dealt_once = rules.first_leaves(self.replica, self.replicas, LEAVES), {}
+        self.presence.note_joined(self.members)
+        self._dealt = rules.leaves_of_members(self.members, self.replicas, LEAVES)[self.replica]
+        self._dealt_once = {}
+        self._world.checks.counts["partial joins"] += bool(world.absent)
 
     def _join_group(self) -> None:
-        """Form the process group of the new world, unless a rank is lost meanwhile."""
+        """Form the process group of the new world, unless a rank is absent, or lost meanwhile."""
+        if self._joined.absent:
+            self._note_group(False)
+            return
         self.work = "restore"
         self.group.arrives(self, self._joined.world_id)
         self.wait("group", self._await_group, self._note_group)

@@ -286,7 +286,7 @@ class World:
 
     def stop_faults(self) -> None:
         self.network.heal()
-        self.kubernetes.is_full = False
+        self.kubernetes.without_room = ()
         for kubelet in self.kubernetes.kubelets:
             kubelet.come_back()
         for agent in self.live_agents():

@@ -311,7 +311,8 @@ def test_a_replica_that_has_just_joined_ends_if_another_needs_sums_from_it() -> 
     """One that has died since has sent it the state, but no sums. The other one begins them again."""
     world = World(3, 6, {2: Life(computed=0)})
     world.all[1].have_joined = lambda number: None  # type: ignore[method-assign]  # noqa: ARG005
-    world.all[1].exact.join(WorldId(1, 0, 2), 1)
+    next_world = LiveWorld(WorldId(1, 0, 2), "", 0, (1,), WorldId(1, 0, 1))
+    world.all[1].exact.join(next_world, 1)
     assert_exact(world, world.train())
     assert world.dead == {1, 2}
     assert "has just joined with its state, has no sums that others need" in world.all[1].gave_up

@@ -172,6 +172,10 @@ class Shape:
         """Number of ranks on a slot: of a worker, or 1 of a parameter server."""
         return self.processes if slot < self.workers else 1
 
+    def ranks_of(self, slot: int) -> range:
+        """Ranks on the slot of a worker."""
+        return range(slot * self.processes, (slot + 1) * self.processes)
+
     def is_server(self, slot: int) -> bool:
         return slot >= self.workers
 
@@ -278,6 +282,8 @@ class RankPlan:
     """World under whose name checkpoints are stored; "": `world_id`."""
     replica_ranks: int = 1
     """As in Plan. A coordinator of an earlier release knows replicas of one rank only."""
+    absent: tuple[int, ...] = ()
+    """As in Plan."""
 
     @property
     def signs(self) -> bool:

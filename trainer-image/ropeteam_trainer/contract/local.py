@@ -177,10 +177,12 @@ class LiveWorld:
     store_host: str
     store_port: int
     started: tuple[int, ...]
-    """Ranks that it starts. All others have the state of the training."""
+    """Ranks that it starts. All others that it has have the state of the training."""
     saves_as: WorldId
     """World under whose name checkpoints are stored: the one that started the leading rank."""
     restart_count: int = 0
+    absent: tuple[int, ...] = ()
+    """Ranks that it does not have. A later world starts them."""
 
 
 @dataclass(frozen=True)

@@ -212,7 +212,7 @@ class AgentReport:
     superseded: WorldId | None = None
     """The world that has claimed the checkpoint folder after ours: ours may not continue."""
     supports_claim: bool = False
-    """This agent supports `Orders.claim`. One of an earlier release does not."""
+    """This agent supports `Orders.claim` and `Plan.absent`. One of an earlier release does not."""
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,15 @@ class Member:
     """The earlier world that started its ranks, if they live on: its agent adopts the new world, and starts
     only those in `Plan.started`. None: they are started now."""
 
+    @property
+    def is_absent(self) -> bool:
+        """Whether the world does not have this slot: its ranks are in `Plan.absent`."""
+        return self.incarnation < 0
+
+    @classmethod
+    def absent(cls, slot: int, processes: int) -> Member:
+        return cls(slot, -1, "", "", processes)
+
 
 @dataclass(frozen=True)
 class PlanSummary:
@@ -114,6 +123,9 @@ class Plan:
     none lives on."""
     replica_ranks: int = 1
     """Under sync Exact, ranks of a replica, as the coordinator counts: they are lost, and save, together."""
+    absent: tuple[int, ...] = ()
+    """Under sync Exact, ranks that this world does not have: it trains without them, until a later one starts
+    them."""
     whole: PlanSummary | None = None
     """Summary of the whole plan. None: `members` are all members."""
 
@@ -237,6 +249,7 @@ class FailReason(str, enum.Enum):
     SMALLER_PROCESS_GROUP = "SmallerProcessGroup"  # one, but of fewer ranks than the job has
     NO_PROCESS_GROUP = "NoProcessGroup"  # none, though there are ranks to form one
     RANK_ENDED = "RankEnded"  # some ranks have exited with 0 while others continue
+    WORKERS_ABSENT = "WorkersAbsent"  # others train without some (sync Exact)
 
 
 @dataclass(frozen=True)

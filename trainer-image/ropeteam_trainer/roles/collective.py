@@ -234,7 +234,7 @@ class CollectiveRole:
             receive = partial(self._wrapped.exact.admitting.receive_state, alive=session.heart.write)
             found = self._checkpoints.adopt(receive)
             session.feed.join_begun()
-            self._wrapped.exact.join(worlds.first.world_id, found.more["exchanges"])
+            self._wrapped.exact.join(worlds.first, found.more["exchanges"])
             if not self.follows:
                 self._become_member(worlds.first)
         return Restored(found.step, found.data)
@@ -243,7 +243,7 @@ class CollectiveRole:
         """Be a member, if the others have admitted this rank, which has followed them."""
         worlds = self._worlds()
         assert worlds is not None
-        if exact.end_following(worlds.first.world_id):
+        if exact.end_following(worlds.first):
             with self._session.heart.during("restore"):
                 self._become_member(worlds.first)
 
@@ -259,8 +259,10 @@ class CollectiveRole:
         return exact is not None and exact.follows
 
     def _join_group(self, world: LiveWorld) -> None:
-        """Form the process group of this world with all of its ranks, unless one of them is lost."""
+        """Form the process group of this world with all ranks, unless one of them is absent or lost."""
         link = self._session.link
+        if world.absent:
+            return
         assert isinstance(self._checkpoints, Checkpoints)
         self._session.world.join_again(
             world,

@@ -25,6 +25,7 @@ from ropeteam.core.seen.view import View
 from ropeteam.core.status.conditions import NOT_SUSPENDED, ConditionFact
 from ropeteam_trainer.contract import SIGNED, VERSION
 from ropeteam_trainer.contract.desired import WorldPhase
+from ropeteam_trainer.contract.world import FailReason
 
 
 def live_answer(view: View, status: JobStatus, why: str, actions: tuple[Action, ...] = ()) -> Answer:
@@ -100,8 +101,12 @@ def _waiting_fact(view: View) -> ConditionFact:
 
 
 def _running_message(view: View) -> str:
-    has_notice = view.report is not None and view.report.notice is not None
-    return "All workers run, but see the condition Degraded." if has_notice else "All workers train together."
+    notice = view.report.notice if view.report else None
+    if notice is None:
+        return "All workers train together."
+    if notice.reason is FailReason.WORKERS_ABSENT:
+        return "Some workers train without the others: see the condition Degraded."
+    return "All workers run, but see the condition Degraded."
 
 
 def _overload_message(view: View, seconds: int) -> str:

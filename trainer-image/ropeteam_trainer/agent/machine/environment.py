@@ -150,6 +150,7 @@ def rank_plan(settings: WorkerConfig, plan: Plan, identity: PodIdentity) -> Rank
         started=plan.started,
         saves_as=str(plan.started_in(settings.lead_slot)) if plan.started else "",
         replica_ranks=plan.replica_ranks,
+        absent=plan.absent,
     )
 
 

@@ -48,9 +48,9 @@ def plan_that_keeps_ranks(state: AgentState) -> Plan | None:
 
 def lost_ranks(state: AgentState) -> tuple[int, ...]:
     """Ranks of the world here without which its others continue: those that a newer plan starts again, or
-    that the orders for this world name."""
+    does not have, or that the orders for this world name."""
     if plan := plan_that_keeps_ranks(state):
-        return plan.started
+        return (*plan.started, *plan.absent)
     return state.orders.lost if state.orders and state.runs_desired_plan else ()
 
 
@@ -107,4 +107,4 @@ def send_to_ranks(state: AgentState) -> Stepped:
 def _live_world(state: AgentState, plan: Plan) -> LiveWorld:
     saves_as = plan.started_in(state.config.lead_slot)
     store = plan.store_host, plan.store_port
-    return LiveWorld(plan.world_id, *store, plan.started, saves_as, plan.restart_count)
+    return LiveWorld(plan.world_id, *store, plan.started, saves_as, plan.restart_count, plan.absent)

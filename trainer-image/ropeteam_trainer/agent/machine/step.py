@@ -133,7 +133,9 @@ def _needs_no_store(world: LocalWorld) -> bool:
     for half an hour to reach it. Where some live on, the coordinator knows whether all others have joined
     them (`AgentReport.lost_store`).
     """
-    return bool(world.plan.started) or any(group.size >= world.plan.world_size for group in world.groups)
+    return bool(world.plan.started or world.plan.absent) or any(
+        group.size >= world.plan.world_size for group in world.groups
+    )
 
 
 def _hang_exit(state: AgentState, rank: RankState, loss: ProcessExit | None) -> ProcessExit | None:

@@ -175,18 +175,19 @@ def grant_next_commit(state: CoordinatorState) -> CoordinatorState:
 
 
 def appoint_deputy(state: CoordinatorState, at: Moment) -> CoordinatorState:
-    """The state with a deputy of the leading rank: the lowest of the preserved slots whose agent supports
-    that. Unchanged if the leading slot is preserved, a deputy is there already, or no agent supports it. Only
-    under sync Exact, and while no world runs."""
+    """The state with a deputy of the leading rank: the lowest of the slots that train whose agent supports
+    that. Unchanged if ranks of the leading slot train, a deputy is there already, or no agent supports it.
+    Only under sync Exact."""
     world, lead = state.world, state.config.lead_slot
-    if world is None or state.config.servers or slotset.has(world.preserved, lead):
+    if world is None or state.config.servers or state.is_slot_live(lead):
         return state
-    if world.deputy and slotset.has(world.preserved, world.deputy.slot):
+    if world.deputy and state.is_slot_live(world.deputy.slot):
         return state
     leading = agent_of_slot(state, lead)
     if leading and not leading.report.supports_claim:  # it would take the deputy's claim for its own end
         return state
-    able = world.preserved & state.facts.supports_claim
+    trains = state.facts.member & state.facts.regroups if state.is_world_live else world.preserved
+    able = trains & state.facts.supports_claim
     return slotindex.enter_deputy(state, slotset.first(able), at.now) if able else state
 
 
@@ -196,8 +197,8 @@ def awaited_commit(state: CoordinatorState, now: float) -> str:
     if the agent that would write it is lost."""
     if now - state.phase_since > AWAITED_COMMIT_SECONDS:
         return ""
-    lead = ranks_of_member(state, state.config.lead_slot)
-    if state.pending and lead and lead.known and present_agent(state, state.config.lead_slot, now):
+    lead = ranks_of_member(state, committing_slot(state))
+    if state.pending and lead and lead.known and present_agent(state, committing_slot(state), now):
         return f"the manifest of step {state.pending.step} to be written"
     newest = state.lineage[0] if state.lineage else None
     if newest and not any(_is_same_checkpoint(newest, ref) for ref in state.acknowledged):

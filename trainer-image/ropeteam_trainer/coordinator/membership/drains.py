@@ -51,7 +51,7 @@ def record_terminating_slots(state: CoordinatorState, at: Moment) -> Coordinator
     ranks are done do not count. Recorded slots stay, even when the pod is gone."""
     world = state.world
     assert world is not None
-    terminating_slots = slotindex.terminating_slots(state) & state.all_slots & ~slotindex.done_slots(state)
+    terminating_slots = slotindex.terminating_slots(state) & state.member_slots & ~slotindex.done_slots(state)
     new = tuple(slot for slot in slotset.each(terminating_slots) if slot not in world.terminating_slots)
     if not new:
         return state
@@ -237,7 +237,7 @@ def fix_stop_step(state: CoordinatorState, at: Moment) -> CoordinatorState:
     if ordered := state.facts.stops & world.acknowledged_pause:  # another may be of a drain that is over
         ranks = (rank for each in ranks_of_members(state, ordered) for rank in each.known.values())
         return with_world(state, stop_at=max(rank.stop_at for rank in ranks if rank.stop_at is not None))
-    among = slotset.up_to(state.config.workers) if servers else world.preserved or state.all_slots
+    among = slotset.up_to(state.config.workers) if servers else world.preserved or state.member_slots
     if not state.facts.paused & among:
         return state
     if servers and not state.facts.restless & among:
@@ -249,7 +249,7 @@ def fix_stop_step(state: CoordinatorState, at: Moment) -> CoordinatorState:
     late_agents = ~world.acknowledged_pause & ~state.facts.exited
     if (late_agents | state.facts.unaware | (state.facts.unconfirmed if is_early else slotset.NONE)) & among:
         return state
-    more = 2 if world.preserved or world.plan.started else 1
+    more = 2 if world.preserved or world.plan.started or world.absent else 1
     return with_world(state, stop_at=_highest_step(state, among) + more)
 
 

@@ -24,7 +24,7 @@ from ropeteam_trainer.coordinator.membership.state.ranks import (
     is_clean,
     ranks_of_members,
 )
-from ropeteam_trainer.coordinator.membership.state.slots import holds_slot, is_lost
+from ropeteam_trainer.coordinator.membership.state.slots import holds_slot, is_lost, refusal_reason
 from ropeteam_trainer.coordinator.membership.state.slotset import ALL, Slots, has
 from ropeteam_trainer.coordinator.membership.state.state import CoordinatorState
 
@@ -65,6 +65,22 @@ def collect_evidence(
 def is_world_done(state: CoordinatorState) -> bool:
     """Whether all ranks of all members are done (`is_rank_done`)."""
     return slotindex.has_all_members(state, slotindex.done_slots(state))
+
+
+def has_acknowledged_completion(state: CoordinatorState, now: float) -> bool:
+    """Whether all members have acknowledged completion. Not waited for: an agent that is lost or refused, and
+    one that never reported to this boot, after lostSeconds."""
+    for member_ranks in ranks_of_members(state, state.member_slots & ~state.facts.completed):
+        agent = member_ranks.agent
+        waited = now - state.phase_since > state.config.timeouts.lost
+        gone = (
+            waited
+            if agent is None
+            else is_lost(state, agent, now) or bool(refusal_reason(state, agent.report))
+        )
+        if not gone:
+            return False
+    return True
 
 
 def is_rank_done(state: CoordinatorState, rank: RankReport) -> bool:

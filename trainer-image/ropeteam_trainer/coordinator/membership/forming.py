@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.featurelevel import FeatureLevel
-from ropeteam_trainer.contract.messages import StoreOffer
-from ropeteam_trainer.contract.world import Cause, Member, Plan
+from ropeteam_trainer.contract.messages import Problem, StoreOffer
+from ropeteam_trainer.contract.world import Cause, FailReason, Member, Plan
 from ropeteam_trainer.coordinator.membership import commits, incidents, preserving, unstartable
 from ropeteam_trainer.coordinator.membership.drains import DEBOUNCE_SECONDS
 from ropeteam_trainer.coordinator.membership.evidence import SIGNAL, Evidence
@@ -28,6 +28,9 @@ from ropeteam_trainer.coordinator.membership.state.slots import (
 from ropeteam_trainer.coordinator.membership.state.state import CoordinatorState, enter_phase, is_new_attempt
 from ropeteam_trainer.coordinator.membership.state.world import FormedWorld
 
+TOGETHER_SECONDS = 10.0
+"""Under sync Exact, time in which ranks that can be started wait for others that are missing, because each
+start of ranks beside those that train makes these wait once."""
 TICK_SECONDS = 1.0
 """A Tick comes at least this often, so that a pause of our own event loop is noticed."""
 STORE_SLOT = 0
@@ -40,12 +43,12 @@ hangs."""
 def obstacle(state: CoordinatorState, now: float) -> str:
     """The first condition that the next plan waits for, as the end of "waiting for"; "": none, the next world
     can start. First match wins: slots, backoff, store."""
-    if missing := missing_slots(state):
+    if missing := missing_slots(state) & ~absent_slots(state, now):
         return _slot_obstacle(state, slotset.first(missing), now)
     if now < state.failure_history.not_before:
         return "a backoff before the next start, because no step of the last world was observed"
     if offered_store(state) is None:
-        return f"the store (TCPStore) of world {state.next_world_id} in the pod of slot {STORE_SLOT}"
+        return f"the store (TCPStore) of world {state.next_world_id} in the pod of slot {store_slot(state)}"
     return ""
 
 
@@ -53,6 +56,54 @@ def missing_slots(state: CoordinatorState) -> slotset.Slots:
     """Slots that are not ready for the next plan. Preserved ones are."""
     preserved = state.world.preserved if state.world else slotset.NONE
     return state.all_slots & ~preserved & ~_ready_slots(state)
+
+
+def absent_slots(state: CoordinatorState, now: float) -> slotset.Slots:
+    """Under sync Exact, slots that the next world begins without, because they are not ready and others
+    train: with all slots of their replicas. Those that the last world had are awaited for a while. NONE:
+    there are none, or the next world would start no rank."""
+    world, missing = state.world, missing_slots(state)
+    if world is None or not missing or state.config.servers or not preserving.can_resume_in_memory(state):
+        return slotset.NONE
+    absent = preserving.with_mates(state, missing)
+    is_awaited = missing & ~world.absent and now < state.phase_since + TOGETHER_SECONDS
+    if is_awaited or absent & world.preserved or not _ranks_to_start(state, absent):
+        return slotset.NONE
+    return absent if state.all_slots & ~absent & ~state.facts.supports_claim == slotset.NONE else slotset.NONE
+
+
+def _ranks_to_start(state: CoordinatorState, absent: slotset.Slots) -> tuple[int, ...]:
+    """Ranks that the next world starts beside preserved ones, if it begins without these slots."""
+    found = preserving.ranks_to_start(state)
+    return tuple(rank for rank in found if not slotset.has(absent, rank // state.config.processes))
+
+
+def can_grow(state: CoordinatorState, now: float) -> bool:
+    """Whether slots that the running world does not have are ready, and the next world is due that starts
+    their ranks. Not before all ranks that this one starts have joined."""
+    world = state.world
+    if world is None or not world.absent or is_any_rank_joining(state):
+        return False
+    still = preserving.with_mates(state, world.absent & ~_ready_slots(state))
+    is_due = not still or now >= world.since + TOGETHER_SECONDS
+    return is_due and bool(world.absent & ~still)
+
+
+def absence_notice(state: CoordinatorState, now: float) -> Problem | None:
+    """The notice of a running world on slots that it does not have; None: it has all, or they join soon."""
+    world = state.world
+    missing = world.absent & ~_ready_slots(state) if world and state.is_world_live else slotset.NONE
+    if not missing:
+        return None
+    some = ", ".join(map(str, [*slotset.each(missing)][:5])) + (
+        " and more" if missing.bit_count() > 5 else ""
+    )
+    reason = _slot_obstacle(state, slotset.first(missing), now)
+    return Problem(
+        FailReason.WORKERS_ABSENT,
+        f"the others train without slot{'s' if missing.bit_count() > 1 else ''} {some}, and wait for {reason}. "
+        "No result differs, and ranks that come join without a loss, but each step takes longer.",
+    )
 
 
 def _ready_slots(state: CoordinatorState) -> slotset.Slots:
@@ -130,6 +181,8 @@ def _reason_without_fault(state: CoordinatorState, world: FormedWorld) -> str:
         return "a new attempt replaces all pods"
     if world.paused_at is not None:
         return "it was drained"
+    if world.absent and world.preserved:
+        return "others join its ranks"
     return "a restarted coordinator could not adopt it"
 
 
@@ -157,10 +210,19 @@ def unfenced_slots(state: CoordinatorState) -> slotset.Slots:
     return (state.facts.unproven | (named & ~slotindex.present_slots(state))) & ~quiesced
 
 
+def store_slot(state: CoordinatorState) -> int:
+    """The slot whose pod holds the store of the next world: the lowest, or if that is missing while others
+    train, under sync Exact, the lowest of these."""
+    preserved = state.world.preserved if state.world and not state.config.servers else slotset.NONE
+    here = slotindex.present_slots(state) & ~slotindex.terminating_slots(state)
+    is_missing = preserved & here and not slotset.has(here, STORE_SLOT)
+    return slotset.first(preserved & here) if is_missing else STORE_SLOT
+
+
 def offered_store(state: CoordinatorState) -> StoreOffer | None:
-    """The store of the next world, once the agent of STORE_SLOT offers it; None: not yet. Stores of earlier
+    """The store of the next world, once the agent of its slot offers it; None: not yet. Stores of earlier
     worlds are not reused: keys of dead ranks are in them."""
-    agent = agent_of_slot(state, STORE_SLOT)
+    agent = agent_of_slot(state, store_slot(state))
     offer = agent.report.store if agent else None
     return offer if offer and offer.world_id == state.next_world_id else None
 
@@ -169,16 +231,18 @@ def lost_store_evidence(state: CoordinatorState) -> tuple[Evidence, ...]:
     """Evidence that the store of the running world has ended while ranks that it starts beside others have
     made no step: they cannot join these without it. Empty: nothing of that kind is known. Where all ranks
     start together, the agent that held the store ends its own."""
-    world, agent = state.world, agent_of_slot(state, STORE_SLOT)
-    if world is None or agent is None or agent.report.lost_store != world.plan.world_id:
+    world = state.world
+    if world is None or not is_any_rank_joining(state):
         return ()
-    if not is_any_rank_joining(state):
-        return ()
+    plan = world.plan
+    holders = (member.slot for member in plan.members if member.address == plan.store_host)
+    agents = (agent_of_slot(state, slot) for slot in holders)
+    lost = [agent.report.slot for agent in agents if agent and agent.report.lost_store == plan.world_id]
     text = (
-        f"the TCPStore of world {world.plan.world_id} has ended before all its ranks had joined the others; "
-        f"the log of the pod in slot {STORE_SLOT} says why it ended"
+        f"the TCPStore of world {plan.world_id} has ended before all its ranks had joined the others; "
+        "the log of the pod in slot {} says why it ended"
     )
-    return (Evidence(SIGNAL, Cause.SIGNAL, STORE_SLOT, text),)
+    return tuple(Evidence(SIGNAL, Cause.SIGNAL, slot, text.format(slot)) for slot in lost)
 
 
 def start_next_world(state: CoordinatorState, at: Moment) -> CoordinatorState:
@@ -192,20 +256,21 @@ def start_next_world(state: CoordinatorState, at: Moment) -> CoordinatorState:
     offer, desired, previous = offered_store(state), state.desired, state.world
     assert offer is not None
     assert desired is not None
-    preserved = previous.preserved if previous else slotset.NONE
+    preserved, absent = previous.preserved if previous else slotset.NONE, absent_slots(state, at.now)
     has_state = bool(preserved or state.config.servers)
     resumes_in_memory = has_state and preserving.can_resume_in_memory(state)
     plan = Plan(
         world_id=state.next_world_id,
         attempt=desired.attempt,
-        members=tuple(_next_member(state, slot) for slot in range(state.config.slots)),
+        members=tuple(_next_member(state, slot, absent) for slot in range(state.config.slots)),
         store_host=offer.host,
         store_port=offer.port,
         restore=commits.restore_candidates(state),
         restart_count=state.restarts,
         origin=previous.plan.server_generation if previous and resumes_in_memory else None,
-        started=preserving.lost_ranks(state) if resumes_in_memory else (),
+        started=_ranks_to_start(state, absent) if resumes_in_memory else (),
         replica_ranks=state.config.replica_ranks,
+        absent=tuple(rank for slot in slotset.each(absent) for rank in state.config.ranks_of(slot)),
     )
     if previous and not resumes_in_memory:
         state = incidents.note_later_steps(state, previous.step)
@@ -221,13 +286,14 @@ def start_next_world(state: CoordinatorState, at: Moment) -> CoordinatorState:
     return enter_phase(incidents.record_stage(state, "planned", at), WorldPhase.RUNNING, at)
 
 
-def _next_member(state: CoordinatorState, slot: int) -> Member:
-    """The member of the next plan in this slot, which must have an agent."""
-    world, agent = state.world, agent_of_slot(state, slot)
+def _next_member(state: CoordinatorState, slot: int, absent: slotset.Slots) -> Member:
+    """The member of the next plan in this slot, which must have an agent unless it is absent."""
+    world, agent, processes = state.world, agent_of_slot(state, slot), state.config.processes_of(slot)
+    if slotset.has(absent, slot):
+        return Member.absent(slot, processes)
     assert agent is not None
     report = agent.report
     started_in = world.plan.started_in(slot) if world and slotset.has(world.preserved, slot) else None
-    processes = state.config.processes_of(slot)
     return Member(slot, report.incarnation, report.pod_uid, report.address, processes, started_in)
 
 

@@ -99,9 +99,10 @@ def is_per_pod(state: CoordinatorState) -> bool:
 
 def expects_group(state: CoordinatorState) -> bool:
     """Whether one process group of all ranks is expected. Not with parameter servers, for one rank, or if
-    each pod may train a world of its own; nor if ranks live on from an earlier world, which had one."""
+    each pod may train a world of its own; nor if ranks live on from an earlier world, which had one, or are
+    absent."""
     world, config = state.world, state.config
-    if world is None or world.plan.started:
+    if world is None or world.plan.started or world.absent:
         return False
     return world.plan.world_size > 1 and not (config.servers or config.worlds_per_pod)
 

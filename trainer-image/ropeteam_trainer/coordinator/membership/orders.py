@@ -15,7 +15,7 @@ from ropeteam_trainer.contract.messages import AgentReport, Orders
 from ropeteam_trainer.contract.world import Plan
 from ropeteam_trainer.coordinator.membership import commits, lease, preserving
 from ropeteam_trainer.coordinator.membership.drains import drains_by_sigterm
-from ropeteam_trainer.coordinator.membership.forming import STORE_SLOT
+from ropeteam_trainer.coordinator.membership.forming import STORE_SLOT, store_slot
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
 from ropeteam_trainer.coordinator.membership.state.events import pod_of
 from ropeteam_trainer.coordinator.membership.state.ranks import committing_slot, saves_as
@@ -171,7 +171,7 @@ def _is_store_host(state: CoordinatorState, slot: int, agent: Agent) -> bool:
     """Whether this agent is to hold the store of the next world. Already while the old world is being
     stopped, to save time; not for a drain, after which no world follows."""
     soon = state.phase in (WorldPhase.STOPPING, WorldPhase.FORMING) and not state.drain_requested
-    return soon and slot == STORE_SLOT and not agent.report.terminating
+    return soon and slot == store_slot(state) and not agent.report.terminating
 
 
 def _is_grantee(state: CoordinatorState, agent: Agent) -> bool:
@@ -198,7 +198,8 @@ def affected_slots(before: CoordinatorState, after: CoordinatorState) -> slotset
     those that the step touched, that of the store, and that of the leading rank (the grant)."""
     if _common_inputs(before) != _common_inputs(after):
         return slotset.ALL
-    return after.touched | slotset.one(STORE_SLOT) | slotset.one(after.config.lead_slot)
+    stores = slotset.one(store_slot(before)) | slotset.one(store_slot(after))
+    return after.touched | stores | slotset.one(after.config.lead_slot)
 
 
 def _common_inputs(state: CoordinatorState) -> tuple[object, ...]:

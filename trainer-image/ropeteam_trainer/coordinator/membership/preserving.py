@@ -165,11 +165,30 @@ def slots_of_dying(state: CoordinatorState) -> Slots:
 def lost_ranks(state: CoordinatorState) -> tuple[int, ...]:
     """Under sync Exact, ranks of the current world without which its preserved ones continue. (): none lives
     on, or the world runs."""
+    absent = {*state.world.plan.absent} if state.world else ()
+    return tuple(rank for rank in ranks_to_start(state) if rank not in absent)
+
+
+def ranks_to_start(state: CoordinatorState) -> tuple[int, ...]:
+    """As lost_ranks(), and those that the current world does not have."""
     world = state.world
     if world is None or not world.preserved or state.config.servers:
         return ()
     gone = _ranks_of_slots(state, state.all_slots & ~world.preserved)
     return (*slotset.each(gone | world.lost),)
+
+
+def with_mates(state: CoordinatorState, slots: Slots) -> Slots:
+    """These slots, and all that share a replica with one of them. If replicas are spread unevenly, those are
+    all."""
+    size, processes = state.config.replica_ranks, state.config.processes
+    if not slots or processes % size == 0:
+        return slots
+    if size % processes:
+        return state.all_slots
+    of_replica = size // processes
+    first = {slot // of_replica * of_replica for slot in slotset.each(slots)}
+    return slotset.of(slot for each in first for slot in range(each, each + of_replica))
 
 
 def can_resume_in_memory(state: CoordinatorState) -> bool:

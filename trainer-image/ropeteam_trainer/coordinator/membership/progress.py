@@ -61,7 +61,7 @@ def _record_member_reports(
     applied = slotset.of(each.report.slot for each in received if each.applied)
     dead = slotset.NONE if state.is_world_live else stopped & (applied | state.facts.dead)
     highest = max((rank.step for report in here for rank in report.ranks), default=0)
-    first = world.plan.members[0].slot
+    first = slotset.first(state.member_slots)
     known = (
         groups.merged_groups(world.groups, here) if any(report.groups for report in here) else world.groups
     )

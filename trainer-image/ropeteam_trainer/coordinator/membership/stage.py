@@ -86,7 +86,7 @@ def stage_text(state: CoordinatorState) -> str:
     """The sentence on the stage of the world, which must run or be drained."""
     world = state.world
     assert world is not None
-    world_id, ranks = world.plan.world_id, world.plan.world_size
+    world_id, ranks = world.plan.world_id, world.plan.world_size - len(world.plan.absent)
     match current_stage(state):
         case Stage.RANKS_STARTING:
             return f"the {ranks} ranks of world {world_id} are being started"

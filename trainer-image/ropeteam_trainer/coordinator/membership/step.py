@@ -14,10 +14,11 @@ which the last condition for it was met.
        +-----------> STOPPING <--------+---- a fault (from RUNNING, DRAINING)
 
 With parameter servers, and under sync Exact, ranks of healthy slots live on from STOPPING to RUNNING
-(preserving.py).
-Promises: the number of a world grows strictly; a plan needs every slot, and every rank of the world before it
-dead, fenced or preserved by that plan; once all ranks are done the decision is final; the lineage grows only
-by grants to ranks that live; never raises. Limits: one fixed set of slots, all of them needed; no shrinking.
+(preserving.py). Under sync Exact a world may begin without slots that are missing; RUNNING goes to STOPPING
+without a fault, and all ranks live on, when they are ready (forming.py).
+Promises: the number of a world grows strictly; a plan needs every slot that it does not name as absent, and
+every rank of the world before it dead, fenced or preserved by that plan; once all ranks are done the decision
+is final; the lineage grows only by grants to ranks that live; never raises.
 
 Example: 3 workers with a rank each, feature level 2, world 1.0.1 runs, step 120 is committed.
 
@@ -51,7 +52,12 @@ from ropeteam_trainer.coordinator.membership import (
     unstartable,
 )
 from ropeteam_trainer.coordinator.membership.adoption import adopt_or_replan
-from ropeteam_trainer.coordinator.membership.evidence import Evidence, collect_evidence, is_world_done
+from ropeteam_trainer.coordinator.membership.evidence import (
+    Evidence,
+    collect_evidence,
+    has_acknowledged_completion,
+    is_world_done,
+)
 from ropeteam_trainer.coordinator.membership.forming import wake_at
 from ropeteam_trainer.coordinator.membership.lease import may_answer
 from ropeteam_trainer.coordinator.membership.orders import (
@@ -78,11 +84,9 @@ from ropeteam_trainer.coordinator.membership.state.events import (
     Tick,
     pod_of,
 )
-from ropeteam_trainer.coordinator.membership.state.ranks import ranks_of_members
 from ropeteam_trainer.coordinator.membership.state.slots import (
     holds_slot,
     is_accepted,
-    is_lost,
     is_member,
     refusal_reason,
 )
@@ -268,7 +272,7 @@ def _decide_forming(state: CoordinatorState, at: Moment) -> Decided:
 
 
 def _decide_running(state: CoordinatorState, at: Moment) -> Decided:
-    """First match wins: split world, all ranks done, fault, drain.
+    """First match wins: split world, all ranks done, fault, drain, growth.
 
     A split world comes before done, because its ranks may all exit with 0. Done comes before evidence: a pod
     that ends afterwards is no fault. Terminating pods without which others continue end the world like a
@@ -290,6 +294,9 @@ def _decide_running(state: CoordinatorState, at: Moment) -> Decided:
     state = commits.grant_next_commit(state)
     if drains.is_due(state, at):
         return Decided(drains.begin_drain(state, at))
+    if forming.can_grow(state, at.now):
+        return Decided(preserving.stop_world(state, at))
+    state = commits.appoint_deputy(state, at)
     return Decided(state, drains.gathering_text(state) or stage.stage_text(state))
 
 
@@ -339,25 +346,9 @@ def _decide_completing(state: CoordinatorState, at: Moment) -> Decided:
     as the agent that would write its manifest is lost. Until then nothing is a fault any more."""
     state = commits.grant_next_commit(state)
     awaited = commits.awaited_commit(state, at.now)
-    if awaited or not _is_completion_acknowledged(state, at):
+    if awaited or not has_acknowledged_completion(state, at.now):
         return Decided(state, f"all ranks are done; waiting for {awaited or 'every agent to acknowledge it'}")
     return Decided(enter_phase(state, WorldPhase.COMPLETE, at))
-
-
-def _is_completion_acknowledged(state: CoordinatorState, at: Moment) -> bool:
-    """Whether all members have acknowledged completion. Not waited for: an agent that is lost or refused, and
-    one that never reported to this boot, after lostSeconds."""
-    for member_ranks in ranks_of_members(state, state.all_slots & ~state.facts.completed):
-        agent = member_ranks.agent
-        waited = at.now - state.phase_since > state.config.timeouts.lost
-        gone = (
-            waited
-            if agent is None
-            else is_lost(state, agent, at.now) or bool(refusal_reason(state, agent.report))
-        )
-        if not gone:
-            return False
-    return True
 
 
 def _decide_drained(state: CoordinatorState, at: Moment) -> Decided:

@@ -55,6 +55,11 @@ class Leaf:
     """The sum of `weight * (mean loss of the part)` over all micro-batches, or its mean over the ranks that
     share them, is the mean loss of the whole batch."""
 
+    @property
+    def size(self) -> int:
+        """Number of its samples, a filler included."""
+        return max(len(self.ids), 1)
+
 
 @dataclass(frozen=True)
 class Share:

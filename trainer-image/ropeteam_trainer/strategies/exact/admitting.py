@@ -9,12 +9,13 @@ from contextlib import suppress
 import torch
 from torch import nn
 
+from ropeteam_trainer.contract.local import LiveWorld
 from ropeteam_trainer.strategies.exact.callbacks import Callbacks
 from ropeteam_trainer.strategies.exact.decisions import Admission
 from ropeteam_trainer.strategies.exact.equality import flat_copy, flat_view, unsaved_buffers
 from ropeteam_trainer.strategies.exact.exchange import Exchange
 from ropeteam_trainer.strategies.exact.following import FOLLOWED, STATE, behind, most_behind
-from ropeteam_trainer.strategies.exact.members import Arrival, Replication
+from ropeteam_trainer.strategies.exact.members import Arrival, Replication, replicas_of_world
 from ropeteam_trainer.strategies.exact.sums import ReplicaLost
 
 State = Callable[[bool], Sequence[torch.Tensor]]
@@ -37,7 +38,7 @@ class Admitting:
         callbacks: Callbacks,
     ) -> None:
         self._exchange, self._admission, self._parts = exchange, admission, parts
-        self._replica, self._everyone = replicas.replica, frozenset(range(replicas.replicas))
+        self._replica, self._replicas = replicas.replica, replicas.replicas
         self._may_follow, self._mates, self._callbacks = replicas.follow, replicas.mates, callbacks
         self._begun_at = 0
         """Number of exchanges that were done when new replicas began to follow."""
@@ -56,21 +57,29 @@ class Admitting:
         """Admit new replicas after so many exchanges, or have them follow first. The lowest of the others
         sends them the state. Returns whether they are admitted."""
         new, sent = arrival.connections, list[torch.Tensor]()
-        leads = self._replica == min(self._everyone - {*new})
+        members, leads = self.members_of(arrival.world), self._leads(arrival)
         if leads and not arrival.has_caught_up:
             flat = flat_copy if self._may_follow else flat_view
             sent = [*state(self._may_follow), *map(flat, unsaved_buffers(self._parts))]
         if not self._may_follow:
-            self._exchange.admit(arrival.number, self._everyone, new, sent)
+            self._exchange.admit(arrival.number, members, new, sent)
         elif arrival.has_caught_up:
             notes = [torch.empty(0, dtype=torch.uint8)] if leads else []
-            self._exchange.admit(arrival.number, self._everyone, new, notes, admitted_at=done)
+            self._exchange.admit(arrival.number, members, new, notes, admitted_at=done)
         else:
             self._admission.follow()
             self._begun_at = done
             self._exchange.lead(new, STATE, arrival.number, sent)
             return False
         return True
+
+    def members_of(self, world: LiveWorld) -> frozenset[int]:
+        """Replicas that train once all that this world starts have joined."""
+        return replicas_of_world(world, self._mates, self._replicas)
+
+    def _leads(self, arrival: Arrival) -> bool:
+        """Whether this replica sends new ones what they need: the lowest of the others does."""
+        return self._replica == min(self.members_of(arrival.world) - {*arrival.connections})
 
     def lead(self, sums: Sequence[torch.Tensor], done: int) -> None:
         """Send the sums of an exchange, before which so many were done, to new replicas that follow. The
@@ -79,7 +88,7 @@ class Admitting:
         if following is None:
             return
         new = following.connections
-        if self._replica == min(self._everyone - {*new}):
+        if self._leads(following):
             self._exchange.lead(new, FOLLOWED, following.number, [*map(flat_copy, sums)], done)
         most = most_behind(done - self._begun_at, sum(each.nbytes for each in sums))
         self._await_progress(following, done, most, self._begun_at, self._exchange.seconds)

@@ -32,7 +32,7 @@ from ropeteam_trainer.strategies.exact.joining import (
     set_time_limit,
 )
 from ropeteam_trainer.strategies.exact.links import Links
-from ropeteam_trainer.strategies.exact.members import Arrival, WorldsOfJob
+from ropeteam_trainer.strategies.exact.members import Arrival, WorldsOfJob, replicas_of_world
 from ropeteam_trainer.strategies.exact.sums import BucketShape, ReplicaLost
 from ropeteam_trainer.system.notice import notice
 
@@ -118,26 +118,27 @@ def join_living_replicas(
 ) -> Exchange:
     """Exchange of a new rank with those of its part in the other replicas, which train meanwhile. follows:
     whether it follows them before it is a member."""
-    (replica,), replicas = mates.replicas_of([world.rank]), mates.replicas_of(range(world.size))
-    exchange = Exchange(replica, len(replicas), leaves, shapes, world.timeout_seconds)
-    exchange.expect_state(min(replicas - mates.replicas_of(first.started)), follows)
-    found = _connections_of_newcomer(first, mates, len(replicas), computes, world.timeout_seconds)
-    exchange.use(Links(found, exchange), Arrival(first, found).number)
+    (replica,), replicas = mates.replicas_of([world.rank]), world.size // len(mates.ranks)
+    exchange = Exchange(replica, replicas, leaves, shapes, world.timeout_seconds)
+    members = replicas_of_world(first, mates, replicas)
+    exchange.expect_state(min(members - mates.replicas_of(first.started)), follows)
+    found = _connections_of_newcomer(first, mates, members, computes, world.timeout_seconds)
+    exchange.use(Links(found, exchange), Arrival(first, found).number, members)
     return exchange
 
 
 def _connections_of_newcomer(
-    world: LiveWorld, mates: Mates, replicas: int, computes: str, seconds: int
+    world: LiveWorld, mates: Mates, members: frozenset[int], computes: str, seconds: int
 ) -> dict[int, socket.socket]:
-    """Connections of a new replica to all others. Raises StrategyError if it computes with something else,
-    and ReplicaLost."""
+    """Connections of a new replica to all other members. Raises StrategyError if it computes with something
+    else, and ReplicaLost."""
     store = _store_of(world, seconds)
     host = own_address(world.store_host, world.store_port)
     deadline = time.monotonic() + seconds
     (replica,), started = mates.replicas_of([mates.rank]), mates.replicas_of(world.started)
-    with listener_at(host, replicas) as listener:
+    with listener_at(host, len(members)) as listener:
         store.set(_place(mates.rank), address_of(listener))
-        others = [each for each in range(replicas) if each not in started or each < replica]
+        others = [each for each in sorted(members) if each not in started or each < replica]
         at = {each: store.get(_place(mates.rank_in(each))).decode() for each in others}
         theirs = store.get(_COMPUTES).decode()
         if theirs != computes:

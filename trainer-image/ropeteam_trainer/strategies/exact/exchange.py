@@ -85,10 +85,11 @@ class Exchange:
         self._changed = threading.Condition()
         """Guards what is awaited, and is notified of changes."""
 
-    def use(self, links: Links, world: int = 0) -> None:
-        """Exchange over these connections, whose Receiver this is, as one of all replicas. world: their
-        number. Not called for a single replica."""
+    def use(self, links: Links, world: int = 0, members: frozenset[int] | None = None) -> None:
+        """Exchange over these connections, whose Receiver this is, as one of these members; None: of all
+        replicas. world: their number. Not called for a single replica."""
         self._links, self._world = links, world
+        self._first_members = members or self._first_members
         self._sums = self._sums_of(world, self._first_members, links)
         links.start()
 

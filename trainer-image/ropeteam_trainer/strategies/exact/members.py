@@ -62,7 +62,7 @@ class Presence:
     """Whether replicas are missing, as far as this one knows, and which of the others saves for all."""
 
     def __init__(self, replica: int, replicas: int) -> None:
-        self._replica, self._members = replica, frozenset(range(replicas))
+        self._replica, self._replicas, self._members = replica, replicas, frozenset(range(replicas))
         self.is_whole = True
         """Whether none is missing."""
         self._alone_from = 0
@@ -71,9 +71,9 @@ class Presence:
         """Only these are left, of which one has done `most` exchanges."""
         self.is_whole, self._members, self._alone_from = False, members, most + 2
 
-    def note_joined(self) -> None:
-        """None is missing any more."""
-        self.is_whole = True
+    def note_joined(self, members: frozenset[int]) -> None:
+        """These are there now."""
+        self.is_whole, self._members = len(members) == self._replicas, members
 
     def saves_alone(self, done: int) -> bool:
         """Whether replicas are missing, and no other can save after so many exchanges too: a lost one may
@@ -100,7 +100,8 @@ def world_of(plan: RankPlan) -> LiveWorld:
     host, _, port = os.environ[STORE_ADDRESS].rpartition(":")
     saves_as = WorldId.parse(plan.saves_as or plan.world_id)
     restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    return LiveWorld(WorldId.parse(plan.world_id), host, int(port), plan.started, saves_as, restarts)
+    world_id = WorldId.parse(plan.world_id)
+    return LiveWorld(world_id, host, int(port), plan.started, saves_as, restarts, plan.absent)
 
 
 class Membership(Protocol):
@@ -157,12 +158,17 @@ class AgentMembership:
     def _members(self, line: ToRank) -> Members:
         """New ranks of a world that has lost none are no members: those begin with another number."""
         world, lost = line.live_world or self._first, self._mates.replicas_of(line.lost)
-        replicas = frozenset(range(self._replicas)) - lost
+        replicas = replicas_of_world(world, self._mates, self._replicas) - lost
         started = replicas & self._mates.replicas_of(world.started)
         number = members_number(world.world_id, len(lost))
         if not lost:
             return Members(number, replicas - started)
         return Members(number, replicas, started, world.world_id)
+
+
+def replicas_of_world(world: LiveWorld, mates: Mates, replicas: int) -> frozenset[int]:
+    """Those that it has, of all."""
+    return frozenset(range(replicas)) - mates.replicas_of(world.absent)
 
 
 def members_number(world_id: WorldId, lost: int = 0, have_joined: bool = False) -> int:

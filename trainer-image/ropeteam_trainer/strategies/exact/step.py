@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ropeteam_trainer.contract.local import LiveWorld
 from ropeteam_trainer.contract.strategy import StrategyError
-from ropeteam_trainer.contract.world import WorldId
 from ropeteam_trainer.data.decisions.plan import Leaf, mix
 from ropeteam_trainer.data.substitution import UntracedArgument
 from ropeteam_trainer.partition.reductiontree import Node
@@ -168,7 +168,9 @@ class ExactStep:
         self, numbers: Sequence[int], own: Sequence[Leaf], batch: ModelArguments, more: MoreLeaves
     ) -> list[tuple[Leaf, ModelArguments]]:
         """Micro-batches with their samples, in ascending order. own: those of `batch`."""
-        found: Iterable[tuple[Leaf, ModelArguments]] = zip(own, slices(batch, _sizes(own)), strict=True)
+        found: Iterable[tuple[Leaf, ModelArguments]] = zip(
+            own, slices(batch, [leaf.size for leaf in own]), strict=True
+        )
         missing = [number for number in numbers if number not in {leaf.number for leaf in own}]
         if missing:
             try:
@@ -178,7 +180,9 @@ class ExactStep:
                     f"Connection closed by peer: a replica is lost, and this one cannot compute its "
                     f"micro-batches {', '.join(map(str, missing))}: {error}"
                 ) from error
-            found = itertools.chain(found, zip(others, slices(theirs, _sizes(others)), strict=True))
+            found = itertools.chain(
+                found, zip(others, slices(theirs, [leaf.size for leaf in others]), strict=True)
+            )
         return sorted((pair for pair in found if pair[0].number in numbers), key=lambda pair: pair[0].number)
 
     def _trained(self) -> list[nn.Parameter]:
@@ -343,9 +347,7 @@ class ExactStep:
         """As Admitting.admit(), with the new replicas of due."""
         if not self.admitting.admit(arrival, self._done, state):
             return False
-        self._note_joined(arrival.world.world_id)
-        self.presence.note_joined()
-        self._dealt, self._dealt_once = first_leaves(self._replica, self._replicas, self._leaves), {}
+        self._note_joined(arrival.world)
         return True
 
     @property
@@ -353,21 +355,21 @@ class ExactStep:
         """Whether this replica can continue without others."""
         return self._membership is not None
 
-    def join(self, world_id: WorldId, done: int) -> None:
+    def join(self, world: LiveWorld, done: int) -> None:
         """Continue in the world that has started this replica, after so many exchanges, which the others have
         done; as a member, or by following them first."""
         self._done = done
         if self.follows:
             self._exchange.report_progress(done)
         else:
-            self._note_joined(world_id)
+            self._note_joined(world)
 
-    def end_following(self, world_id: WorldId) -> bool:
+    def end_following(self, world: LiveWorld) -> bool:
         """Whether this replica, which follows others, is a member from here on. Returns once it is, or can
         make the next step."""
         is_member = self.admitting.is_member_after(self._done)
         if is_member:
-            self._note_joined(world_id)
+            self._note_joined(world)
         return is_member
 
     @property
@@ -375,11 +377,14 @@ class ExactStep:
         """Whether this replica is new, and makes steps of others before it is a member."""
         return self.admitting.follows
 
-    def _note_joined(self, world_id: WorldId) -> None:
-        self.decisions.admission.close(world_id)
+    def _note_joined(self, world: LiveWorld) -> None:
+        self.decisions.admission.close(world.world_id)
         self._comparison.note_joined(self._done)
+        self.presence.note_joined(members := self.admitting.members_of(world))
+        dealt = leaves_of_members(members, self._replicas, self._leaves)
+        self._dealt, self._dealt_once = dealt[self._replica], {}
         if self._membership:
-            self._membership.have_joined(members_number(world_id, have_joined=True))
+            self._membership.have_joined(members_number(world.world_id, have_joined=True))
 
     @property
     def done(self) -> int:
@@ -393,8 +398,3 @@ def _cuda_devices(parameters: Iterable[nn.Parameter]) -> list[int]:
     if torch.cuda.is_initialized():  # where parameters are offloaded, dropout is still there
         devices.add(torch.cuda.current_device())
     return sorted(devices)
-
-
-def _sizes(leaves: Sequence[Leaf]) -> list[int]:
-    """Samples of each: a filler, where it has none."""
-    return [max(len(leaf.ids), 1) for leaf in leaves]

@@ -66,8 +66,8 @@ def done_slots(state: CoordinatorState) -> Slots:
 
 
 def has_all_members(state: CoordinatorState, which: Slots) -> bool:
-    """Whether `which` holds every slot, that is, every member of the current world. False without a world."""
-    return state.world is not None and which & state.all_slots == state.all_slots
+    """Whether `which` holds every member of the current world. False without a world."""
+    return state.world is not None and which & state.member_slots == state.member_slots
 
 
 def suspect_slots(state: CoordinatorState) -> Slots:
@@ -77,7 +77,7 @@ def suspect_slots(state: CoordinatorState) -> Slots:
     facts, confirmed = state.facts, state.world.confirmed if state.world else slotset.NONE
     undecided = facts.aborted if not facts.clean and has_all_members(state, facts.exited) else slotset.NONE
     gone = ~facts.member_reported | facts.member_lost | (confirmed & ~facts.in_world)
-    return (gone | facts.failed | undecided) & state.all_slots & ~done_slots(state)
+    return (gone | facts.failed | undecided) & state.member_slots & ~done_slots(state)
 
 
 def lease_is_enough(state: CoordinatorState, pod: Pod) -> bool:
@@ -157,6 +157,7 @@ def differing_slots(before: Facts[Slots], after: Facts[Slots]) -> Slots:
 
 def enter_world(state: CoordinatorState, world: FormedWorld, now: float) -> CoordinatorState:
     """The state with another world, no saved shards, and the facts of all slots."""
+    world = replace(world, absent=slotset.of(each.slot for each in world.plan.members if each.is_absent))
     return refresh_facts(None, replace(state, world=world, saved={}), state.all_slots, now)
 
 

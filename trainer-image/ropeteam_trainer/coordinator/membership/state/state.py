@@ -146,6 +146,11 @@ class CoordinatorState:
         return slotset.up_to(self.config.slots)
 
     @property
+    def member_slots(self) -> Slots:
+        """Slots that the current world has: all but absent ones."""
+        return self.all_slots & ~(self.world.absent if self.world else slotset.NONE)
+
+    @property
     def next_world_id(self) -> WorldId:
         """Number of the next world. Never used before by this term and boot."""
         return WorldId(self.config.term, self.boot, self.numbers_used + 1)
@@ -177,7 +182,8 @@ class CoordinatorState:
         slot is preserved."""
         preserved = self.world.preserved if self.world else slotset.NONE
         ends = self.phase in (WorldPhase.STOPPING, WorldPhase.FORMING)
-        return self.is_world_live or (ends and slotset.has(preserved, slot))
+        runs = self.is_world_live and slotset.has(self.member_slots, slot)
+        return runs or (ends and slotset.has(preserved, slot))
 
 
 class Decided(NamedTuple):

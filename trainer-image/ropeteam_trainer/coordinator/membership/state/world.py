@@ -82,6 +82,8 @@ class FormedWorld:
     """Under sync Exact, ranks of preserved slots that do not live on: bit n for rank n. Only ever grows."""
     deputy: Deputy | None = None
     """None: the agent of the leading rank commits, if any does."""
+    absent: Slots = slotset.NONE
+    """Under sync Exact, slots that it does not have, as its plan says."""
 
     def has_ranks_of(self, report: AgentReport) -> bool:
         """Whether the ranks of the reporting agent are those of this world: it reports this plan, or, for

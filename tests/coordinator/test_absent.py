@@ -1,0 +1,288 @@
+"""Under sync Exact: worlds that begin without slots whose pods are missing, and those that these join."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.coordinator.replicas import dies, film, plan_of, reaches, saves_for_all, starting, trains
+from tests.coordinator.test_deputies import able, claims, granted
+from tests.coordinator.timeline import Timeline
+
+from ropeteam_trainer.contract.messages import RankPhase
+from ropeteam_trainer.contract.world import FailReason, ProcessExit, WorldId
+from ropeteam_trainer.coordinator.membership import preserving
+from ropeteam_trainer.coordinator.membership.forming import TOGETHER_SECONDS
+from ropeteam_trainer.coordinator.membership.state import slotset
+
+
+def missing(*slots: int, seen: Timeline | None = None) -> Timeline:
+    """The pods of these slots are lost at step 12."""
+    seen = able(seen or film())
+    trains(seen, 12)
+    for slot in slots:
+        seen.falls_silent(slot)
+    seen.later(6)
+    assert seen.phase == "Forming"
+    return seen
+
+
+def comes(seen: Timeline, slot: int, incarnation: int = 2) -> None:
+    """Another pod takes the slot."""
+    seen.replaces(slot, incarnation)
+    able(seen, slot)
+    seen.applies_orders()
+
+
+def without_slot_2() -> Timeline:
+    """Slots 1 and 2 were lost, and slot 1 is there again."""
+    seen = missing(1, 2)
+    comes(seen, 1)
+    seen.later(TOGETHER_SECONDS)
+    seen.applies_orders()
+    assert (seen.phase, plan_of(seen).absent) == ("Running", (4, 5))
+    return seen
+
+
+def join(seen: Timeline, step: int = 14) -> None:
+    trains(seen, step)
+    seen.applies_orders()
+
+
+def test_one_of_two_lost_slots_joins_without_the_other():
+    seen = missing(1, 2)
+    comes(seen, 1)
+    assert (seen.phase, starting(seen)) == ("Forming", []), "the other may come soon"
+    seen.later(TOGETHER_SECONDS)
+    seen.applies_orders()
+    plan = plan_of(seen, 1)
+    assert (seen.phase, plan.started, plan.absent, starting(seen)) == ("Running", (2, 3), (4, 5), [2, 3])
+    assert (plan.world_size, seen.report.world_size) == (6, 4)
+    assert seen.report.why == "world 1.0.2 works on its first step with 4 ranks"
+    notice = seen.report.notice
+    assert notice and notice.reason is FailReason.WORKERS_ABSENT
+    assert "train without slot 2, and wait for the agent of slot 2, which stopped reporting" in notice.message
+    assert seen.report.incidents[-1].steps_lost == 0
+
+
+def test_the_others_learn_of_those_that_are_lost_not_of_those_that_are_absent():
+    seen = without_slot_2()
+    assert seen.sent_orders(0).lost == ()
+    join(seen)
+    dies(seen, 3)
+    assert seen.sent_orders(0).lost == (3,)
+
+
+def test_nothing_is_started_while_no_lost_slot_is_ready():
+    seen = missing(1, 2)
+    seen.later(60)
+    assert (seen.phase, starting(seen)) == ("Forming", [])
+
+
+def test_it_joins_once_its_pod_is_there():
+    seen = without_slot_2()
+    comes(seen, 2)
+    assert plan_of(seen).absent == (4, 5), "others are still joining"
+    join(seen)
+    plan = plan_of(seen, 2)
+    assert (seen.phase, plan.started, plan.absent) == ("Running", (4, 5), ())
+    assert len(seen.report.incidents) == 1, "no fault"
+    assert seen.report.notice is None
+    assert plan.origin == WorldId(1, 0, 1)
+
+
+def test_those_that_come_one_after_the_other_join_together():
+    seen = missing(0, 1, 2, seen=four())
+    comes(seen, 0)
+    seen.later(TOGETHER_SECONDS)
+    seen.applies_orders()
+    assert plan_of(seen, 3).absent == (2, 3, 4, 5)
+    join(seen)
+    comes(seen, 1)
+    assert plan_of(seen, 3).absent == (2, 3, 4, 5), "slot 2 may come soon"
+    comes(seen, 2)
+    assert (plan_of(seen, 3).started, plan_of(seen, 3).absent) == ((2, 3, 4, 5), ())
+
+
+def test_one_that_comes_late_is_not_awaited():
+    seen = missing(0, 1, 2, seen=four())
+    comes(seen, 0)
+    seen.later(TOGETHER_SECONDS)
+    seen.applies_orders()
+    join(seen)
+    comes(seen, 1)
+    seen.later(TOGETHER_SECONDS)
+    seen.applies_orders()
+    assert (plan_of(seen, 3).started, plan_of(seen, 3).absent) == ((2, 3), (4, 5))
+
+
+def four(**settings: int) -> Timeline:
+    seen = Timeline(workers=4, **{"processes": 2, "feature_level": 3, **settings}).up(step=10)
+    for slot in range(4):
+        seen.reports(slot, supports_claim=True)
+    return seen
+
+
+def test_a_rank_that_dies_meanwhile_is_started_again_at_once():
+    seen = without_slot_2()
+    join(seen)
+    dies(seen, 0)
+    seen.applies_orders()
+    plan = plan_of(seen)
+    assert (seen.phase, plan.started, plan.absent) == ("Running", (0,), (4, 5))
+    assert seen.world_id == WorldId(1, 0, 3)
+
+
+def test_a_loss_of_all_that_train_ends_the_world():
+    seen = without_slot_2()
+    join(seen)
+    for slot in (0, 1):
+        seen.falls_silent(slot)
+    seen.later(6)
+    comes(seen, 0, 2)
+    comes(seen, 1, 3)
+    seen.later(60)
+    assert seen.phase == "Forming", "all are needed to begin again"
+    comes(seen, 2)
+    plan = plan_of(seen)
+    assert (seen.phase, plan.started, plan.absent, plan.origin) == ("Running", (), (), None)
+
+
+def test_agents_of_an_earlier_release_start_with_all():
+    seen = missing(1, 2)
+    seen.reports(0, supports_claim=False)
+    comes(seen, 1)
+    seen.later(60)
+    assert seen.phase == "Forming"
+
+
+def test_a_replica_of_two_pods_is_absent_as_a_whole():
+    seen = Timeline(workers=6, processes=1, replica_ranks=2, feature_level=3).up(step=10)
+    for slot in range(6):
+        seen.reports(slot, supports_claim=True)
+    trains(seen, 12)
+    seen.falls_silent(2)
+    seen.falls_silent(4)
+    seen.later(6)
+    seen.applies_orders()
+    assert seen.state.world.preserved == slotset.of((0, 1))
+    comes(seen, 2)
+    seen.later(TOGETHER_SECONDS)
+    seen.applies_orders()
+    assert (plan_of(seen).started, plan_of(seen).absent) == ((2, 3), (4, 5))
+    comes(seen, 4)
+    join(seen)
+    assert (plan_of(seen).started, plan_of(seen).absent) == ((4, 5), ())
+
+
+@pytest.mark.parametrize(
+    ("processes", "replica_ranks", "slots", "expected"),
+    [
+        (2, 1, {1}, {1}),
+        (4, 2, {1}, {1}),
+        (1, 4, {5}, {4, 5, 6, 7}),
+        (2, 4, {1, 6}, {0, 1, 6, 7}),
+        (2, 3, {1}, set(range(12))),
+        (2, 3, set(), set()),
+    ],
+)
+def test_slots_that_share_a_replica(processes, replica_ranks, slots, expected):
+    state = Timeline(workers=12, processes=processes, replica_ranks=replica_ranks).state
+    assert {*slotset.each(preserving.with_mates(state, slotset.of(slots)))} == expected
+
+
+def test_without_the_pod_of_rank_0_another_holds_the_store_and_commits():
+    seen = missing(0, 1)
+    assert claims(seen) == {2: WorldId(1, 0, 2)}
+    comes(seen, 1)
+    seen.later(TOGETHER_SECONDS)
+    seen.applies_orders()
+    plan = plan_of(seen, 2)
+    assert (plan.started, plan.absent, plan.store_host) == ((2, 3), (0, 1), plan.member(2).address)
+    deputy = WorldId(1, 0, 4)
+    assert (seen.world_id, claims(seen)) == (WorldId(1, 0, 3), {2: deputy})
+    join(seen)
+    saves_for_all(seen, 16, 2)
+    assert granted(seen) == {2: (16, deputy)}
+    seen.applies_orders()
+    assert [(ref.step, ref.world_id) for ref in seen.state.lineage][:1] == [(16, deputy)]
+    comes(seen, 0)
+    plan = plan_of(seen, 0)
+    assert (seen.phase, plan.started, plan.absent) == ("Running", (0, 1), ())
+    assert claims(seen) == {}
+
+
+def test_the_end_of_that_store_restarts_all():
+    seen = missing(0, 1)
+    comes(seen, 1)
+    seen.later(TOGETHER_SECONDS)
+    seen.applies_orders()
+    seen.reports(2, lost_store=seen.world_id)
+    assert "the TCPStore of world 1.0.3 has ended" in seen.incident.message
+    assert "in slot 2 says why" in seen.incident.message
+
+
+def test_a_coordinator_that_was_restarted_adopts_it():
+    seen = without_slot_2()
+    join(seen)
+    seen.reboots()
+    seen.silent.discard(2)
+    del seen.agents[2]
+    seen.desires_slot(2, incarnation=2, pod_uid="")
+    for slot in (0, 1):
+        seen.reports(slot)
+    seen.later(6)
+    assert (seen.phase, seen.world_id, seen.report.world_size) == ("Running", WorldId(1, 0, 2), 4)
+    comes(seen, 2)
+    assert (plan_of(seen).started, plan_of(seen).absent) == ((4, 5), ())
+    assert plan_of(seen).world_id == WorldId(1, 1, 1)
+
+
+def test_it_ends_when_all_that_it_has_are_done():
+    seen = without_slot_2()
+    join(seen)
+    for slot in (0, 1):
+        seen.exits(slot, ProcessExit(0, None))
+    saves = seen.state.lineage
+    seen.desires(lineage=saves)
+    seen.applies_orders(0, 1)
+    assert seen.phase == "Complete"
+
+
+def test_an_idle_pod_is_released_with_the_others():
+    seen = without_slot_2()
+    comes(seen, 2)
+    assert seen.sent_orders(2).plan is None
+    for slot in (0, 1):
+        seen.exits(slot, ProcessExit(0, None))
+    seen.desires(lineage=seen.state.lineage)
+    seen.applies_orders()
+    assert (seen.phase, seen.sent_orders(2).release) == ("Complete", True)
+
+
+def test_a_suspension_saves_by_one_for_all():
+    seen = without_slot_2()
+    join(seen)
+    seen.desires(drain=True)
+    for slot in (0, 1):
+        seen.applies_orders(slot)
+        seen.reports(slot, ranks=tuple(replace(r, pause_received=True) for r in seen.agents[slot].ranks))
+        reaches(seen, slot, RankPhase.PAUSED, 14)
+    assert {seen.sent_orders(slot).stop_at for slot in (0, 1)} == {16}
+    reaches(seen, 1, RankPhase.DRAINED, 16)
+    saves_for_all(seen, 16, 0)
+    reaches(seen, 0, RankPhase.DRAINED, 16)
+    assert granted(seen)[0][0] == 16
+    seen.applies_orders()
+    assert seen.state.lineage[0].step == 16
+    seen.applies_orders()
+    assert seen.phase == "Drained"
+
+
+def test_a_terminating_pod_is_left_behind():
+    seen = without_slot_2()
+    join(seen)
+    seen.reports(1, terminating=True)
+    seen.later(2)
+    assert seen.sent_orders(0).lost == (2, 3)
+    assert seen.sent_orders(0).plan is not None
