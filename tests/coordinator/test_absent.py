@@ -5,14 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.coordinator.replicas import dies, film, plan_of, reaches, saves_for_all, starting, trains
+from tests.coordinator.replicas import (
+    dies,
+    film,
+    plan_of,
+    reaches,
+    saves_for_all,
+    starting,
+    trains,
+)
 from tests.coordinator.test_deputies import able, claims, granted
 from tests.coordinator.timeline import Timeline
 
 from ropeteam_trainer.contract.messages import RankPhase
 from ropeteam_trainer.contract.world import FailReason, ProcessExit, WorldId
 from ropeteam_trainer.coordinator.membership import preserving
-from ropeteam_trainer.coordinator.membership.forming import TOGETHER_SECONDS
+from ropeteam_trainer.coordinator.membership.forming import GATHER_SECONDS
 from ropeteam_trainer.coordinator.membership.state import slotset
 
 
@@ -38,7 +46,7 @@ def without_slot_2() -> Timeline:
     """Slots 1 and 2 were lost, and slot 1 is there again."""
     seen = missing(1, 2)
     comes(seen, 1)
-    seen.later(TOGETHER_SECONDS)
+    seen.later(GATHER_SECONDS)
     seen.applies_orders()
     assert (seen.phase, plan_of(seen).absent) == ("Running", (4, 5))
     return seen
@@ -53,14 +61,15 @@ def test_one_of_two_lost_slots_joins_without_the_other():
     seen = missing(1, 2)
     comes(seen, 1)
     assert (seen.phase, starting(seen)) == ("Forming", []), "the other may come soon"
-    seen.later(TOGETHER_SECONDS)
+    seen.later(GATHER_SECONDS)
     seen.applies_orders()
     plan = plan_of(seen, 1)
     assert (seen.phase, plan.started, plan.absent, starting(seen)) == ("Running", (2, 3), (4, 5), [2, 3])
     assert (plan.world_size, seen.report.world_size) == (6, 4)
     assert seen.report.why == "world 1.0.2 works on its first step with 4 ranks"
     notice = seen.report.notice
-    assert notice and notice.reason is FailReason.WORKERS_ABSENT
+    assert notice
+    assert notice.reason is FailReason.WORKERS_ABSENT
     assert "train without slot 2, and wait for the agent of slot 2, which stopped reporting" in notice.message
     assert seen.report.incidents[-1].steps_lost == 0
 
@@ -91,10 +100,10 @@ def test_it_joins_once_its_pod_is_there():
     assert plan.origin == WorldId(1, 0, 1)
 
 
-def test_those_that_come_one_after_the_other_join_together():
+def test_two_that_come_one_after_the_other_join_at_once():
     seen = missing(0, 1, 2, seen=four())
     comes(seen, 0)
-    seen.later(TOGETHER_SECONDS)
+    seen.later(GATHER_SECONDS)
     seen.applies_orders()
     assert plan_of(seen, 3).absent == (2, 3, 4, 5)
     join(seen)
@@ -107,11 +116,11 @@ def test_those_that_come_one_after_the_other_join_together():
 def test_one_that_comes_late_is_not_awaited():
     seen = missing(0, 1, 2, seen=four())
     comes(seen, 0)
-    seen.later(TOGETHER_SECONDS)
+    seen.later(GATHER_SECONDS)
     seen.applies_orders()
     join(seen)
     comes(seen, 1)
-    seen.later(TOGETHER_SECONDS)
+    seen.later(GATHER_SECONDS)
     seen.applies_orders()
     assert (plan_of(seen, 3).started, plan_of(seen, 3).absent) == ((2, 3), (4, 5))
 
@@ -167,7 +176,7 @@ def test_a_replica_of_two_pods_is_absent_as_a_whole():
     seen.applies_orders()
     assert seen.state.world.preserved == slotset.of((0, 1))
     comes(seen, 2)
-    seen.later(TOGETHER_SECONDS)
+    seen.later(GATHER_SECONDS)
     seen.applies_orders()
     assert (plan_of(seen).started, plan_of(seen).absent) == ((2, 3), (4, 5))
     comes(seen, 4)
@@ -195,7 +204,7 @@ def test_without_the_pod_of_rank_0_another_holds_the_store_and_commits():
     seen = missing(0, 1)
     assert claims(seen) == {2: WorldId(1, 0, 2)}
     comes(seen, 1)
-    seen.later(TOGETHER_SECONDS)
+    seen.later(GATHER_SECONDS)
     seen.applies_orders()
     plan = plan_of(seen, 2)
     assert (plan.started, plan.absent, plan.store_host) == ((2, 3), (0, 1), plan.member(2).address)
@@ -215,7 +224,7 @@ def test_without_the_pod_of_rank_0_another_holds_the_store_and_commits():
 def test_the_end_of_that_store_restarts_all():
     seen = missing(0, 1)
     comes(seen, 1)
-    seen.later(TOGETHER_SECONDS)
+    seen.later(GATHER_SECONDS)
     seen.applies_orders()
     seen.reports(2, lost_store=seen.world_id)
     assert "the TCPStore of world 1.0.3 has ended" in seen.incident.message

@@ -28,6 +28,8 @@ STRATEGY = {"sync": {"type": "Exact"}, "batch": {"microBatches": 8}}
 IN_SCRIPT = {"sync": {"type": "Exact"}, "batch": {"micro_batches": 8}}
 """STRATEGY as a script names it."""
 WORKERS, LAST_STEP = 3, 290
+SHARDED = [str(SCRIPT), json.dumps(fields(8, {"shard": 2})), "statistics", str(LAST_STEP)]
+"""A script whose replicas are two ranks each."""
 
 
 def command(steps: int) -> list[str]:
@@ -54,6 +56,12 @@ def exact(
     env = {"STEP_SECONDS": "0.4", "PYTHONPATH": str(ROOT)}
     made["spec"]["env"] = [{"name": name, "value": value} for name, value in env.items()]
     return made
+
+
+def steps_of_one_replica(folder: Path, steps: int) -> dict[int, tuple[str, str]]:
+    """As undisturbed_steps(), of SHARDED."""
+    ended = RankGroup(folder / "one", 2).run("exact.py", *SHARDED[1:3], str(steps))
+    return {step: of_step for step, *of_step in steps_in(ended.output[0])}  # type: ignore[misc]
 
 
 def undisturbed_steps(steps: int) -> dict[int, tuple[str, str]]:
@@ -173,9 +181,7 @@ def test_the_mates_of_a_killed_rank_are_replaced_with_it_and_the_other_replica_c
     cluster: Cluster, name: str, tmp_path: Path
 ):
     """The model is sharded over two pods, and two of these replicas train it."""
-    shards = fields(8, {"shard": 2})
-    script = [str(SCRIPT), json.dumps(shards), "statistics", str(LAST_STEP)]
-    cluster.create(exact(name, tmp_path, 4, script, parallelism={"shard": 2}))
+    cluster.create(exact(name, tmp_path, 4, SHARDED, parallelism={"shard": 2}))
     wait_until("pods", lambda: len(cluster.pods(name)) == 4)
     wait_step(cluster, name, 5)
     pids = {rank: cluster.wait_rank(name, rank) for rank in range(4)}
@@ -186,13 +192,8 @@ def test_the_mates_of_a_killed_rank_are_replaced_with_it_and_the_other_replica_c
     assert [rank for rank in range(4) if cluster.wait_rank(name, rank) == pids[rank]] == [2, 3]
     (incident,) = cluster.status(name)["incidents"]
     assert (incident["rank"], incident["cause"], incident["stepsLost"]) == (1, "Signal", 0)
-
-    def one_replica(steps: int) -> dict[int, tuple[str, str]]:
-        ended = RankGroup(tmp_path / "one", 2).run("exact.py", *script[1:3], str(steps))
-        return {step: of_step for step, *of_step in steps_in(ended.output[0])}  # type: ignore[misc]
-
     wait_until("step 30", lambda: max(map(last_step, logs(cluster, name))) >= 30)
-    check_steps(all_steps(cluster, name), one_replica)
+    check_steps(all_steps(cluster, name), partial(steps_of_one_replica, tmp_path))
     cluster.delete(name)
 
 
@@ -246,41 +247,6 @@ def test_all_resume_from_what_another_agent_has_committed_while_the_pod_of_rank_
     seen = [*steps_in(cluster.logs(pod_of(cluster, name, 1)))]
     assert seen[printed][0] - 1 == max(committed(tmp_path, "1.0.2"))
     check_steps(seen)
-    cluster.delete(name)
-
-
-def test_a_pod_that_is_back_joins_although_another_is_still_missing(
-    cluster: Cluster, name: str, tmp_path: Path
-):
-    """Two pods are lost at once, that of rank 0 among them, and the next agent in its place is stopped before
-    it has registered. A rank of those that train dies meanwhile."""
-    cluster.create(exact(name, tmp_path))
-    wait_until("pods", lambda: len(cluster.pods(name)) == WORKERS)
-    wait_step(cluster, name, 5)
-    pids = {rank: cluster.wait_rank(name, rank) for rank in range(WORKERS)}
-    seen = all_steps(cluster, name)
-    uids = {slot: pod_of(cluster, name, slot, "uid") for slot in (0, 1)}
-    for uid in uids.values():
-        os.kill(cluster.agent_pid(uid), signal.SIGKILL)
-    wait_until("another pod in slot 0", lambda: pod_of(cluster, name, 0, "uid") != uids[0])
-    late = cluster.agent_pid(pod_of(cluster, name, 0, "uid"))
-    os.kill(late, signal.SIGSTOP)
-    try:
-        pids[1] = cluster.wait_rank(name, 1, pids[1])
-        wait_until("rank 1 in training", lambda: last_step(cluster.logs(pod_of(cluster, name, 1))) > 0)
-        wait_until("its notice", lambda: "train without slot 0," in degraded(cluster, name))
-        os.kill(pids[2], signal.SIGKILL)
-        pids[2] = cluster.wait_rank(name, 2, pids[2])
-        wait_until("the end of its incident", partial(has_recovered, cluster, name, 2))
-    finally:
-        os.kill(late, signal.SIGCONT)
-    cluster.wait_rank(name, 0, pids[0])
-    wait_until("rank 0 in training", lambda: last_step(cluster.logs(pod_of(cluster, name, 0))) > 0)
-    wait_step(cluster, name, 10)
-    assert degraded(cluster, name) == ""
-    assert [cluster.wait_rank(name, rank) for rank in (1, 2)] == [pids[1], pids[2]]
-    assert {each.get("stepsLost") for each in cluster.status(name)["incidents"]} == {0}
-    check_steps([*seen, *all_steps(cluster, name)])
     cluster.delete(name)
 
 

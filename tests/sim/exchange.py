@@ -156,7 +156,7 @@ class Part:
         if anyone is None or new.keys() != anyone.mates.replicas_of(world.started):
             return
         for rank in anyone.group.living:
-            knows = rank.orders.live_world == world and rank.connected != world.world_id
+            knows = rank.newest_world == world and rank.connected != world.world_id
             is_other = rank.mates.part == anyone.mates.part and rank.replica not in new
             if knows and is_other and all(each.reaches(rank) for each in new.values()):
                 rank.connect(world, new)
@@ -172,6 +172,8 @@ class Replicas(Gang):
     def __init__(self, world: World, plan: Plan) -> None:
         super().__init__(world, plan)
         self._line, self._newest = plan.server_generation, -1
+        self.size = plan.world_size - len(plan.started) - len(plan.absent)
+        self._early: dict[int, Replica] = {}  # new ranks that have come before the others have begun
         self.parts = [Part(world) for _ in range(plan.replica_ranks)]
         self._collectives: dict[tuple[WorldId, int], Collectives] = {}
         self._arrived: dict[WorldId, set[Replica]] = {}
@@ -191,6 +193,7 @@ class Replicas(Gang):
     def willing(self) -> None:
         """All begin, from the checkpoint that rank 0 has chosen."""
         ranks, parameters = self.living, self._world.parameters
+        self.ranks.update(self._early)
         for rank in ranks:
             rank.find_mates()
         for rank in ranks:
@@ -199,7 +202,7 @@ class Replicas(Gang):
             rank.next_step()
 
     def lost(self, dead: Rank) -> None:
-        if not self.begun:
+        if not self.begun and dead.number not in self._early:
             super().lost(dead)
         assert isinstance(dead, Replica)
         for rank in self.living if self.begun and not dead.silent else ():
@@ -244,7 +247,7 @@ class Replicas(Gang):
 
     def comes(self, newcomer: Replica) -> None:
         self.parts[newcomer.mates.part].comes(newcomer)
-        self.ranks[newcomer.number] = newcomer
+        (self.ranks if self.begun else self._early)[newcomer.number] = newcomer
         newcomer.find_mates()
 
     def introduce(self, world: LiveWorld) -> None:

@@ -62,6 +62,7 @@ _DRAWN = st.builds(
     exact=st.sampled_from((0, 0, 1)),
     mates=st.sampled_from((1, 1, 2, 2, 3)),
     follow=st.sampled_from((0, 1)),
+    elastic=st.sampled_from((0, 1, 2)),
 )
 
 
@@ -71,7 +72,10 @@ def _legal(drawn: Setup) -> Setup:
     feature_level = 3 if drawn.servers or exact else drawn.feature_level
     fence = max(FENCE_LEAST, drawn.lost + drawn.fence)
     legal = replace(drawn, exact=exact, feature_level=feature_level, fence=fence)
-    return _of_whole_replicas(legal) if exact else replace(legal, mates=1, follow=0)
+    if not exact:
+        return replace(legal, mates=1, follow=0, elastic=0)
+    whole = _of_whole_replicas(legal)
+    return replace(whole, elastic=min(whole.elastic, whole.workers))
 
 
 def _of_whole_replicas(drawn: Setup) -> Setup:

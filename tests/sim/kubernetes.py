@@ -78,7 +78,7 @@ class Kubernetes:
         self.start_process: Callable[[Pod, int], Any]
         self.created: list[Pod] = []
         """Every pod ever created, for the checks."""
-        self.without_room: Collection[int] = ()
+        self.slots_without_capacity: Collection[int] = ()
         """Slots for whose pods no node has capacity."""
         self._uids = 0
         self._times: list[float] = []
@@ -205,7 +205,7 @@ class Kubernetes:
     def _schedule(self, pod: Pod) -> None:
         if self.pods.get(pod.name) is not pod:
             return
-        fits = pod.role is Role.COORDINATOR or pod.slot not in self.without_room
+        fits = pod.role is Role.COORDINATOR or pod.slot not in self.slots_without_capacity
         ready = [kubelet for kubelet in self.kubelets if fits and not kubelet.lost]
         if not ready:
             pod.scheduled_message = f"0/{len(self.kubelets)} nodes are available"

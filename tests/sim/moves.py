@@ -229,7 +229,7 @@ def _remove_node(world: World, move: Move) -> None:
 
 def _fill_nodes(world: World, move: Move) -> None:
     slots = range(world.setup.workers)
-    world.kubernetes.without_room = (slots, (), [move.place % len(slots)], ())[move.size % 4]
+    world.kubernetes.slots_without_capacity = (slots, (), [move.place % len(slots)], ())[move.size % 4]
 
 
 def _delete_pod(world: World, move: Move) -> None:

@@ -43,14 +43,16 @@ class Peer(Rank):
         self.everyone = replicas_of_world(self.first, cast(Mates, self.mates), self.replicas)
         """Replicas of the world that has started it."""
         self.collectives = Collectives()
-        self.members, self.members_number = self.everyone, 0
+        begins_alone = self.first.begins_alone(number)
+        self.members = frozenset({self.replica}) if begins_alone else self.everyone
+        self.members_number = 0
         self.peers: dict[int, Peer] = {}
         """The other ends of its connections."""
         self.gone = set[int]()
         """Lost since the present ones are members: their part of a sum does not come, also once new ones have
         connected."""
-        self.connected = plan.world_id
-        """The newest world whose new ranks are connected to this one."""
+        self.connected = None if begins_alone else plan.world_id
+        """The newest world whose new ranks are connected to this one. None: there is none."""
         self.phase = ""
         """Name of its wait. "": none."""
         self.waiting_for: Waiting | None = None
@@ -87,9 +89,13 @@ class Peer(Rank):
                 self.group.introduce(message.live_world)
             self.look_soon()
 
+    @property
+    def newest_world(self) -> LiveWorld:
+        return self.orders.live_world or self.first
+
     def _lost(self) -> frozenset[int]:
-        world = self.orders.live_world
-        started = world.started if world and world.world_id != self.connected else ()
+        world = self.newest_world
+        started = world.started if world.world_id != self.connected else ()
         return self.mates.replicas_of({*self.orders.lost, *started})
 
     def drop(self, lost: frozenset[int]) -> None:

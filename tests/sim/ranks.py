@@ -246,7 +246,7 @@ class Gang:
     """Other worlds may continue it."""
 
     def __init__(self, world: World, plan: Plan) -> None:
-        self._world, self.plan = world, plan
+        self._world, self.plan, self.size = world, plan, plan.world_size
         self.ranks: dict[int, Rank] = {}
         self.position = Position()
         self.restored: CheckpointRef | None = None
@@ -265,7 +265,7 @@ class Gang:
             return
         self.ranks[rank.number] = rank
         rank.joined = True
-        if len(self.ranks) == self.plan.world_size:
+        if len(self.ranks) == self.size:
             self._world.clock.after(0.05, self._begin)
 
     def _begin(self) -> None:
@@ -374,7 +374,7 @@ class Gang:
             rank.end()
 
     def _all_there(self) -> bool:
-        return len(self.ranks) == self.plan.world_size and all(rank.alive for rank in self.ranks.values())
+        return len(self.ranks) == self.size and all(rank.alive for rank in self.ranks.values())
 
     def _connected(self) -> bool:
         sites = {rank.parent.site for rank in self.ranks.values()}

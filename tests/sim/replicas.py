@@ -42,8 +42,9 @@ class Replica(StepRank):
 
     def begin(self, peers: Mapping[int, Peer], weights: int) -> None:
         """All ranks of the first world are here."""
-        self.peers, self.weights = {n: peer for n, peer in peers.items() if n != self.replica}, weights
-        self.formed(True, self._joined)
+        self.peers.update({n: peer for n, peer in peers.items() if n != self.replica})
+        self.weights = weights
+        self.formed(not self._joined.absent, self._joined)
 
     def _connect(self) -> None:
         """Connect to all others, which train."""

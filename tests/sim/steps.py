@@ -53,9 +53,12 @@ class StepRank(Peer):
         link = cast(AgentLink, self)
         self.membership = rules.AgentMembership(link, self.first, self.replicas, 600.0, self.mates)
         self.decisions = Decisions(LEAVES, self.mates)
-        self.presence = rules.Presence(self.replica, self.replicas)
+        self.presence = rules.Presence(self.replica, self.replicas, self.members)
         self.wires = Wires(self)
-        me = rules.Replication(self.replica, self.replicas, self.membership, self.mates, self.may_follow)
+        begins_alone = self.first.begins_alone(number)
+        me = rules.Replication(
+            self.replica, self.replicas, self.membership, self.mates, self.may_follow, begins_alone
+        )
         exchange = cast(Exchange, self.wires)
         self.admitting = Admitting(exchange, self.decisions.admission, (), me, Callbacks())
         self.weights, self.held = 0, tuple[int, ...]()
@@ -63,6 +66,8 @@ class StepRank(Peer):
         self.retained: Sum | None = None
         self._total: tuple[int, Sum] | None = None  # an exchange, and its sum, which is not used yet
         self._dealt = rules.first_leaves(self.replica, self.replicas, LEAVES)
+        if begins_alone:
+            self._dealt = rules.leaves_of_members(self.members, self.replicas, LEAVES)[self.replica]
         self._dealt_once: dict[int, tuple[int, ...]] = {}
         self._alone = 0, plan.world_id  # step and world of its last save for all
         self._save_due = False

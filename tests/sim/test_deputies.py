@@ -23,7 +23,7 @@ LONG = 90
 def without_slot_0(seed: int, workers: int = 3) -> World:
     """The pod of rank 0 is gone, no node has capacity for another, and a deputy has committed."""
     world = running(seed, workers, steps=LONG)
-    world.kubernetes.without_room = range(9)
+    world.kubernetes.slots_without_capacity = range(9)
     lose_pod(world, 0)
     run_until(world, "commits of deputies")
     return world
@@ -42,7 +42,7 @@ def resumes_from_a_deputy(world: World, within: int) -> None:
     made = max(rank.step for rank in replicas(world).values())
     committed = world.checks.counts["commits of deputies"]
     kill(world, *replicas(world))
-    world.kubernetes.without_room = ()
+    world.kubernetes.slots_without_capacity = ()
     run_until(world, "worlds", 2)
     assert world.checks.newest
     run_until(world, "steps", world.checks.counts["steps"] + 1)
@@ -73,7 +73,7 @@ def test_a_fault_that_ends_all_costs_the_steps_since_a_deputys_last_checkpoint(s
 def test_the_pod_that_comes_at_last_leads_again_from_what_its_deputy_has_committed(seed: int) -> None:
     world = without_slot_0(seed)
     before = {number: rank for number, rank in replicas(world).items() if number}
-    world.kubernetes.without_room = ()
+    world.kubernetes.slots_without_capacity = ()
     run_until(world, "joins")
     assert replaced(world, before) == []
     committed, deputys = world.checks.counts["commits"], world.checks.counts["commits of deputies"]
@@ -138,7 +138,7 @@ def test_a_job_that_is_suspended_then_saves_through_its_deputy(seed: int) -> Non
     world.kubernetes.edit(suspend=True)
     world.run(20.0)
     assert not replicas(world)
-    world.kubernetes.without_room = ()
+    world.kubernetes.slots_without_capacity = ()
     world.kubernetes.edit(suspend=False)
     world.settle()
     assert world.kubernetes.job.status.state == "Complete"

@@ -65,6 +65,8 @@ class Setup:
     """Ranks of a replica: spec.strategy.parallelism.shard."""
     follow: int = 0
     """1: spec.strategy.sync.catchUp Follow."""
+    elastic: int = 0
+    """spec.elastic.minWorkers. 0: none."""
 
     @property
     def lead_rank(self) -> int:
@@ -113,6 +115,8 @@ class Setup:
             spec["strategy"] = {"sync": sync, "batch": {"microBatches": LEAVES}}
             if self.mates > 1:
                 spec["strategy"]["parallelism"] = {"shard": self.mates}
+        if self.elastic:
+            spec["elastic"] = {"minWorkers": self.elastic, "waitSeconds": 5}
         if self.feature_level >= 2:
             spec["checkpoint"] = {
                 "volume": {"nfs": {"server": "nas", "path": "/"}},
@@ -286,7 +290,7 @@ class World:
 
     def stop_faults(self) -> None:
         self.network.heal()
-        self.kubernetes.without_room = ()
+        self.kubernetes.slots_without_capacity = ()
         for kubelet in self.kubernetes.kubelets:
             kubelet.come_back()
         for agent in self.live_agents():

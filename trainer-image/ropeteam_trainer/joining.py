@@ -82,8 +82,8 @@ def join_world(
         world = World.alone(device if here.server_index is None else "cpu")
     else:
         rank = int(os.environ.get("RANK", "0"))
-        joins_others = plan is not None and rank in plan.started
-        world = (World.apart if joins_others else World.join)(device, timeout_seconds)
+        is_apart = plan is not None and (rank in plan.started or bool(plan.absent))
+        world = (World.apart if is_apart else World.join)(device, timeout_seconds)
         here = discovery.RankAssignment(world.rank, world.size, 0)
     return world, plan or _plan_without_agent(world, checkpoint, strategy), here
 

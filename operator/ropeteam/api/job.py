@@ -175,6 +175,17 @@ class Recovery(ApiModel):
         return self.fence_seconds if self.self_fence else 0
 
 
+class Elastic(ApiModel):
+    """With how few workers training may begin."""
+
+    min_workers: int = Field(ge=1, le=MOST_WORKERS)
+    """Number of workers with which training begins while others are missing, and begins again if all ranks
+    were lost. Worker 0 must be one of them, and the others of its replica."""
+    wait_seconds: int = Field(default=30, ge=0, le=86_400)
+    """Number of seconds for which missing workers are awaited once so many are ready. Workers that the job
+    has trained without already are not awaited."""
+
+
 class TrainingJobSpec(ApiModel):
     """Desired state of the job: one command, started as a gang of workers.
 
@@ -239,6 +250,10 @@ class TrainingJobSpec(ApiModel):
     job has committed itself. Without spec.checkpoint it has no effect."""
     recovery: Recovery = Recovery()
     """Timeouts and limits of recovery from faults."""
+    elastic: Elastic | None = None
+    """Start with fewer workers than spec.workers. Workers that come later join at the end of a step, and no
+    result differs. Requires spec.strategy.sync.type Exact and spec.checkpoint. Defaults to a start with all
+    workers. Once training has begun, workers that are lost are not waited for, with or without it."""
     strategy: Strategy | None = None
     """Distribution of the work among ranks, for scripts that call `job.wrap()`. Defaults to a whole copy of
     the model on each rank, with averaged gradients."""

@@ -195,26 +195,26 @@ class Checkpoints:
         self._alone = step, name
         return Alone(name, partial(self._on_written, name, True), self.mates.saving)
 
-    def restore(self, heart: HeartbeatWriter) -> Restored | None:
+    def restore(self, heart: HeartbeatWriter, among: World | None = None) -> Restored | None:
         """Load the best checkpoint into the objects of register(), with heartbeats in phase "restore" as long
-        as bytes are read. None: there is none to restore. A collective.
+        as bytes are read. None: there is none to restore. A collective among these ranks; None: all.
 
         Raises CheckpointNotFound, CheckpointUnavailable and KeyError (the objects do not fit) on all ranks;
         ValueError, TypeError and errors of torch for a file that cannot be loaded.
         """
         with heart.during("restore"):
-            return self._restore(heart.write)
+            return self._restore(heart.write, among or self._world)
 
-    def _restore(self, heartbeat: Callable[[], None]) -> Restored | None:
+    def _restore(self, heartbeat: Callable[[], None], among: World) -> Restored | None:
         """Agree on a checkpoint, load it, and report it to the agent (rank 0)."""
-        choice = Agreement(self._plan, self._world, self._directory, heartbeat).choose()
+        choice = Agreement(self._plan, among, self._directory, heartbeat).choose()
         if self._world.rank == 0:
             for sentence in choice.skipped:
                 notice(sentence)
         if choice.manifest is None or choice.ref is None:
             return None
         ref = choice.ref
-        state = self._load_shared(ref, choice.manifest, heartbeat)
+        state = self._load_shared(ref, choice.manifest, heartbeat, among)
         self._load_own(ref, choice.manifest, heartbeat)
         self._lineage, self.newest = [ref], ref.step
         if self._world.rank == 0:
@@ -223,7 +223,7 @@ class Checkpoints:
         return Restored(ref.step, state["data"])
 
     def _load_shared(
-        self, ref: CheckpointRef, manifest: Manifest, heartbeat: Callable[[], None]
+        self, ref: CheckpointRef, manifest: Manifest, heartbeat: Callable[[], None], among: World
     ) -> dict[str, Any]:
         """Load all but the per-rank state into the objects of register(). Returns the content of state.pt.
         Raises KeyError, on all ranks, if the objects do not fit.
@@ -238,7 +238,7 @@ class Checkpoints:
         shared = {kind: state[kind] for kind in TrainingState().shared}
         load_metadata = partial(reader.load_metadata, self._directory, ref, manifest.files, validated=True)
         saved = self._read(load_metadata, heartbeat)
-        self._check_fit(ref, shared, state["others"], saved)
+        self._check_fit(ref, shared, state["others"], saved, among)
         tensors = self._objects.allocate(shared, saved)
         shards = {name: shard for name, tensor in tensors.items() if (shard := shard_of(tensor)) is not None}
         self._read(lambda: reader.fill_shards(self._directory, ref, saved, shards, heartbeat), heartbeat)
@@ -271,7 +271,9 @@ class Checkpoints:
                 f"there are {self._world.size} now. Training continues without it."
             )
 
-    def _check_fit(self, ref: CheckpointRef, shared: Shared, others: dict[str, Any], saved: Saved) -> None:
+    def _check_fit(
+        self, ref: CheckpointRef, shared: Shared, others: dict[str, Any], saved: Saved, among: World
+    ) -> None:
         """Raise KeyError, on all ranks, if the objects of register() do not fit the checkpoint. A collective:
         in a pipeline each rank knows a part of the names only."""
         if missing_names := self._objects.missing(shared, others):
@@ -280,7 +282,7 @@ class Checkpoints:
                 f"checkpoint {folder(ref)} holds no {missing_names[0]!r}: it has {', '.join(held)}. Pass to "
                 "restore() what was saved, or start again with spec.resume.policy Never."
             )
-        missing, unknown, shapes = zip(*self._world.gather(self._objects.compare(shared, saved)), strict=True)
+        missing, unknown, shapes = zip(*among.gather(self._objects.compare(shared, saved)), strict=True)
         surplus = set.intersection(*unknown)  # in a pipeline, what one rank does not know another one has
         fault = misfit(set().union(*missing), surplus, sorted({text for texts in shapes for text in texts}))
         if fault:

@@ -218,6 +218,15 @@ class WorkerConfig(Shape):
 
 
 @dataclass(frozen=True)
+class Elastic:
+    """With how few workers training may begin (sync Exact)."""
+
+    min_workers: int
+    wait_seconds: int
+    """Time for which others are awaited once so many are there."""
+
+
+@dataclass(frozen=True)
 class CoordinatorConfig(Shape):
     job: str
     namespace: str
@@ -241,6 +250,8 @@ class CoordinatorConfig(Shape):
     """Each pod may train a world of its own: more than one default process group is expected."""
     replica_ranks: int = 1
     """Under sync Exact, ranks of a replica of the model: neighbours, which are lost together."""
+    elastic: Elastic | None = None
+    """None: training begins with all workers."""
     contract: int = VERSION
 
 

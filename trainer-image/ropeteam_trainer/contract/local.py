@@ -184,6 +184,10 @@ class LiveWorld:
     absent: tuple[int, ...] = ()
     """Ranks that it does not have. A later world starts them."""
 
+    def begins_alone(self, rank: int) -> bool:
+        """Whether this rank, which it has started, begins the training, and the others join it then."""
+        return bool(self.absent) and rank not in self.started
+
 
 @dataclass(frozen=True)
 class ToRank:

@@ -119,8 +119,8 @@ class Plan:
     still have the state of the training in memory (parameter servers; any rank under sync Exact). None: a
     generation begins, all ranks resume from `restore`."""
     started: tuple[int, ...] = ()
-    """Under sync Exact, if ranks live on: the others, which get the state of the training from them. () if
-    none lives on."""
+    """Under sync Exact, if ranks live on: the others, which get the state of the training from them. If none
+    does, but some are absent: all but the first replica, which begins alone. () if all begin together."""
     replica_ranks: int = 1
     """Under sync Exact, ranks of a replica, as the coordinator counts: they are lost, and save, together."""
     absent: tuple[int, ...] = ()

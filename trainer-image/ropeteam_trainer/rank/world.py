@@ -42,6 +42,10 @@ class World:
     device: torch.device
     timeout_seconds: int = 600
     """Time limit of collectives."""
+    group: dist.ProcessGroup | None = None
+    """Of these ranks. None: the default group, or of one rank none."""
+    first: int = 0
+    """Number of the first one in the job."""
 
     @classmethod
     def join(cls, device: str | torch.device | None, timeout_seconds: int) -> World:
@@ -57,15 +61,21 @@ class World:
 
     @classmethod
     def apart(cls, device: str | torch.device | None, timeout_seconds: int) -> World:
-        """World of torchrun's environment, whose other ranks train already. device: as for alone()."""
+        """World of torchrun's environment, whose other ranks train already, or will later. device: as for
+        alone()."""
         chosen = cls.alone(device).device
         return cls(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), chosen, timeout_seconds)
 
     @property
     def is_apart(self) -> bool:
-        """Whether this rank has no process group of all ranks (yet): others train already, and it joins them
-        at the end of a step (join_again())."""
-        return self.size > 1 and not defaultgroup.is_formed()
+        """Whether this rank has no process group of all ranks (yet): others train already, or will later,
+        and some join the others at the end of a step (join_again())."""
+        return self.size > 1 and self.group is None and not defaultgroup.is_formed()
+
+    def of_mates(self, mates: Mates) -> World:
+        """The world of the mates of this rank, which is apart from all others."""
+        first, size = mates.ranks.start, len(mates.ranks)
+        return World(mates.part, size, self.device, self.timeout_seconds, mates.group, first)
 
     @classmethod
     def alone(cls, device: str | torch.device | None) -> World:
@@ -82,7 +92,7 @@ class World:
     def communicates(self) -> bool:
         """Whether collectives move data. False for one rank alone, and in a dry run (`ropeteam plan`), where
         torch's fake backend completes them at once."""
-        return self.size > 1 and not self.is_apart and dist.get_backend() != "fake"
+        return self.size > 1 and not self.is_apart and dist.get_backend(self.group) != "fake"
 
     def from_rank_0(self, answer: Callable[[], T], names: Vocabulary = PLAIN) -> T:
         """Call `answer()` on rank 0 and return its result on all ranks. If it raises there, all ranks raise
@@ -112,7 +122,7 @@ class World:
         if self.size == 1 or self.is_apart:
             return number
         tensor = torch.tensor([number])
-        dist.broadcast(tensor, src=0)
+        dist.broadcast(tensor, self.first, self.group)
         return int(tensor)
 
     def gather(self, value: T, names: Vocabulary = PLAIN) -> list[T]:
@@ -126,19 +136,19 @@ class World:
     def _all_gather(self, mine: bytes) -> list[bytes]:
         """Bytes of each rank, by the same collectives as torch's all_gather_object."""
         sizes = [self._numbers(0) for _ in range(self.size)]
-        dist.all_gather(sizes, self._numbers(len(mine)))
+        dist.all_gather(sizes, self._numbers(len(mine)), self.group)
         longest = max(int(size) for size in sizes)
         theirs = [self._bytes(longest) for _ in range(self.size)]
-        dist.all_gather(theirs, self._bytes(longest, mine))
+        dist.all_gather(theirs, self._bytes(longest, mine), self.group)
         return [_content(part)[: int(size)] for part, size in zip(theirs, sizes, strict=True)]
 
     def _broadcast(self, parts: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
         """Bytes of rank 0, by the same collectives as torch's broadcast_object_list."""
         sizes = self._numbers(*map(len, parts))
-        dist.broadcast(sizes, src=0)
+        dist.broadcast(sizes, self.first, self.group)
         first, second = sizes.tolist()
         joined = self._bytes(first + second, b"".join(parts))
-        dist.broadcast(joined, src=0)
+        dist.broadcast(joined, self.first, self.group)
         content = _content(joined)
         return content[:first], content[first:]
 
@@ -155,7 +165,8 @@ class World:
     def _object_device(self) -> torch.device:
         """Device of exchanged objects, the one that torch's own functions use: earlier releases call
         these."""
-        return torch.device("cpu") if "cpu:" in dist.get_backend_config() else self.device
+        is_cpu = self.group is not None or "cpu:" in dist.get_backend_config()
+        return torch.device("cpu") if is_cpu else self.device
 
     def mates(self, replica_ranks: int) -> Mates:
         """The mates of this rank, in replicas of so many neighbours. A collective of all ranks; of the mates,

@@ -81,13 +81,16 @@ class CollectiveRole:
         if isinstance(self._checkpoints, Checkpoints) and self._recovering:
             self._checkpoints.mates = self._recovering.mates
             self._recovering.callbacks.waiting = self._session.heart.waiting
-        if self._session.world.is_apart:
+        exact, world, heart = self._recovering, self._session.world, self._session.heart
+        if world.is_apart and world.rank in self._session.plan.started:
             return self._joined()
-        found = self._checkpoints.restore(self._session.heart)
-        if self._recovering:
-            assert isinstance(self._checkpoints, Checkpoints)
+        if exact is None:
+            return self._checkpoints.restore(heart)
+        assert isinstance(self._checkpoints, Checkpoints)
+        found = self._checkpoints.restore(heart, world.of_mates(exact.mates) if world.is_apart else world)
+        if not world.is_apart:
             self._checkpoints.form_group()  # while all ranks are here
-            self._can_regroup()
+        self._can_regroup()
         return found
 
     def enter_loop(self, _: str) -> None:

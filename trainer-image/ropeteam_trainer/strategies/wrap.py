@@ -46,7 +46,7 @@ from ropeteam_trainer.strategies import (
     zero1,
 )
 from ropeteam_trainer.strategies.ddp import Hook
-from ropeteam_trainer.strategies.exact.arrivals import Reception, join_living_replicas
+from ropeteam_trainer.strategies.exact.arrivals import Reception, begin_alone, join_living_replicas
 from ropeteam_trainer.strategies.exact.joining import computes_with, join_replicas
 from ropeteam_trainer.strategies.exact.members import AgentMembership, Replication, WorldsOfJob
 from ropeteam_trainer.strategies.exact.step import ExactStep
@@ -154,7 +154,7 @@ def wrap(
     before = named_parameters([model])
     recovery = _, mates = progress.worlds, _mates(grid, world, progress.worlds)
     mesh = _mesh(grid, world.device, mates.ranks if world.is_apart else range(world.size))
-    _broadcast_weights(model, world)
+    _broadcast_weights(model, world.of_mates(mates) if world.is_apart else world)
     if grid.tensor > 1:
         assert mesh is not None
         tensor.split_layers(model, mesh["tensor"], strategy.tensor_parallel, tensor_plan)
@@ -202,25 +202,29 @@ def _exact_step(
 ) -> ExactStep:
     """Steps of sync Exact. Raises StrategyError where ranks would not compute the same bits."""
     _check_parameters(optimizer, named_parameters(parts))
+    job, mates = recovery
+    here = world.of_mates(mates) if world.is_apart else world
     computes = (
-        f"{computes_with(world)}, {strategy.leaves} micro-batches, {grid.shard * grid.tensor} ranks a replica"
+        f"{computes_with(here)}, {strategy.leaves} micro-batches, {grid.shard * grid.tensor} ranks a replica"
     )
-    seed = world.number_of_rank_0(torch.initial_seed() >> 1)  # an int64
+    seed = here.number_of_rank_0(torch.initial_seed() >> 1)  # an int64
     group = mesh["shard"].get_group() if mesh is not None and grid.shard > 1 else None
     replica = grid.coordinate(world.rank).replicate
-    job, mates = recovery
     follows = strategy.sync.catch_up is CatchUp.FOLLOW
     if job is None or grid.replicate == 1:
         join = partial(join_replicas, world, grid, strategy.leaves)
         return ExactStep(
             parts, strategy.leaves, seed, join, computes, group, Replication(replica, grid.replicate)
         )
-    if world.is_apart:
+    begins_alone = job.first.begins_alone(world.rank)
+    if begins_alone:
+        join = partial(begin_alone, replica, grid.replicate, strategy.leaves, world.timeout_seconds)
+    elif world.is_apart:
         join = partial(join_living_replicas, world, mates, job.first, strategy.leaves, computes, follows)
     else:
         join = partial(join_replicas, world, grid, strategy.leaves)
     membership = AgentMembership(job.link, job.first, grid.replicate, world.timeout_seconds, mates)
-    replicas = Replication(replica, grid.replicate, membership, mates, follows)
+    replicas = Replication(replica, grid.replicate, membership, mates, follows, begins_alone)
     exact = ExactStep(parts, strategy.leaves, seed, join, computes, group, replicas)
     Reception(job, mates, computes, world.timeout_seconds, exact.admitting)
     return exact
@@ -313,12 +317,11 @@ def _mesh(grid: Layout, device: torch.device, ranks: range) -> DeviceMesh | None
 
 @torch.no_grad()
 def _broadcast_weights(model: nn.Module, world: World) -> None:
-    """Broadcast rank 0's parameters and buffers, in place, so that scripts need no common seed. Ranks that
-    are apart from the others get theirs later."""
-    if world.size == 1 or world.is_apart:
+    """Broadcast the first rank's parameters and buffers, in place, so that scripts need no common seed."""
+    if world.size == 1:
         return
     for value in (*model.parameters(), *model.buffers()):
-        dist.broadcast(value.detach(), src=0)
+        dist.broadcast(value.detach(), world.first, world.group)
 
 
 def _comm_hook(strategy: Strategy) -> Hook | None:

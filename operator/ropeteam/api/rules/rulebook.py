@@ -23,7 +23,9 @@ from ropeteam.api.rule import (
     template_with,
     trainer_container,
 )
+from ropeteam.api.rules.checkpoint import CHECKPOINT_RULES
 from ropeteam.api.rules.command import COMMAND_RULES
+from ropeteam.api.rules.elastic import ELASTIC_RULES
 from ropeteam.api.rules.mounts import MOUNT_RULES
 from ropeteam.api.schema.walker import matches
 from ropeteam_trainer.contract import config
@@ -32,10 +34,7 @@ from ropeteam_trainer.contract.strategy import SyncType
 MAX_NAME, MAX_SLOTS = 40, 4096
 NAME = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 """A DNS-1035 label, as names of Services have to be."""
-OUTSIDE = "(^/)|((^|/)[.][.](/|$))|(^([.]?/)*[.]?$)"
-"""Matches a path that is absolute, has `..`, or is the volume itself, as `.`."""
 _VOLUME: Spec = {"persistentVolumeClaim": {"claimName": "checkpoints"}}
-_STEP: Spec = {"policy": "Step", "step": 100}
 _CEL_SERVERS = (
     "(has(self.strategy) && self.strategy.sync.type == 'ParameterServer' ? "
     "self.strategy.sync.parameterServer.servers : 0)"
@@ -304,57 +303,8 @@ RULES: tuple[Rule, ...] = (
             }
         ),
     ),
-    Rule(
-        path="spec.resume",
-        cel="self.policy != 'Step' || has(self.step)",
-        holds=lambda resume: resume["policy"] != "Step" or "step" in resume,
-        message="spec.resume.step: is missing; spec.resume.policy Step needs the step to resume from",
-        valid=spec_with(resume=_STEP, checkpoint={"volume": _VOLUME}),
-        invalid=spec_with(resume={"policy": "Step"}, checkpoint={"volume": _VOLUME}),
-    ),
-    Rule(
-        path="spec.resume",
-        cel="self.policy == 'Step' || !has(self.step)",
-        holds=lambda resume: resume["policy"] == "Step" or "step" not in resume,
-        message="spec.resume.step: needs spec.resume.policy Step; set that, or remove the step",
-        valid=spec_with(resume={"policy": "Never"}),
-        invalid=spec_with(resume={"policy": "Latest", "step": 100}),
-    ),
-    Rule(
-        path="spec",
-        cel="self.resume.policy != 'Step' || has(self.checkpoint)",
-        holds=lambda spec: spec["resume"]["policy"] != "Step" or "checkpoint" in spec,
-        message="spec.checkpoint: is missing; spec.resume.policy Step needs the volume with the checkpoints",
-        valid=spec_with(resume=_STEP, checkpoint={"volume": _VOLUME}),
-        invalid=spec_with(resume=_STEP),
-    ),
-    Rule(
-        path="spec",
-        cel="self.workers == 1 || !has(self.checkpoint) || !has(self.checkpoint.volume.emptyDir)",
-        holds=lambda spec: spec["workers"] == 1 or at(spec, "checkpoint.volume.emptyDir") is None,
-        message=(
-            "spec.checkpoint.volume: emptyDir is one folder per pod, and all workers must share one; "
-            "use a persistentVolumeClaim with ReadWriteMany, or nfs"
-        ),
-        valid=spec_with(checkpoint={"volume": _VOLUME}),
-        invalid=spec_with(checkpoint={"volume": {"emptyDir": {}}}),
-    ),
-    Rule(
-        path="spec.checkpoint",
-        cel="!has(self.volume.name)",
-        holds=lambda checkpoint: "name" not in checkpoint["volume"],
-        message="spec.checkpoint.volume.name: is not used, the operator names the volume; remove it",
-        valid=spec_with(checkpoint={"volume": _VOLUME}),
-        invalid=spec_with(checkpoint={"volume": {"name": "checkpoints", **_VOLUME}}),
-    ),
-    Rule(
-        path="spec.checkpoint",
-        cel=f"!has(self.path) || !self.path.matches('{OUTSIDE}')",
-        holds=lambda checkpoint: "path" not in checkpoint or not matches(OUTSIDE, checkpoint["path"]),
-        message="spec.checkpoint.path: must be a folder in the volume; name one, relative and without '..'",
-        valid=spec_with(checkpoint={"volume": _VOLUME, "path": "./runs/1"}),
-        invalid=spec_with(checkpoint={"volume": _VOLUME, "path": "../other"}),
-    ),
+    *CHECKPOINT_RULES,
+    *ELASTIC_RULES,
     *MOUNT_RULES,
 )
 
@@ -386,6 +336,7 @@ _SHAPE = (
     Change("shardCache", (None, "8Gi")),
     Change("template", (template_with(image="train:1"), template_with(image="train:2"))),
     Change("checkpoint", ({"volume": _VOLUME}, {"volume": _VOLUME, "path": "other"})),
+    Change("elastic", (None, {"minWorkers": 1})),
     Change("strategy", (None, {"parallelism": {"shard": 2}})),
     Change("resume", ({"policy": "Latest"}, {"policy": "Never"})),
     *(Change(f"recovery.{name}", values) for name, values in _RECOVERY_CHANGES.items()),

@@ -157,6 +157,7 @@ def _coordinator_resources(slots: int) -> dict[str, Any]:
 
 def _coordinator_config(seen: Observation, spec: TrainingJobSpec) -> contract.CoordinatorConfig:
     """Config of the coordinator's process, which its pod has in an environment variable."""
+    elastic = spec.elastic
     return contract.CoordinatorConfig(
         job=seen.metadata.name,
         namespace=seen.metadata.namespace,
@@ -176,6 +177,7 @@ def _coordinator_config(seen: Observation, spec: TrainingJobSpec) -> contract.Co
         lease=seen.status.coordinator.lease_seconds,
         worlds_per_pod=spec.worlds is Worlds.PER_POD,
         replica_ranks=contract_strategy(spec.strategy).replica_ranks if spec.strategy else 1,
+        elastic=contract.Elastic(elastic.min_workers, elastic.wait_seconds) if elastic else None,
     )
 
 

@@ -28,7 +28,7 @@ from ropeteam_trainer.coordinator.membership.state.slots import (
 from ropeteam_trainer.coordinator.membership.state.state import CoordinatorState, enter_phase, is_new_attempt
 from ropeteam_trainer.coordinator.membership.state.world import FormedWorld
 
-TOGETHER_SECONDS = 10.0
+GATHER_SECONDS = 10.0
 """Under sync Exact, time in which ranks that can be started wait for others that are missing, because each
 start of ranks beside those that train makes these wait once."""
 TICK_SECONDS = 1.0
@@ -59,23 +59,60 @@ def missing_slots(state: CoordinatorState) -> slotset.Slots:
 
 
 def absent_slots(state: CoordinatorState, now: float) -> slotset.Slots:
-    """Under sync Exact, slots that the next world begins without, because they are not ready and others
-    train: with all slots of their replicas. Those that the last world had are awaited for a while. NONE:
-    there are none, or the next world would start no rank."""
-    world, missing = state.world, missing_slots(state)
-    if world is None or not missing or state.config.servers or not preserving.can_resume_in_memory(state):
+    """Under sync Exact, slots that the next world begins without: those that are not ready, with all that
+    share a replica with them. NONE: there are none, or it waits for them."""
+    missing = missing_slots(state)
+    if not missing or state.config.servers:
         return slotset.NONE
     absent = preserving.with_mates(state, missing)
-    is_awaited = missing & ~world.absent and now < state.phase_since + TOGETHER_SECONDS
-    if is_awaited or absent & world.preserved or not _ranks_to_start(state, absent):
+    if state.all_slots & ~absent & ~state.facts.supports_claim:
         return slotset.NONE
-    return absent if state.all_slots & ~absent & ~state.facts.supports_claim == slotset.NONE else slotset.NONE
+    resumes = preserving.can_resume_in_memory(state)
+    begins = _joins_without(state, absent, now) if resumes else _starts_without(state, absent, now)
+    return absent if begins else slotset.NONE
+
+
+def _joins_without(state: CoordinatorState, absent: slotset.Slots, now: float) -> bool:
+    """Whether ranks that are lost join those that train, although these slots are missing. Slots that the
+    last world had are awaited for a while."""
+    world = state.world
+    assert world is not None
+    is_awaited = absent & ~world.absent and now < state.phase_since + GATHER_SECONDS
+    return not (is_awaited or absent & world.preserved) and bool(_ranks_to_start(state, absent))
+
+
+def _starts_without(state: CoordinatorState, absent: slotset.Slots, now: float) -> bool:
+    """Whether all begin without these slots, as spec.elastic says. Not without the leading rank. Slots that
+    the last world had are awaited for a while, too."""
+    elastic, world = state.config.elastic, state.world
+    if elastic is None or not _are_enough(state, absent) or state.launcher.startswith("PerPod"):
+        return False
+    is_awaited = absent & ~(world.absent if world else slotset.NONE)
+    since = state.enough_since
+    return not is_awaited or (since is not None and now >= since + elastic.wait_seconds)
+
+
+def _are_enough(state: CoordinatorState, absent: slotset.Slots) -> bool:
+    elastic, here = state.config.elastic, state.all_slots & ~absent
+    is_possible = elastic is not None and slotset.has(here, state.config.lead_slot)
+    return is_possible and elastic is not None and here.bit_count() >= elastic.min_workers
+
+
+def note_enough(state: CoordinatorState, now: float) -> CoordinatorState:
+    """The state with `enough_since`. Only in FORMING."""
+    if not _are_enough(state, preserving.with_mates(state, missing_slots(state))):
+        return replace(state, enough_since=None)
+    return replace(state, enough_since=now if state.enough_since is None else state.enough_since)
 
 
 def _ranks_to_start(state: CoordinatorState, absent: slotset.Slots) -> tuple[int, ...]:
-    """Ranks that the next world starts beside preserved ones, if it begins without these slots."""
-    found = preserving.ranks_to_start(state)
-    return tuple(rank for rank in found if not slotset.has(absent, rank // state.config.processes))
+    """`Plan.started` of the next world, if it begins without these slots."""
+    if preserving.can_resume_in_memory(state):
+        found = preserving.ranks_to_start(state)
+        return tuple(rank for rank in found if not slotset.has(absent, rank // state.config.processes))
+    here = slotset.each(state.all_slots & ~absent) if absent else ()
+    ranks = (rank for slot in here for rank in state.config.ranks_of(slot))
+    return tuple(rank for rank in ranks if rank >= state.config.replica_ranks)
 
 
 def can_grow(state: CoordinatorState, now: float) -> bool:
@@ -85,7 +122,7 @@ def can_grow(state: CoordinatorState, now: float) -> bool:
     if world is None or not world.absent or is_any_rank_joining(state):
         return False
     still = preserving.with_mates(state, world.absent & ~_ready_slots(state))
-    is_due = not still or now >= world.since + TOGETHER_SECONDS
+    is_due = not still or now >= world.since + GATHER_SECONDS
     return is_due and bool(world.absent & ~still)
 
 
@@ -95,14 +132,13 @@ def absence_notice(state: CoordinatorState, now: float) -> Problem | None:
     missing = world.absent & ~_ready_slots(state) if world and state.is_world_live else slotset.NONE
     if not missing:
         return None
-    some = ", ".join(map(str, [*slotset.each(missing)][:5])) + (
-        " and more" if missing.bit_count() > 5 else ""
-    )
-    reason = _slot_obstacle(state, slotset.first(missing), now)
+    slots = [*slotset.each(missing)]
+    some = ", ".join(map(str, slots[:5])) + (" and more" if len(slots) > 5 else "")
     return Problem(
         FailReason.WORKERS_ABSENT,
-        f"the others train without slot{'s' if missing.bit_count() > 1 else ''} {some}, and wait for {reason}. "
-        "No result differs, and ranks that come join without a loss, but each step takes longer.",
+        f"the others train without slot{'s' if len(slots) > 1 else ''} {some}, and wait for "
+        f"{_slot_obstacle(state, slots[0], now)}. "
+        "No result differs, and those that come join without a loss, but each step takes longer.",
     )
 
 
@@ -268,7 +304,7 @@ def start_next_world(state: CoordinatorState, at: Moment) -> CoordinatorState:
         restore=commits.restore_candidates(state),
         restart_count=state.restarts,
         origin=previous.plan.server_generation if previous and resumes_in_memory else None,
-        started=_ranks_to_start(state, absent) if resumes_in_memory else (),
+        started=_ranks_to_start(state, absent),
         replica_ranks=state.config.replica_ranks,
         absent=tuple(rank for slot in slotset.each(absent) for rank in state.config.ranks_of(slot)),
     )

@@ -179,8 +179,8 @@ def ranks_to_start(state: CoordinatorState) -> tuple[int, ...]:
 
 
 def with_mates(state: CoordinatorState, slots: Slots) -> Slots:
-    """These slots, and all that share a replica with one of them. If replicas are spread unevenly, those are
-    all."""
+    """The slots, and all that share a replica with one of them: all slots, if replicas are spread
+    unevenly."""
     size, processes = state.config.replica_ranks, state.config.processes
     if not slots or processes % size == 0:
         return slots

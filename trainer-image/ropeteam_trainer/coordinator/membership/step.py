@@ -253,7 +253,7 @@ def _decide_waiting(state: CoordinatorState, at: Moment) -> Decided:
 def _decide_forming(state: CoordinatorState, at: Moment) -> Decided:
     """First match wins: failure, last save of preserved ranks, requested drain, obstacle, next world. A
     checkpoint of preserved ranks is granted meanwhile; by a deputy, if the wait is for a pod."""
-    state = drains.end_preserved(commits.grant_next_commit(state), at)
+    state = forming.note_enough(drains.end_preserved(commits.grant_next_commit(state), at), at.now)
     if state.failure:
         return Decided(enter_phase(state, WorldPhase.FAILED, at))
     if drains.saves_first(state, at):

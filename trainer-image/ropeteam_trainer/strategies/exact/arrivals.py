@@ -51,9 +51,10 @@ class Reception:
         """computes: description of what this replica computes with. seconds: time limit of collectives."""
         self._link, self._mates, self._computes = worlds.link, mates, computes
         self._seconds, self._admitting = seconds, admitting
-        self._world = worlds.first.world_id
-        """Newest world whose new replicas have connected, or need not any more."""
-        self._connected = worlds.first.world_id
+        self._first = worlds.first
+        self._world = None if worlds.first.begins_alone(mates.rank) else worlds.first.world_id
+        """Newest world whose new replicas have connected, or need not any more. None: none is."""
+        self._connected = self._world
         """Newest world whose new replicas are connected to this one."""
         self._seen = ToRank()
         """Newest line whose losses are noted."""
@@ -68,17 +69,18 @@ class Reception:
     def _lost(self) -> frozenset[int]:
         """Replicas that are lost, as far as the agent knows: also those that the newest world starts again,
         until the new ones are connected."""
-        line, world = self._link.newest, self._link.newest.live_world
-        started = world.started if world and world.world_id != self._connected else ()
+        line, world = self._link.newest, self._newest_world(self._link.newest)
+        started = world.started if world.world_id != self._connected else ()
         return self._mates.replicas_of({*line.lost, *started})
+
+    def _newest_world(self, line: ToRank) -> LiveWorld:
+        return line.live_world or self._first
 
     def _connect_to_new(self) -> None:
         while line := self._link.wait_until(
-            lambda line: line.live_world is not None and line.live_world.world_id != self._world,
-            None,
+            lambda line: self._newest_world(line).world_id != self._world, None
         ):
-            world = line.live_world
-            assert world is not None
+            world = self._newest_world(line)
             try:
                 connections = self._connections(world)
             except (OSError, dist.DistError, RuntimeError) as error:
@@ -103,8 +105,21 @@ class Reception:
             store.set(_COMPUTES, self._computes)
             store.set(_place(self._mates.rank), address_of(listener))
             return _awaited(
-                listener, secret, started, self._seconds, lambda: self._link.newest.live_world == world
+                listener,
+                secret,
+                started,
+                self._seconds,
+                lambda: self._newest_world(self._link.newest) == world,
             )
+
+
+def begin_alone(
+    replica: int, replicas: int, leaves: int, seconds: int, shapes: Sequence[BucketShape]
+) -> Exchange:
+    """Exchange of a replica that all others join later. seconds: time limit of waits."""
+    exchange = Exchange(replica, replicas, leaves, shapes, seconds)
+    exchange.use(Links({}, exchange), members=frozenset({replica}))
+    return exchange
 
 
 def join_living_replicas(

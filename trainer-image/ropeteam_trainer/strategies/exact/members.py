@@ -61,10 +61,10 @@ class Arrival:
 class Presence:
     """Whether replicas are missing, as far as this one knows, and which of the others saves for all."""
 
-    def __init__(self, replica: int, replicas: int) -> None:
-        self._replica, self._replicas, self._members = replica, replicas, frozenset(range(replicas))
-        self.is_whole = True
-        """Whether none is missing."""
+    def __init__(self, replica: int, replicas: int, members: frozenset[int]) -> None:
+        """members: those that are there."""
+        self._replica, self._replicas = replica, replicas
+        self.note_joined(members)
         self._alone_from = 0
 
     def note_lost(self, members: frozenset[int], most: int) -> None:
@@ -72,8 +72,10 @@ class Presence:
         self.is_whole, self._members, self._alone_from = False, members, most + 2
 
     def note_joined(self, members: frozenset[int]) -> None:
-        """These are there now."""
-        self.is_whole, self._members = len(members) == self._replicas, members
+        """All replicas that are there now are these."""
+        self._members = members
+        self.is_whole = len(members) == self._replicas
+        """Whether none is missing."""
 
     def saves_alone(self, done: int) -> bool:
         """Whether replicas are missing, and no other can save after so many exchanges too: a lost one may
@@ -125,6 +127,8 @@ class Replication:
     mates: Mates = Mates()
     follow: bool = False
     """Whether new replicas follow the others before they join."""
+    begins_alone: bool = False
+    """Whether all others join this one later."""
 
 
 class CannotTakeOver(RopeteamError, ConnectionError):
@@ -167,7 +171,7 @@ class AgentMembership:
 
 
 def replicas_of_world(world: LiveWorld, mates: Mates, replicas: int) -> frozenset[int]:
-    """Those that it has, of all."""
+    """Replicas that the world has, of so many."""
     return frozenset(range(replicas)) - mates.replicas_of(world.absent)
 
 

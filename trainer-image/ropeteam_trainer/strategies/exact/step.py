@@ -32,7 +32,6 @@ from ropeteam_trainer.strategies.exact.members import (
     Members,
     Presence,
     Replication,
-    first_leaves,
     leaves_of_begun_step,
     leaves_of_members,
     members_number,
@@ -69,7 +68,8 @@ class ExactStep:
         self._shard = dist.get_rank(group) if group is not None else 0
         self._replica, self._replicas = replicas.replica, replicas.replicas
         self._membership, self.mates = replicas.membership, replicas.mates
-        self._dealt = first_leaves(self._replica, self._replicas, leaves)
+        members = frozenset({self._replica} if replicas.begins_alone else range(self._replicas))
+        self._dealt = leaves_of_members(members, self._replicas, leaves)[self._replica]
         """Leaves of this replica among the present members."""
         self._dealt_once: dict[int, tuple[int, ...]] = {}
         """Leaves of this replica in single exchanges, by their numbers."""
@@ -91,7 +91,7 @@ class ExactStep:
         self._is_broken = False
         """Whether a run has begun, but not ended: its gradients may be with other replicas."""
         self.decisions, self._comparison = Decisions(leaves, replicas.mates), WeightComparison(parts)
-        self.presence, self.callbacks = Presence(replicas.replica, replicas.replicas), Callbacks()
+        self.presence, self.callbacks = Presence(self._replica, self._replicas, members), Callbacks()
         self.admitting = Admitting(self._exchange, self.decisions.admission, parts, replicas, self.callbacks)
 
     def state_dict(self) -> dict[str, Any]:

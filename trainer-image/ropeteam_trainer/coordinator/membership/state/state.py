@@ -100,6 +100,8 @@ class CoordinatorState:
     waited_from: float | None = None
     """WAITING: time at which the first agent registered."""
     phase_since: float = 0.0
+    enough_since: float | None = None
+    """FORMING: time since which as many workers are ready as training may begin with. None: they are not."""
     world: FormedWorld | None = None
     """The current world, or the last one."""
     numbers_used: int = 0
@@ -215,4 +217,4 @@ def with_world(state: CoordinatorState, **changes: object) -> CoordinatorState:
 
 def enter_phase(state: CoordinatorState, phase: WorldPhase, at: Moment) -> CoordinatorState:
     """The state in this phase, since now."""
-    return replace(state, phase=phase, phase_since=at.now)
+    return replace(state, phase=phase, phase_since=at.now, enough_since=None)
