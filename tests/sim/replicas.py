@@ -20,7 +20,8 @@ from ropeteam_trainer.data.decisions.plan import mix
 from ropeteam_trainer.strategies.exact import members as rules
 from ropeteam_trainer.strategies.exact.sums import ReplicaLost
 
-STORE_SECONDS = 5.0
+STORE_SECONDS, GROUP_SECONDS = 5.0, 60.0
+"""Time limits of the wait for the process group: less than torch's."""
 
 
 class Replica(StepRank):
@@ -180,7 +181,7 @@ class Replica(StepRank):
         has_store = self._world.store_answers(self._joined)
         if has_store and self.group.all_have_arrived(self._joined.world_id):
             return True
-        if not has_store and self.waited > STORE_SECONDS:
+        if self.waited > (GROUP_SECONDS if has_store else STORE_SECONDS):
             return None
         raise Awaited(LOOK_SECONDS)
 

@@ -207,7 +207,7 @@ class World:
     def begins(self, plan: Plan) -> None:
         """Ranks of this plan are about to be started, beside others or not."""
         found = self._gangs.get(plan.server_generation)
-        if isinstance(found, Replicas) and plan.started:
+        if isinstance(found, Replicas) and plan.origin:
             found.begins(plan)
 
     def rank(self, agent: Agent, plan: Plan, number: int) -> Rank:

@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 import torch
 from lab.waiting import wait_until
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from ropeteam_trainer.contract.local import LiveWorld
 from ropeteam_trainer.contract.world import WorldId
@@ -32,10 +33,11 @@ while store.add("ropeteam/again/arrived", 0) == 0:
 class Rank:
     """The first of two ranks; the other never comes."""
 
-    def __init__(self, pool: ThreadPoolExecutor, port: int) -> None:
+    def __init__(self, pool: ThreadPoolExecutor, port: int, seconds: int = 60) -> None:
+        """seconds: time limit of collectives."""
         self.is_over, self.looks = False, 0
         live = LiveWorld(WorldId(1, 0, 2), "127.0.0.1", port, (1,), WorldId(1, 0, 1))
-        world = World(0, 2, torch.device("cpu"), 60)
+        world = World(0, 2, torch.device("cpu"), seconds)
         self.joining: Future[None] = pool.submit(world.join_again, live, Mates(), self._look, lambda: None)
 
     def _look(self) -> bool:
@@ -113,3 +115,16 @@ def test_memory_that_was_freed_meanwhile_is_returned_when_the_group_has_formed()
     freed, *returned = done.stdout.splitlines()
     assert int(freed.split()[1]) < 10_000, "the C library keeps it"
     assert returned == ["returned"], done.stderr
+
+
+@pytest.mark.usefixtures("impatient")
+def test_it_ends_if_another_never_comes_and_its_agent_knows_of_no_loss(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"):
+        monkeypatch.setenv(name, "0")
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with ThreadPoolExecutor(1) as pool:
+        joining = Rank(pool, store.port, seconds=1).joining
+        with pytest.raises(ConnectionError, match="no process group: not all ranks have come within 1 s"):
+            joining.result(timeout=60)

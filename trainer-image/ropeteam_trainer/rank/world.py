@@ -231,12 +231,16 @@ class World:
             time.sleep(_POLL_SECONDS)
 
     def _all_are_here(self, world: LiveWorld, is_over: Callable[[], bool]) -> bool:
-        """Wait until all ranks have called this. False: it is over."""
+        """Wait until all ranks have called this. False: it is over. Raises TimeoutError after the time limit
+        of collectives: a rank may have ended without a fault that its agent knows of."""
+        deadline = time.monotonic() + self.timeout_seconds
         store = PrefixStore("ropeteam/again", self._store_of(world.store_host, world.store_port))
         store.add("arrived", 1)
         while store.add("arrived", 0) < self.size:
             if is_over():
                 return False
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not all ranks have come within {self.timeout_seconds} s")
             time.sleep(_POLL_SECONDS)
         return True
 
