@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from tests.coordinator.replicas import (
+    changes,
     dies,
     film,
     plan_of,
@@ -14,7 +15,7 @@ from tests.coordinator.replicas import (
     starting,
     trains,
 )
-from tests.coordinator.test_deputies import able, claims, granted
+from tests.coordinator.test_deputies import able, granted
 from tests.coordinator.timeline import Timeline
 
 from ropeteam_trainer.contract.messages import RankPhase
@@ -98,6 +99,19 @@ def test_it_joins_once_its_pod_is_there():
     assert len(seen.report.incidents) == 1, "no fault"
     assert seen.report.notice is None
     assert plan.origin == WorldId(1, 0, 1)
+
+
+@pytest.mark.parametrize("what", ["a rank that could not continue without others", "a terminating pod"])
+def test_none_joins_while_one_could_not_live_on(what: str):
+    seen = without_slot_2()
+    if "rank" in what:
+        join(seen)
+        changes(seen, 3, regroups=False)
+    else:
+        trains(seen, 14)
+        seen.reports(0, terminating=True)
+    comes(seen, 2)
+    assert (seen.phase, plan_of(seen, 1).absent) == ("Running", (4, 5))
 
 
 def test_two_that_come_one_after_the_other_join_at_once():
@@ -200,35 +214,18 @@ def test_slots_that_share_a_replica(processes, replica_ranks, slots, expected):
     assert {*slotset.each(preserving.with_mates(state, slotset.of(slots)))} == expected
 
 
-def test_without_the_pod_of_rank_0_another_holds_the_store_and_commits():
-    seen = missing(0, 1)
-    assert claims(seen) == {2: WorldId(1, 0, 2)}
-    comes(seen, 1)
-    seen.later(GATHER_SECONDS)
-    seen.applies_orders()
-    plan = plan_of(seen, 2)
-    assert (plan.started, plan.absent, plan.store_host) == ((2, 3), (0, 1), plan.member(2).address)
-    deputy = WorldId(1, 0, 4)
-    assert (seen.world_id, claims(seen)) == (WorldId(1, 0, 3), {2: deputy})
+def test_none_joins_before_the_end_of_a_backoff():
+    seen = without_slot_2()
     join(seen)
-    saves_for_all(seen, 16, 2)
-    assert granted(seen) == {2: (16, deputy)}
+    seen.state = replace(
+        seen.state, failure_history=replace(seen.state.failure_history, not_before=seen.now + 20)
+    )
+    comes(seen, 2)
+    seen.later(19)
+    assert plan_of(seen).absent == (4, 5)
+    seen.later(2)
     seen.applies_orders()
-    assert [(ref.step, ref.world_id) for ref in seen.state.lineage][:1] == [(16, deputy)]
-    comes(seen, 0)
-    plan = plan_of(seen, 0)
-    assert (seen.phase, plan.started, plan.absent) == ("Running", (0, 1), ())
-    assert claims(seen) == {}
-
-
-def test_the_end_of_that_store_restarts_all():
-    seen = missing(0, 1)
-    comes(seen, 1)
-    seen.later(GATHER_SECONDS)
-    seen.applies_orders()
-    seen.reports(2, lost_store=seen.world_id)
-    assert "the TCPStore of world 1.0.3 has ended" in seen.incident.message
-    assert "in slot 2 says why" in seen.incident.message
+    assert plan_of(seen).absent == ()
 
 
 def test_a_coordinator_that_was_restarted_adopts_it():
@@ -295,3 +292,44 @@ def test_a_terminating_pod_is_left_behind():
     seen.later(2)
     assert seen.sent_orders(0).lost == (2, 3)
     assert seen.sent_orders(0).plan is not None
+
+
+def test_the_others_begin_a_world_without_a_pod_that_stays_away():
+    seen = missing(2)
+    seen.later(GATHER_SECONDS)
+    seen.applies_orders()
+    assert seen.phase == "Running"
+    plan = plan_of(seen)
+    assert (seen.world_id, plan.started, plan.absent) == (WorldId(1, 0, 2), (), (4, 5))
+    assert (seen.report.world_size, seen.report.stage.value) == (4, "Training")
+    notice = seen.report.notice
+    assert notice
+    assert notice.reason is FailReason.WORKERS_ABSENT
+    for slot in (0, 1):
+        seen.exits(slot, ProcessExit(0, None))
+    seen.desires(lineage=seen.state.lineage)
+    seen.applies_orders(0, 1)
+    assert seen.phase == "Complete", "the training has ended without it"
+
+
+def test_a_world_counts_as_training_while_others_join_it():
+    seen = without_slot_2()
+    assert seen.report.stage.value == "FirstStep", "a rank was lost"
+    join(seen)
+    assert seen.report.stage.value == "Training"
+    comes(seen, 2)
+    assert (plan_of(seen).started, seen.report.stage.value) == ((4, 5), "Training")
+
+
+def test_ranks_of_an_earlier_world_end_before_others_join():
+    """The pod of slot 2 was only cut off."""
+    seen = without_slot_2()
+    join(seen)
+    before = replace(seen.agents[2], plan=replace(plan_of(seen), world_id=WorldId(1, 0, 1), absent=()))
+    seen.silent.discard(2)
+    seen.reports(2, plan=before.plan, stopped=False)
+    assert (seen.phase, plan_of(seen).absent) == ("Running", (4, 5))
+    assert seen.sent_orders(2).plan is None
+    seen.reports(2, stopped=True, ranks=())
+    seen.applies_orders()
+    assert (seen.phase, plan_of(seen).started) == ("Running", (4, 5))

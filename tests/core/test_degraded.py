@@ -61,6 +61,15 @@ def test_a_notice_is_shown_at_once_announced_once_and_goes_with_it() -> None:
     assert events(better.after(noticed(SPLIT))) == events(a_running_job().after(noticed(SPLIT)))
 
 
+def test_workers_that_train_without_others_are_running() -> None:
+    absent = Problem(FailReason.WORKERS_ABSENT, "the others train without slot 1.")
+    status = decide(a_running_job().after(noticed(absent))).status
+    running = status.condition(ConditionType.RUNNING)
+    assert running is not None
+    assert status.state == "Running"
+    assert running.message == "Some workers train without the others: see the condition Degraded."
+
+
 def test_another_notice_is_announced_too() -> None:
     seen = a_running_job().after(noticed(NONE), written, noticed(SPLIT))
     assert [reason for _, reason, _ in events(seen)] == ["SplitWorld"]

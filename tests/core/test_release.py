@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
+import pytest
 from tests.builders import NOON, Scene, a_job, a_running_job, force_deleted
 from tests.core.fake_cluster import FakeCluster
 
@@ -31,8 +33,8 @@ def half_placed(cluster: FakeCluster) -> None:
     cluster.scene = cluster.scene.but(pods=tuple(pods))
 
 
-def a_half_placed_job(**recovery: int) -> FakeCluster:
-    cluster = FakeCluster(a_job(workers=2, recovery={"startSeconds": 100, **recovery}))
+def a_half_placed_job(**spec: Any) -> FakeCluster:
+    cluster = FakeCluster(a_job(workers=2, recovery={"startSeconds": 100}, **spec))
     for _ in range(6):
         cluster.round()
         cluster.kubelets()
@@ -70,6 +72,20 @@ def test_then_all_its_pods_go_uncharged_and_a_new_attempt_requests_them_again() 
     assert (opened.attempt, opened.backoff_end_time) == (2, None)
     assert all(slot.previous_pod_fenced for slot in opened.slots), "nobody has to be waited for"
     cluster.play(until=lambda seen: seen.status.state == "Running")
+
+
+@pytest.mark.parametrize(("least", "shard", "is_released"), [(1, 1, False), (2, 1, True), (1, 2, True)])
+def test_a_job_that_can_begin_with_those_that_have_a_place_keeps_them(
+    least: int, shard: int, is_released: bool
+) -> None:
+    """With shard 2 they are a half of the only replica."""
+    cluster = a_half_placed_job(
+        elastic={"minWorkers": least, "waitSeconds": 1000},
+        strategy={"sync": {"type": "Exact"}, "parallelism": {"shard": shard}},
+        checkpoint={"volume": {"nfs": {"server": "nas", "path": "/"}}},
+    )
+    cluster.pass_time(151)
+    assert (cluster.round().status.backoff_end_time is not None) == is_released
 
 
 def test_a_pod_of_before_that_may_still_write_is_not_forgotten() -> None:

@@ -22,6 +22,7 @@ from ropeteam_trainer.strategies.exact.members import (
     AgentMembership,
     Arrival,
     Members,
+    Presence,
     first_leaves,
     leaves_of_begun_step,
     leaves_of_members,
@@ -269,6 +270,40 @@ def test_replicas_that_a_world_starts_are_no_members_until_they_have_joined(agen
     assert found.replicas == {0, 1, 2}
     assert found.newcomers == {1}
     assert found.world_id == WorldId(1, 0, 2)
+
+
+def test_replicas_that_a_world_does_not_have_are_no_members(agent: Agent) -> None:
+    world = replace(live(2, 1), absent=(2,))
+    source = membership(agent)
+    agent.send(world)
+    assert source.after() == Members(members_number(world.world_id), frozenset({0, 3}))
+    source.have_joined(members_number(world.world_id, have_joined=True))
+    agent.send(world, 3)
+    found = source.after()
+    assert found == Members(
+        members_number(world.world_id, 1), frozenset({0, 1}), frozenset({1}), world.world_id
+    )
+
+
+@pytest.mark.parametrize(
+    ("started", "absent", "alone"),
+    [((), (), []), ((1, 2, 3), (), []), ((2, 3), (4, 5), [0, 1]), ((), (4, 5), [0, 1, 2, 3])],
+)
+def test_ranks_that_a_world_starts_beside_none_begin_alone(
+    started: tuple[int, ...], absent: tuple[int, ...], alone: list[int]
+) -> None:
+    world = replace(live(1, *started), absent=absent)
+    assert [rank for rank in range(4) if world.begins_alone(rank)] == alone
+
+
+def test_a_replica_knows_who_is_missing() -> None:
+    presence = Presence(1, 4, frozenset({1}))
+    assert (presence.is_whole, presence.is_lowest) == (False, True)
+    assert presence.saves_alone(0), "none has made a step before"
+    presence.note_joined(frozenset({0, 1, 3}))
+    assert (presence.is_whole, presence.is_lowest) == (False, False)
+    presence.note_joined(frozenset(range(4)))
+    assert (presence.is_whole, presence.saves_alone(9)) == (True, False)
 
 
 def test_members_before_those_that_have_joined_are_none_to_continue_with(agent: Agent) -> None:

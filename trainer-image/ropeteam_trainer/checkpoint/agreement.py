@@ -227,7 +227,7 @@ class Agreement:
         """Class of the error: which pods cannot read, for the choice of another node. `here`: this rank
         cannot. `hindered`: number of ranks that cannot. In a world of one pod it is unknown whether others
         could."""
-        in_one_pod = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) == self._world.size
+        in_one_pod = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) >= self._world.size
         if hindered == self._world.size and not in_one_pod:
             return UnavailableEverywhere
         return CheckpointUnavailable if here else UnavailableElsewhere

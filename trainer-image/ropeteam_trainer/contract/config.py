@@ -176,6 +176,16 @@ class Shape:
         """Ranks on the slot of a worker."""
         return range(slot * self.processes, (slot + 1) * self.processes)
 
+    def mates_of(self, slot: int, replica_ranks: int) -> range:
+        """Slots of workers that share replicas of so many ranks with this one, which is among them. If
+        replicas are spread unevenly, all do."""
+        if self.processes % replica_ranks == 0:
+            return range(slot, slot + 1)
+        if replica_ranks % self.processes:
+            return range(self.workers)
+        first = slot - slot % (replica_ranks // self.processes)
+        return range(first, first + replica_ranks // self.processes)
+
     def is_server(self, slot: int) -> bool:
         return slot >= self.workers
 

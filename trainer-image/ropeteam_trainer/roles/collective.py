@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from ropeteam_trainer.checkpoint.saving import Checkpoints, Restored
 from ropeteam_trainer.contract.config import STORE_ADDRESS
 from ropeteam_trainer.contract.local import FromRank, LiveWorld
-from ropeteam_trainer.contract.strategy import Strategy, SyncType
+from ropeteam_trainer.contract.strategy import Strategy, StrategyError, SyncType
 from ropeteam_trainer.data.decisions.plan import Deal
 from ropeteam_trainer.data.substitution import UntracedArgument
 from ropeteam_trainer.rank.agentlink import AgentLink
@@ -196,6 +196,12 @@ class CollectiveRole:
         try:
             self._session.feed.check_arguments(tuple(batch))
         except UntracedArgument as error:
+            worlds = self._worlds()
+            if worlds and worlds.first.begins_alone(self._session.world.rank):
+                raise StrategyError(
+                    "spec.elastic: a start with fewer workers needs ranks that can compute the samples of "
+                    f"others, and here {error}; remove spec.elastic"
+                ) from error
             self._session.link.send(FromRank(regroups=False))
             notice(f"if a rank is lost, all are restarted from the newest checkpoint, because {error}")
 

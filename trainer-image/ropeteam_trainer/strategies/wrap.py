@@ -154,7 +154,7 @@ def wrap(
     before = named_parameters([model])
     recovery = _, mates = progress.worlds, _mates(grid, world, progress.worlds)
     mesh = _mesh(grid, world.device, mates.ranks if world.is_apart else range(world.size))
-    _broadcast_weights(model, world.of_mates(mates) if world.is_apart else world)
+    _broadcast_weights(model, world, mates, progress.worlds)
     if grid.tensor > 1:
         assert mesh is not None
         tensor.split_layers(model, mesh["tensor"], strategy.tensor_parallel, tensor_plan)
@@ -316,9 +316,12 @@ def _mesh(grid: Layout, device: torch.device, ranks: range) -> DeviceMesh | None
 
 
 @torch.no_grad()
-def _broadcast_weights(model: nn.Module, world: World) -> None:
-    """Broadcast the first rank's parameters and buffers, in place, so that scripts need no common seed."""
-    if world.size == 1:
+def _broadcast_weights(model: nn.Module, world: World, mates: Mates, job: WorldsOfJob | None) -> None:
+    """Broadcast the first rank's parameters and buffers, in place, so that scripts need no common seed. Ranks
+    that join others get theirs later."""
+    if world.is_apart and job and job.first.begins_alone(world.rank):
+        world = world.of_mates(mates)
+    if world.size == 1 or world.is_apart:
         return
     for value in (*model.parameters(), *model.buffers()):
         dist.broadcast(value.detach(), world.first, world.group)

@@ -103,7 +103,7 @@ def _port(name: str, number: int) -> dict[str, Any]:
 def coordinator_pod(seen: Observation, spec: TrainingJobSpec) -> dict[str, Any]:
     """Manifest of the coordinator's pod of the current term. The installation's defaults are added last."""
     job, term = seen.metadata, seen.status.coordinator.term
-    config = _coordinator_config(seen, spec)
+    config = coordinator_config(seen, spec)
     container: dict[str, Any] = {
         "name": "coordinator",
         "image": seen.defaults.operator_image,
@@ -155,7 +155,7 @@ def _coordinator_resources(slots: int) -> dict[str, Any]:
     }
 
 
-def _coordinator_config(seen: Observation, spec: TrainingJobSpec) -> contract.CoordinatorConfig:
+def coordinator_config(seen: Observation, spec: TrainingJobSpec) -> contract.CoordinatorConfig:
     """Config of the coordinator's process, which its pod has in an environment variable."""
     elastic = spec.elastic
     return contract.CoordinatorConfig(

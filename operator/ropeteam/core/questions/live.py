@@ -34,13 +34,14 @@ def live_answer(view: View, status: JobStatus, why: str, actions: tuple[Action, 
 
 
 def live_state(view: View, status: JobStatus) -> str:
-    """State of a live job, for status.state. Starting: all pods run, but there was no first step yet."""
+    """State of a live job, for status.state. Starting: all pods run, or there is a world without some, but
+    there was no first step yet."""
     if is_training(view):
         return "Running"
     if is_recovering(view, status):
         return "Recovering"
     running = sum(pod.container.running for pod in view.workers.values())
-    return "Starting" if running == len(status.slots) else "Pending"
+    return "Starting" if is_running(view) or running == len(status.slots) else "Pending"
 
 
 def live_facts(view: View, status: JobStatus) -> tuple[ConditionFact, ...]:

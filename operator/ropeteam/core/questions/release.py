@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 
 from ropeteam.api.conditions import ConditionType
 from ropeteam.api.status import JobStatus
+from ropeteam.core.objects.manifests import coordinator_config
 from ropeteam.core.questions.answer import Answer
 from ropeteam.core.questions.gang import deletions, may_any_run, with_new_attempt
 from ropeteam.core.questions.pending import first_obstacle, is_recovering, is_running
@@ -50,12 +51,22 @@ def released_at(view: View, status: JobStatus) -> datetime:
     return (status.coordinator.start_time or view.now) + timedelta(seconds=patience)
 
 
+def _can_begin(view: View, scheduled: set[int]) -> bool:
+    """Whether spec.elastic lets the job begin with these workers: enough of whole replicas, of which one has
+    rank 0."""
+    config = coordinator_config(view.seen, view.spec)
+    whole = {slot for slot in scheduled if scheduled >= {*config.mates_of(slot, config.replica_ranks)}}
+    return config.elastic is not None and 0 in whole and len(whole) >= config.elastic.min_workers
+
+
 def _is_partly_scheduled(view: View, status: JobStatus) -> bool:
     """Whether some workers have a node while the scheduler finds none for others. False while there is a
-    world, or the job recovers: such a job holds its nodes."""
+    world, or the job recovers: such a job holds its nodes. So does one that can begin with fewer workers."""
     if is_running(view) or is_recovering(view, status):
         return False
     workers = [pod for pod in view.workers.values() if not pod.deleting]
+    if _can_begin(view, {pod.slot for pod in workers if pod.node}):
+        return False
     return any(pod.node for pod in workers) and any(not p.node and p.scheduled_message for p in workers)
 
 

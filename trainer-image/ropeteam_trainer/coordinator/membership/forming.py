@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ropeteam_trainer.contract.config import Elastic
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.featurelevel import FeatureLevel
 from ropeteam_trainer.contract.messages import Problem, StoreOffer
@@ -65,7 +66,7 @@ def absent_slots(state: CoordinatorState, now: float) -> slotset.Slots:
     if not missing or state.config.servers:
         return slotset.NONE
     absent = preserving.with_mates(state, missing)
-    if state.all_slots & ~absent & ~state.facts.supports_claim:
+    if _without_support(state, absent):
         return slotset.NONE
     resumes = preserving.can_resume_in_memory(state)
     begins = _joins_without(state, absent, now) if resumes else _starts_without(state, absent, now)
@@ -73,34 +74,34 @@ def absent_slots(state: CoordinatorState, now: float) -> slotset.Slots:
 
 
 def _joins_without(state: CoordinatorState, absent: slotset.Slots, now: float) -> bool:
-    """Whether ranks that are lost join those that train, although these slots are missing. Slots that the
-    last world had are awaited for a while."""
+    """Whether those that train begin a world without these slots: ranks that are lost and are not theirs join
+    it. Slots that the last world had are awaited for a while."""
     world = state.world
     assert world is not None
     is_awaited = absent & ~world.absent and now < state.phase_since + GATHER_SECONDS
-    return not (is_awaited or absent & world.preserved) and bool(_ranks_to_start(state, absent))
+    return not (is_awaited or absent & world.preserved)
 
 
 def _starts_without(state: CoordinatorState, absent: slotset.Slots, now: float) -> bool:
     """Whether all begin without these slots, as spec.elastic says. Not without the leading rank. Slots that
     the last world had are awaited for a while, too."""
     elastic, world = state.config.elastic, state.world
-    if elastic is None or not _are_enough(state, absent) or state.launcher.startswith("PerPod"):
+    if elastic is None or not _are_enough(state, absent, elastic) or state.launcher.startswith("PerPod"):
         return False
     is_awaited = absent & ~(world.absent if world else slotset.NONE)
     since = state.enough_since
     return not is_awaited or (since is not None and now >= since + elastic.wait_seconds)
 
 
-def _are_enough(state: CoordinatorState, absent: slotset.Slots) -> bool:
-    elastic, here = state.config.elastic, state.all_slots & ~absent
-    is_possible = elastic is not None and slotset.has(here, state.config.lead_slot)
-    return is_possible and elastic is not None and here.bit_count() >= elastic.min_workers
+def _are_enough(state: CoordinatorState, absent: slotset.Slots, elastic: Elastic) -> bool:
+    here = state.all_slots & ~absent
+    return slotset.has(here, state.config.lead_slot) and here.bit_count() >= elastic.min_workers
 
 
 def note_enough(state: CoordinatorState, now: float) -> CoordinatorState:
     """The state with `enough_since`. Only in FORMING."""
-    if not _are_enough(state, preserving.with_mates(state, missing_slots(state))):
+    elastic, missing = state.config.elastic, missing_slots(state)
+    if elastic is None or not _are_enough(state, preserving.with_mates(state, missing), elastic):
         return replace(state, enough_since=None)
     return replace(state, enough_since=now if state.enough_since is None else state.enough_since)
 
@@ -117,13 +118,21 @@ def _ranks_to_start(state: CoordinatorState, absent: slotset.Slots) -> tuple[int
 
 def can_grow(state: CoordinatorState, now: float) -> bool:
     """Whether slots that the running world does not have are ready, and the next world is due that starts
-    their ranks. Not before all ranks that this one starts have joined."""
+    their ranks. Not before all ranks that this one starts have joined, nor while one could not live on."""
     world = state.world
-    if world is None or not world.absent or is_any_rank_joining(state):
+    if world is None or not world.absent or world.terminating_since is not None:
+        return False
+    if state.member_slots & ~state.facts.whole_regroups:  # a rank that joins has made no step
         return False
     still = preserving.with_mates(state, world.absent & ~_ready_slots(state))
     is_due = not still or now >= world.since + GATHER_SECONDS
-    return is_due and bool(world.absent & ~still)
+    can_begin = now >= state.failure_history.not_before and not (still and _without_support(state, still))
+    return is_due and can_begin and bool(world.absent & ~still)
+
+
+def _without_support(state: CoordinatorState, absent: slotset.Slots) -> slotset.Slots:
+    """Other slots whose agents are of an earlier release, which knows no absent slots."""
+    return state.all_slots & ~absent & ~state.facts.supports_claim
 
 
 def absence_notice(state: CoordinatorState, now: float) -> Problem | None:
@@ -247,10 +256,12 @@ def unfenced_slots(state: CoordinatorState) -> slotset.Slots:
 
 
 def store_slot(state: CoordinatorState) -> int:
-    """The slot whose pod holds the store of the next world: the lowest, or if that is missing while others
-    train, under sync Exact, the lowest of these."""
+    """The slot whose pod holds the store of the next world: the lowest, or if that is missing, or may be
+    absent, while others train, under sync Exact, the lowest of these."""
     preserved = state.world.preserved if state.world and not state.config.servers else slotset.NONE
-    here = slotindex.present_slots(state) & ~slotindex.terminating_slots(state)
+    here = slotindex.present_slots(state) & ~slotindex.terminating_slots(state) & ~state.facts.has_problem
+    if state.phase is WorldPhase.FORMING:
+        here &= preserved | ~preserving.with_mates(state, missing_slots(state))
     is_missing = preserved & here and not slotset.has(here, STORE_SLOT)
     return slotset.first(preserved & here) if is_missing else STORE_SLOT
 
@@ -268,14 +279,13 @@ def lost_store_evidence(state: CoordinatorState) -> tuple[Evidence, ...]:
     made no step: they cannot join these without it. Empty: nothing of that kind is known. Where all ranks
     start together, the agent that held the store ends its own."""
     world = state.world
-    if world is None or not is_any_rank_joining(state):
+    world_id, slots = (world.plan.world_id, world.store_slots) if world else (None, slotset.NONE)
+    agents = (agent_of_slot(state, slot) for slot in slotset.each(slots))
+    lost = [agent.report.slot for agent in agents if agent and agent.report.lost_store == world_id]
+    if not lost or not is_any_rank_joining(state):
         return ()
-    plan = world.plan
-    holders = (member.slot for member in plan.members if member.address == plan.store_host)
-    agents = (agent_of_slot(state, slot) for slot in holders)
-    lost = [agent.report.slot for agent in agents if agent and agent.report.lost_store == plan.world_id]
     text = (
-        f"the TCPStore of world {plan.world_id} has ended before all its ranks had joined the others; "
+        f"the TCPStore of world {world_id} has ended before all its ranks had joined the others; "
         "the log of the pod in slot {} says why it ended"
     )
     return tuple(Evidence(SIGNAL, Cause.SIGNAL, slot, text.format(slot)) for slot in lost)
@@ -316,7 +326,13 @@ def start_next_world(state: CoordinatorState, at: Moment) -> CoordinatorState:
         restarts=state.restarts + 1,
         grant=state.grant if slotset.has(preserved, state.config.lead_slot) else None,
     )
-    state = slotindex.enter_world(state, FormedWorld(plan, at.now, confirmed=preserved), at.now)
+    world = FormedWorld(plan, at.now, confirmed=preserved)
+    if previous and resumes_in_memory:
+        lives_on = previous.deputy and slotset.has(preserved, previous.deputy.slot)
+        deputy = previous.deputy if lives_on and slotset.has(absent, state.config.lead_slot) else None
+        trains = previous.trains and state.fault is None  # nothing was wrong: others join
+        world = replace(world, deputy=deputy, trains=trains)
+    state = slotindex.enter_world(state, world, at.now)
     if previous and resumes_in_memory:
         state = incidents.count_lost_steps(state, previous.step)
     return enter_phase(incidents.record_stage(state, "planned", at), WorldPhase.RUNNING, at)

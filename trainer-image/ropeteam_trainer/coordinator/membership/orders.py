@@ -71,6 +71,7 @@ class Replies:
         self._silent = not lease.is_valid(state, now)
         self._state, self._lineage = state, commits.retained_checkpoints(state)
         self._by_case: dict[_Case, Orders] = {}
+        self._store_slot = store_slot(state)
         self._shown = (STORE_SLOT, state.config.lead_slot, *range(state.config.workers, state.config.slots))
         """Members that every agent needs besides its own: the first, the leading one, parameter servers."""
 
@@ -113,7 +114,7 @@ class Replies:
         case = _Case(
             member,
             lives,
-            hosts=_is_store_host(state, slot, agent),
+            hosts=slot == self._store_slot and _holds_store(state, agent),
             is_grantee=_is_grantee(state, agent),
             is_deputy=bool(lives and world and world.deputy and slot == world.deputy.slot),
             leave=_may_leave(state, agent, lives),
@@ -167,11 +168,11 @@ def orders_for_slot(state: CoordinatorState, slot: int, now: float) -> Orders | 
     return found.orders_with_plan if found else None
 
 
-def _is_store_host(state: CoordinatorState, slot: int, agent: Agent) -> bool:
-    """Whether this agent is to hold the store of the next world. Already while the old world is being
-    stopped, to save time; not for a drain, after which no world follows."""
+def _holds_store(state: CoordinatorState, agent: Agent) -> bool:
+    """Whether the agent of its slot is to hold the store of the next world. Already while the old world is
+    being stopped, to save time; not for a drain, after which no world follows."""
     soon = state.phase in (WorldPhase.STOPPING, WorldPhase.FORMING) and not state.drain_requested
-    return soon and slot == store_slot(state) and not agent.report.terminating
+    return soon and not agent.report.terminating
 
 
 def _is_grantee(state: CoordinatorState, agent: Agent) -> bool:

@@ -179,16 +179,10 @@ def ranks_to_start(state: CoordinatorState) -> tuple[int, ...]:
 
 
 def with_mates(state: CoordinatorState, slots: Slots) -> Slots:
-    """The slots, and all that share a replica with one of them: all slots, if replicas are spread
-    unevenly."""
-    size, processes = state.config.replica_ranks, state.config.processes
-    if not slots or processes % size == 0:
-        return slots
-    if size % processes:
-        return state.all_slots
-    of_replica = size // processes
-    first = {slot // of_replica * of_replica for slot in slotset.each(slots)}
-    return slotset.of(slot for each in first for slot in range(each, each + of_replica))
+    """The slots, and all that share a replica with one of them."""
+    config = state.config
+    mates = (config.mates_of(slot, config.replica_ranks) for slot in slotset.each(slots))
+    return slots if config.replica_ranks == 1 else slotset.of({slot for each in mates for slot in each})
 
 
 def can_resume_in_memory(state: CoordinatorState) -> bool:

@@ -43,7 +43,7 @@ def job_report(state: CoordinatorState, now: float) -> JobReport:
         replace_all=state.failure_history.replace_all_of is not None and not _is_over(state),
         failure=state.failure if state.phase is WorldPhase.FAILED else None,
         stalled=None if _is_over(state) else unstartable.stalled_problem(state),
-        notice=forming.absence_notice(state, now) or groups.notice(state, now),
+        notice=groups.notice(state, now) or forming.absence_notice(state, now),
         process_groups=groups.shown_groups(state),
         newer_term=state.newer_term,
         observed_generation=state.desired.generation if state.desired else 0,

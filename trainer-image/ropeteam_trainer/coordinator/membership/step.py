@@ -291,12 +291,11 @@ def _decide_running(state: CoordinatorState, at: Moment) -> Decided:
     )
     if all_evidence or state.failure:
         return Decided(_end_faulty_world(state, all_evidence, at))
-    state = commits.grant_next_commit(state)
+    state = commits.appoint_deputy(commits.grant_next_commit(state), at)
     if drains.is_due(state, at):
         return Decided(drains.begin_drain(state, at))
     if forming.can_grow(state, at.now):
         return Decided(preserving.stop_world(state, at))
-    state = commits.appoint_deputy(state, at)
     return Decided(state, drains.gathering_text(state) or stage.stage_text(state))
 
 

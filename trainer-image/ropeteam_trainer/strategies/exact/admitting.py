@@ -53,6 +53,11 @@ class Admitting:
         self._admission.arrival = arrival
         self._exchange.look_again()
 
+    def nobody_comes(self) -> None:
+        """No new replica of an earlier world comes any more. Not in the training's thread."""
+        self._admission.arrival = None
+        self._exchange.look_again()
+
     def admit(self, arrival: Arrival, done: int, state: State) -> bool:
         """Admit new replicas after so many exchanges, or have them follow first. The lowest of the others
         sends them the state. Returns whether they are admitted."""

@@ -71,7 +71,7 @@ class Reception:
         until the new ones are connected."""
         line, world = self._link.newest, self._newest_world(self._link.newest)
         started = world.started if world.world_id != self._connected else ()
-        return self._mates.replicas_of({*line.lost, *started})
+        return self._mates.replicas_of({*line.lost, *started, *world.absent})
 
     def _newest_world(self, line: ToRank) -> LiveWorld:
         return line.live_world or self._first
@@ -81,6 +81,10 @@ class Reception:
             lambda line: self._newest_world(line).world_id != self._world, None
         ):
             world = self._newest_world(line)
+            if not world.started:
+                self._world = self._connected = world.world_id
+                self._admitting.nobody_comes()
+                continue
             try:
                 connections = self._connections(world)
             except (OSError, dist.DistError, RuntimeError) as error:

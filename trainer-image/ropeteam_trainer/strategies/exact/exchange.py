@@ -63,7 +63,7 @@ class Exchange:
     ) -> None:
         """seconds: time limit of waits."""
         self._replica, self._leaves, self._shapes, self.seconds = replica, leaves, shapes, seconds
-        self._first_members = frozenset(range(replicas))
+        self._replicas = self._first_members = frozenset(range(replicas))
         self._links: Links | None = None
         self._world = 0
         """Number of the present members."""
@@ -303,7 +303,7 @@ class Exchange:
 
     def failed(self, error: Exception) -> None:
         """As Receiver.failed()."""
-        self._end_waits(dict.fromkeys(self._first_members, error))
+        self._end_waits(dict.fromkeys(self._replicas, error))
 
     def _sums_of(self, world: int, members: Iterable[int], links: Links) -> WorldSums:
         return WorldSums(world, self._replica, members, self._leaves, self._shapes, links)

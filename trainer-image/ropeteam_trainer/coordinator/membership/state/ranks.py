@@ -101,10 +101,11 @@ def is_any_rank_joining(state: CoordinatorState) -> bool:
     """Whether some rank that the current world starts beside others has neither made a step nor exited, or is
     not known to be started. Only for a state with a world."""
     assert state.world is not None
-    started = state.world.plan.started
-    return bool(started) and any(
+    started = {*state.world.plan.started}
+    slots = slotset.of({rank // state.config.processes for rank in started})
+    return any(
         rank in started and _is_joining(report)
-        for each in ranks_of_members(state, state.all_slots)
+        for each in ranks_of_members(state, slots)
         for rank, report in zip(each.ranks, each.reports, strict=True)
     )
 

@@ -157,7 +157,10 @@ def differing_slots(before: Facts[Slots], after: Facts[Slots]) -> Slots:
 
 def enter_world(state: CoordinatorState, world: FormedWorld, now: float) -> CoordinatorState:
     """The state with another world, no saved shards, and the facts of all slots."""
-    world = replace(world, absent=slotset.of(each.slot for each in world.plan.members if each.is_absent))
+    plan = world.plan
+    absent = slotset.of(each.slot for each in plan.members if each.is_absent)
+    stores = slotset.of(each.slot for each in plan.members if each.address == plan.store_host)
+    world = replace(world, absent=absent, store_slots=stores)
     return refresh_facts(None, replace(state, world=world, saved={}), state.all_slots, now)
 
 

@@ -84,6 +84,8 @@ class FormedWorld:
     """None: the agent of the leading rank commits, if any does."""
     absent: Slots = slotset.NONE
     """Under sync Exact, slots that it does not have, as its plan says."""
+    store_slots: Slots = slotset.NONE
+    """Slots whose pods have the address of its store."""
 
     def has_ranks_of(self, report: AgentReport) -> bool:
         """Whether the ranks of the reporting agent are those of this world: it reports this plan, or, for
