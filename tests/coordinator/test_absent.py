@@ -333,3 +333,25 @@ def test_ranks_of_an_earlier_world_end_before_others_join():
     seen.reports(2, stopped=True, ranks=())
     seen.applies_orders()
     assert (seen.phase, plan_of(seen).started) == ("Running", (4, 5))
+
+
+def test_others_join_once_the_last_ranks_of_an_earlier_world_have_ended():
+    """Slot 2 was only cut off, and its ranks live still when slot 3 is there."""
+    seen = missing(2, 3, seen=four())
+    seen.later(GATHER_SECONDS)
+    seen.applies_orders()
+    assert (seen.phase, plan_of(seen).absent) == ("Running", (4, 5, 6, 7))
+    seen.silent.discard(2)
+    seen.reports(2)
+    seen.replaces(3)
+    able(seen, 3)
+    seen.later(GATHER_SECONDS)
+    assert seen.phase == "Stopping"
+    assert seen.report.why.startswith(
+        "ending the ranks of world 1.0.2, because others join its ranks; the ranks"
+    )
+    seen.applies_orders()
+    seen.reports(2, stopped=True, ranks=())
+    seen.later(1)
+    seen.applies_orders()
+    assert (seen.phase, plan_of(seen).absent) == ("Running", ())
