@@ -54,9 +54,11 @@ def released_at(view: View, status: JobStatus) -> datetime:
 def _can_begin(view: View, scheduled: set[int]) -> bool:
     """Whether spec.elastic lets the job begin with these workers: enough of whole replicas, of which one has
     rank 0."""
+    if view.spec.elastic is None:
+        return False
     config = coordinator_config(view.seen, view.spec)
     whole = {slot for slot in scheduled if scheduled >= {*config.mates_of(slot, config.replica_ranks)}}
-    return config.elastic is not None and 0 in whole and len(whole) >= config.elastic.min_workers
+    return 0 in whole and len(whole) >= view.spec.elastic.min_workers
 
 
 def _is_partly_scheduled(view: View, status: JobStatus) -> bool:
