@@ -49,6 +49,16 @@ def dies(seen: Timeline, *ranks: int, how: ProcessExit = SIGKILL, dying: bool = 
         seen.reports(rank // 2, ranks=exited, stopped=all(each.exit for each in exited))
 
 
+def loses_pods(seen: Timeline, *slots: int) -> Timeline:
+    """The pods of these slots are lost at step 12, and the others continue."""
+    trains(seen, 12)
+    for slot in slots:
+        seen.falls_silent(slot)
+    seen.later(6)
+    assert seen.phase == "Forming"
+    return seen
+
+
 def changes(seen: Timeline, rank: int, **fields: Any) -> None:
     """The next report on this rank differs in these fields."""
     ranks = seen.agents[rank // 2].ranks

@@ -9,6 +9,7 @@ from tests.coordinator.replicas import (
     changes,
     dies,
     film,
+    loses_pods,
     plan_of,
     reaches,
     saves_for_all,
@@ -27,13 +28,7 @@ from ropeteam_trainer.coordinator.membership.state import slotset
 
 def missing(*slots: int, seen: Timeline | None = None) -> Timeline:
     """The pods of these slots are lost at step 12."""
-    seen = able(seen or film())
-    trains(seen, 12)
-    for slot in slots:
-        seen.falls_silent(slot)
-    seen.later(6)
-    assert seen.phase == "Forming"
-    return seen
+    return loses_pods(able(seen or film()), *slots)
 
 
 def comes(seen: Timeline, slot: int, incarnation: int = 2) -> None:
@@ -51,6 +46,17 @@ def without_slot_2() -> Timeline:
     seen.applies_orders()
     assert (seen.phase, plan_of(seen).absent) == ("Running", (4, 5))
     return seen
+
+
+def reboots_without(seen: Timeline, absent: int) -> None:
+    """The coordinator is restarted, and this slot has no pod."""
+    seen.reboots()
+    seen.silent.discard(absent)
+    del seen.agents[absent]
+    seen.desires_slot(absent, incarnation=2, pod_uid="")
+    for slot in sorted(seen.agents):
+        seen.reports(slot)
+    seen.later(6)
 
 
 def join(seen: Timeline, step: int = 14) -> None:
@@ -231,13 +237,7 @@ def test_none_joins_before_the_end_of_a_backoff():
 def test_a_coordinator_that_was_restarted_adopts_it():
     seen = without_slot_2()
     join(seen)
-    seen.reboots()
-    seen.silent.discard(2)
-    del seen.agents[2]
-    seen.desires_slot(2, incarnation=2, pod_uid="")
-    for slot in (0, 1):
-        seen.reports(slot)
-    seen.later(6)
+    reboots_without(seen, 2)
     assert (seen.phase, seen.world_id, seen.report.world_size) == ("Running", WorldId(1, 0, 2), 4)
     comes(seen, 2)
     assert (plan_of(seen).started, plan_of(seen).absent) == ((4, 5), ())

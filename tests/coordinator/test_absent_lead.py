@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.coordinator.replicas import dies, plan_of, saves_for_all, trains
-from tests.coordinator.test_absent import comes, join, missing
+from tests.coordinator.test_absent import comes, join, missing, reboots_without
 from tests.coordinator.test_deputies import able, claims, granted
 from tests.coordinator.timeline import Timeline
 
@@ -87,13 +87,7 @@ def test_a_restarted_coordinator_appoints_another_deputy():
     seen.later(GATHER_SECONDS)
     seen.applies_orders()
     join(seen)
-    seen.reboots()
-    seen.silent.discard(0)
-    del seen.agents[0]
-    seen.desires_slot(0, incarnation=2, pod_uid="")
-    for slot in (1, 2):
-        seen.reports(slot)
-    seen.later(6)
+    reboots_without(seen, 0)
     assert (seen.phase, seen.world_id) == ("Running", WorldId(1, 0, 3))
     orders = seen.sent_orders(1)
     assert (orders.claim, orders.saves_as) == (WorldId(1, 1, 1), WorldId(1, 1, 1))

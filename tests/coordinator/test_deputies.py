@@ -12,12 +12,12 @@ from tests.coordinator.replicas import (
     film,
     joined,
     lineage,
+    loses_pods,
     plan_of,
     reaches,
     restores,
     saves,
     saves_for_all,
-    trains,
     without_plan,
 )
 from tests.coordinator.timeline import Timeline
@@ -39,13 +39,7 @@ def able(seen: Timeline, *slots: int) -> Timeline:
 
 def deputized(*slots: int, silent: tuple[int, ...] = (0,)) -> Timeline:
     """The pod of rank 0 is lost at step 12, and others with it; agents of `slots` are of this release."""
-    seen = able(film(), *slots)
-    trains(seen, 12)
-    for slot in silent:
-        seen.falls_silent(slot)
-    seen.later(6)
-    assert seen.phase == "Forming"
-    return seen
+    return loses_pods(able(film(), *slots), *silent)
 
 
 def claims(seen: Timeline) -> dict[int, WorldId]:
