@@ -138,6 +138,7 @@ def test_a_job_of_four_pods_becomes_two_three_one_and_four(cluster: Cluster, nam
         wait_until("the end of its incident", partial(has_recovered, cluster, name, 2))
         job.trains_with(1, 2, 3)
         job.lose(1, 2)
+        job.trains_with(3)
         job.let_come(0, 1, 2)
         job.trains_with(0, 1, 2, 3)
         job.check(incidents=3)
