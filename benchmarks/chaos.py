@@ -35,18 +35,9 @@ from lab.local.cluster import Cluster
 from lab.waiting import wait_until
 
 from benchmarks import results
+from benchmarks.contenders import EXACT, RANKS, Running, ropeteam, torchrun
 from benchmarks.killlogs import Compared, RankLog, compared, median_step
-from benchmarks.recovery import (
-    EXACT,
-    PATIENCE,
-    RANKS,
-    WARM_UP,
-    _Running,
-    has_ended,
-    have_stepped,
-    ropeteam,
-    torchrun,
-)
+from benchmarks.recovery import PATIENCE, WARM_UP, has_ended, have_stepped
 from benchmarks.results import Row, Samples, print_rows, write
 
 GOAL = 0.97
@@ -79,7 +70,7 @@ class Run:
 
 @dataclass
 class Contender:
-    start: Callable[[Path, int], _Running]
+    start: Callable[[Path, int], Running]
     """Starts its job, with a folder for the logs and the number of steps."""
     seconds: float
     ends: bool

@@ -39,9 +39,10 @@ from lab.waiting import wait_until
 
 from benchmarks import results
 from benchmarks.chaos import progress
+from benchmarks.contenders import EXACT, started
 from benchmarks.gang_restart import sweep
 from benchmarks.killlogs import RankLog
-from benchmarks.recovery import EXACT, PATIENCE, WARM_UP, _started, have_stepped
+from benchmarks.recovery import PATIENCE, WARM_UP, have_stepped
 from benchmarks.results import Row, Samples, print_rows, write
 
 SCRIPT = str(Path(__file__).parent / "train_half.py")
@@ -215,7 +216,7 @@ def torchrun(folder: Path, plan: Plan, ranks: int, interval: int) -> subprocess.
     program = str(Path(sys.executable).with_name("torchrun"))
     options = ["--standalone", f"--nproc-per-node={ranks}", "--max-restarts=0", "--monitor-interval=0.01"]
     script = [SCRIPT, str(folder), str(plan.steps), str(LEAVES), str(PAUSE), str(interval)]
-    return _started([program, *options, *script], {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
+    return started([program, *options, *script], {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
 
 
 def end(running: subprocess.Popen[bytes], folder: Path) -> None:

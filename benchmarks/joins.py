@@ -29,8 +29,9 @@ from pathlib import Path
 from lab.local.cluster import Cluster
 
 from benchmarks import results
+from benchmarks.contenders import Contender, ropeteam
 from benchmarks.killlogs import RankLog, compared
-from benchmarks.recovery import Contender, count, ropeteam, run_job
+from benchmarks.recovery import count, run_job
 from benchmarks.results import Row, print_rows, row, write
 
 WAYS = ("Pause", "Follow")

@@ -34,8 +34,9 @@ from lab.processes import arguments_of, name_of
 from lab.waiting import wait_until
 
 from benchmarks import results
+from benchmarks.contenders import RANKS, ropeteam
 from benchmarks.killlogs import RankLog
-from benchmarks.recovery import PATIENCE, RANKS, WARM_UP, have_stepped, kill_once, ropeteam
+from benchmarks.recovery import PATIENCE, WARM_UP, have_stepped, kill_once
 from benchmarks.resources import Usage, least, parent_of, session_of, slope, usage
 from benchmarks.results import Row, Samples, print_rows, write
 

@@ -1,5 +1,5 @@
 """How long is training away when one of three ranks is killed? Recovery in the step (sync Exact) beside
-restart by fork, torchrun and, if it is installed, torchft; interleaved in one run.
+restart by fork, torchrun and, if they are installed, torchft and Ray Train; interleaved in one run.
 
     python -m benchmarks.recovery [--rounds 20] [--kills 15] [--peer-kills 1] [--out FOLDER]
 
@@ -15,174 +15,38 @@ each rank in turn; the next kill follows some steps after the recovery. Of each 
 A kill after which these are not seen within 60 s counts as 60 s and ends the job. Ours run train_exact.py
 to its end: each loss and the SHA-256 of the parameters are compared with those of a run without kills.
 Limits: the peers' scripts are smaller, without a DataLoader worker, and their losses are not compared;
-replicas of torchft have no checkpoint. Ray Train is not measured. A rank that dies when a step's sums have
-been exchanged is needed in the next step only.
+replicas of torchft have no checkpoint, and each peer is measured with few kills. A rank that dies when a
+step's sums have been exchanged is needed in the next step only.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import json
 import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
-from functools import partial
-from importlib.metadata import version
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
-from typing import Any
 
 from lab.local.cluster import Cluster
-from lab.local.jobs import SCRIPTS, job
-from lab.processes import die_with_parent
 from lab.waiting import NotYet, wait_until
 
 from benchmarks import results
-from benchmarks.gang_restart import sweep
+from benchmarks.contenders import EXACT, Contender, contenders, is_installed
 from benchmarks.killlogs import Compared, Kill, RankLog, Victim, compared, median_step, outcome
 from benchmarks.results import Row, print_rows, row, write
 
-RANKS = 3
 PATIENCE = 60.0
 WARM_UP = 15
 """Steps of each rank before the first kill."""
-STEPS_A_KILL = 30
-"""More than are made between two kills."""
-EXACT = "Exact"
-TUNED_LIGHTHOUSE = {"heartbeat_timeout_ms": 500, "quorum_tick_ms": 20, "join_timeout_ms": 1000}
-LIGHTHOUSE = """
-import json, sys, threading
-from torchft.coordination import LighthouseServer
-server = LighthouseServer(bind="[::]:0", min_replicas=1, **json.loads(sys.argv[1]))
-print(server.address(), flush=True)
-threading.Event().wait()
-"""
-_Running = AbstractContextManager[None]
-
-
-@dataclass
-class Contender:
-    """`run(folder, steps)` runs its job, whose ranks log into the folder."""
-
-    run: Callable[[Path, int], _Running]
-    kills: int
-    is_ours: bool = False
-    """So its script ends, and logs losses."""
-    ranks: int = RANKS
-    undisturbed: list[RankLog] = field(default_factory=list)
-    seen: list[Kill] = field(default_factory=list)
-    compared: Compared = Compared(0, 0)
-
-
-# ---- contenders
-
-
-@contextmanager
-def ropeteam(
-    cluster: Cluster,
-    fields: dict[str, Any],
-    folder: Path,
-    steps: int,
-    pause: float = 0.05,
-    width: int = 512,
-    every_steps: int = 10,
-) -> Iterator[None]:
-    command = ["python", str(SCRIPTS / "train_exact.py"), str(folder), str(steps), str(pause), str(width)]
-    name = f"recovery-{folder.name}"
-    storage = folder / "checkpoints"
-    storage.mkdir()
-    made = job(
-        name, command, torch=True,
-        checkpoint={"volume": {"hostPath": {"path": str(storage)}}, "everySteps": every_steps},
-        recovery={"start": "Fork", "maxFailures": 1000}, **{"workers": RANKS, **fields},
-    )  # fmt: skip
-    cluster.create(made)
-    try:
-        yield
-    finally:
-        cluster.delete(name)
-        wait_until("all pods are gone", lambda: not cluster.pods(name, None))
-
-
-@contextmanager
-def torchrun(options: list[str], environment: dict[str, str], folder: Path, _: int) -> Iterator[None]:
-    program = str(Path(sys.executable).with_name("torchrun"))
-    fixed = ["--standalone", f"--nproc-per-node={RANKS}", "--max-restarts=100"]
-    command = [program, *fixed, *options, str(SCRIPTS / "train_ddp.py"), str(folder)]
-    running = _started(command, environment)
-    try:
-        yield
-    finally:
-        running.kill()
-        running.wait()
-        sweep(folder)
-
-
-@contextmanager
-def torchft(settings: dict[str, int], folder: Path, _: int) -> Iterator[None]:
-    """A lighthouse, and replicas of one rank, each started again as soon as it has ended."""
-    lighthouse = _started([sys.executable, "-c", LIGHTHOUSE, json.dumps(settings)], {}, subprocess.PIPE)
-    assert lighthouse.stdout is not None
-    address = lighthouse.stdout.readline().decode().strip()
-    command = [sys.executable, str(SCRIPTS / "train_torchft.py"), str(folder)]
-    ended = threading.Event()
-
-    def run_replica(rank: int) -> None:
-        while not ended.is_set():
-            _started(command, {"RANK": str(rank), "TORCHFT_LIGHTHOUSE": address}).wait()
-
-    threads = [threading.Thread(target=run_replica, args=(rank,)) for rank in range(RANKS)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        while any(thread.is_alive() for thread in threads):
-            sweep(folder)  # again: a replica may have been started since
-            threads[-1].join(0.1)
-        lighthouse.kill()
-        lighthouse.communicate()
-
-
-def _started(
-    command: list[str], environment: dict[str, str], output: int = subprocess.DEVNULL
-) -> subprocess.Popen[bytes]:
-    env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.Popen(
-        command, env=env, stdout=output, stderr=subprocess.DEVNULL, start_new_session=True,
-        preexec_fn=die_with_parent,
-    )  # fmt: skip
-
-
-def contenders(cluster: Cluster, kills: int, peer_kills: int) -> dict[str, Contender]:
-    exact = {"strategy": {"sync": {"type": "Exact"}, "batch": {"microBatches": 6}}}
-    unshared = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    found = {
-        EXACT: Contender(partial(ropeteam, cluster, exact), kills, is_ours=True),
-        "restart by fork": Contender(partial(ropeteam, cluster, {}), kills, is_ours=True),
-        "torchrun": Contender(partial(torchrun, [], {}), peer_kills),
-        "torchrun, tuned": Contender(partial(torchrun, ["--monitor-interval=0.01"], unshared), peer_kills),
-    }
-    if is_installed("torchft"):
-        found["torchft"] = Contender(partial(torchft, {}), peer_kills)
-        found["torchft, tuned"] = Contender(partial(torchft, TUNED_LIGHTHOUSE), peer_kills)
-    else:
-        print("torchft is not installed, so it is not measured", flush=True)
-    return found
-
-
-def is_installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
+STEPS_A_KILL = 20
+"""As a rule more than are made between two kills."""
 
 
 # ---- jobs and kills
@@ -319,9 +183,15 @@ def show(found: dict[str, Contender]) -> int:
     samples = {
         key: each for name, contender in found.items() for key, each in series(name, contender.seen).items()
     }
-    versions = {"torchft": version("torchft") if is_installed("torchft") else "not installed"}
+    versions = {name: version_of(name) for name in ("torchft", "ray")}
     write("recovery", table, samples, "seconds", **versions)
     return print_rows(table)
+
+
+def version_of(package: str) -> str:
+    """Of whatever distribution has it: torchft's are called torchft and torchft-nightly."""
+    names = packages_distributions().get(package, []) if is_installed(package) else []
+    return version(names[0]) if names else "not installed"
 
 
 def measure(found: dict[str, Contender], work: Path, rounds: int) -> None:
