@@ -177,6 +177,8 @@ class Replicas(Gang):
         self.parts = [Part(world) for _ in range(plan.replica_ranks)]
         self._collectives: dict[tuple[WorldId, int], Collectives] = {}
         self._arrived: dict[WorldId, set[Replica]] = {}
+        self._unsaved = set[WorldId]()
+        """Those in which a rank arrived that had left out a save."""
 
     @property
     def line(self) -> WorldId:
@@ -261,8 +263,13 @@ class Replicas(Gang):
         require(newcomer.weights == known, "a rank joins with the state of its step", newcomer.number)
         self._world.checks.counts["joins"] += 1
 
-    def arrives(self, rank: Replica, world_id: WorldId) -> None:
+    def arrives(self, rank: Replica, world_id: WorldId, has_left_out_save: bool) -> None:
         self._arrived.setdefault(world_id, set()).add(rank)
+        if has_left_out_save:
+            self._unsaved.add(world_id)
 
     def all_have_arrived(self, world_id: WorldId) -> bool:
         return len({rank.number for rank in self._arrived[world_id]}) == self.plan.world_size
+
+    def saves_next(self, world_id: WorldId) -> bool:
+        return world_id in self._unsaved

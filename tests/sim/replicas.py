@@ -151,7 +151,6 @@ class Replica(StepRank):
         """Of a new one."""
         self.group.joins(self)
         self._enter(self.first)
-        self._save_due = True
         self._join_group()
 
     def _enter(self, world: LiveWorld) -> None:
@@ -171,7 +170,7 @@ class Replica(StepRank):
             self._note_group(False)
             return
         self.work = "restore"
-        self.group.arrives(self, self._joined.world_id)
+        self.group.arrives(self, self._joined.world_id, self._save_due)
         self.wait("group", self._await_group, self._note_group)
 
     def _await_group(self) -> bool | None:
@@ -190,5 +189,5 @@ class Replica(StepRank):
             self.fail()
             return
         self.formed(is_formed, self._joined)
-        self._save_due = True
+        self._save_due = not is_formed or self.group.saves_next(self._joined.world_id)
         self._proceed()

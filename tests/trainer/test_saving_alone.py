@@ -13,12 +13,12 @@ from ropeteam_trainer.contract.world import WorldId
 STEP = "ropeteam_trainer.strategies.exact.step:ExactStep"
 
 
-@pytest.mark.parametrize(("every_steps", "lost"), [(1, 1), (1000, 0)])
+@pytest.mark.parametrize("lost", [1, 0])
 def test_a_checkpoint_after_a_join_is_that_of_all_ranks(
-    every_steps: int, lost: int, tmp_path: Path, undisturbed: list[Step]
+    lost: int, tmp_path: Path, undisturbed: list[Step]
 ) -> None:
-    """every_steps 1: one is due in the step after which the new rank joins, and is saved after the next."""
-    with RecoveringJob(tmp_path, 3, every_steps=every_steps) as job:
+    """One is due in the step after which the new rank joins, and is saved after the next."""
+    with RecoveringJob(tmp_path, 3, every_steps=1) as job:
         job.start()
         job.make_steps(2)
         job.lose(lost)
@@ -39,6 +39,16 @@ def test_a_checkpoint_after_a_join_is_that_of_all_ranks(
         later.permit(joined)
         steps = check(later.finish(3), undisturbed, later)
     assert steps == [[joined + 1, joined + 2, joined + 3]] * 2
+
+
+def test_after_a_join_nothing_is_saved_that_is_not_due(tmp_path: Path, undisturbed: list[Step]) -> None:
+    with RecoveringJob(tmp_path, 3, every_steps=1000) as job:
+        job.start()
+        job.make_steps(2)
+        job.lose(1)
+        job.recover()
+        check(job.finish(4), undisturbed, job)
+        assert [job.agent.received(rank, "shard_step") for rank in range(3)] == [[job.permitted]] * 3
 
 
 @pytest.mark.parametrize("lost", [0, 2])

@@ -125,6 +125,14 @@ class World:
         dist.broadcast(tensor, self.first, self.group)
         return int(tensor)
 
+    def is_any(self, mine: bool) -> bool:
+        """Whether one of all ranks says so, on all ranks."""
+        if self.size == 1 or self.is_apart:
+            return mine
+        tensor = torch.tensor([int(mine)])
+        dist.all_reduce(tensor, dist.ReduceOp.MAX, self.group)
+        return bool(tensor)
+
     def gather(self, value: T, names: Vocabulary = PLAIN) -> list[T]:
         """Values of all ranks, by rank, on all ranks. names: classes of ours that they may contain. Raises
         BadMessage, with the rank whose value cannot be decoded."""

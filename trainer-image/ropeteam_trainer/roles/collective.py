@@ -212,8 +212,8 @@ class CollectiveRole:
         return exact is None or (exact.presence.is_whole and not self._session.world.is_apart)
 
     def end_step(self, step: int, stops: bool = False) -> None:
-        """As RankRole.end_step(): admit new replicas, if all have chosen this step. The next one is saved, by
-        all ranks together. If all stop, those that follow stop without having joined."""
+        """As RankRole.end_step(): admit new replicas, if all have chosen this step. If all stop, those that
+        follow stop without having joined."""
         exact = self._wrapped.exact if self._wrapped else None
         arrival = exact.decisions.admission.due if exact else None
         if exact is not None and exact.follows:
@@ -230,7 +230,6 @@ class CollectiveRole:
                 return
             checkpoints.join_again(arrival.world)
             self._join_group(arrival.world)
-        self._save_due = True
 
     def _joined(self) -> Restored:
         """Join replicas that train already, with their state. Returns their position."""
@@ -259,7 +258,6 @@ class CollectiveRole:
     def _become_member(self, world: LiveWorld) -> None:
         self._join_group(world)
         self._can_regroup()
-        self._save_due = True
 
     @property
     def follows(self) -> bool:
@@ -268,17 +266,26 @@ class CollectiveRole:
         return exact is not None and exact.follows
 
     def _join_group(self, world: LiveWorld) -> None:
-        """Form the process group of this world with all ranks, unless one of them is absent or lost."""
-        link = self._session.link
+        """Form the process group of this world with all ranks, unless one of them is absent or lost. The next
+        step is saved if one of them has left out a save, or where they could not agree on that."""
+        link, ranks, is_due = self._session.link, self._session.world, self._save_due
+        self._save_due = True
         if world.absent:
             return
         assert isinstance(self._checkpoints, Checkpoints)
-        self._session.world.join_again(
+        checkpoints, agreed = self._checkpoints, list[bool]()
+
+        def prepare_saves() -> None:
+            checkpoints.form_group()
+            agreed.append(ranks.is_any(is_due))
+
+        ranks.join_again(
             world,
-            self._checkpoints.mates,
+            checkpoints.mates,
             lambda: bool(link.newest.lost) or link.newest.live_world not in (None, world),
-            self._checkpoints.form_group,
+            prepare_saves,
         )
+        self._save_due = agreed != [False]
 
     def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
         return role.clip_wrapped(self._wrapped, max_norm)
