@@ -285,7 +285,8 @@ class Agent:
             self.see(events.RunSuperseded(found.by))
             return
         self._world.checks.keeping.claims(self, plan.world_id)
-        if self.state.world and self.pod.slot != self.config.lead_slot:
+        lives_on = plan.origin or self.pod.slot != self.config.lead_slot
+        if self._world.setup.exact and self.state.world and lives_on:
             self._world.checks.continues(self._world.ranks_of(self.state.world.plan), plan)
         restore = disk.carry_out(journal.lineage(held, plan.restore))
         ancestors = disk.carry_out(journal.ancestors(restore))
