@@ -178,7 +178,7 @@ class Replicas(Gang):
         self._collectives: dict[tuple[WorldId, int], Collectives] = {}
         self._arrived: dict[WorldId, set[Replica]] = {}
         self._unsaved = set[WorldId]()
-        """Those in which a rank arrived that had left out a save."""
+        """Worlds in which a rank has arrived that had left out a save."""
 
     @property
     def line(self) -> WorldId:
@@ -263,9 +263,9 @@ class Replicas(Gang):
         require(newcomer.weights == known, "a rank joins with the state of its step", newcomer.number)
         self._world.checks.counts["joins"] += 1
 
-    def arrives(self, rank: Replica, world_id: WorldId, has_left_out_save: bool) -> None:
+    def arrives(self, rank: Replica, world_id: WorldId, leaves_out_save: bool) -> None:
         self._arrived.setdefault(world_id, set()).add(rank)
-        if has_left_out_save:
+        if leaves_out_save:
             self._unsaved.add(world_id)
 
     def all_have_arrived(self, world_id: WorldId) -> bool:

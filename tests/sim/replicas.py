@@ -170,7 +170,7 @@ class Replica(StepRank):
             self._note_group(False)
             return
         self.work = "restore"
-        self.group.arrives(self, self._joined.world_id, self._save_due)
+        self.group.arrives(self, self._joined.world_id, self.leaves_out_save)
         self.wait("group", self._await_group, self._note_group)
 
     def _await_group(self) -> bool | None:

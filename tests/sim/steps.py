@@ -69,7 +69,8 @@ class StepRank(Peer):
         if begins_alone:
             self._dealt = rules.leaves_of_members(self.members, self.replicas, LEAVES)[self.replica]
         self._dealt_once: dict[int, tuple[int, ...]] = {}
-        self._alone = 0, plan.world_id  # step and world of its last save for all
+        self._alone = 0, plan.world_id  # step and world of its last save, if it is for all
+        self._last_save, self._is_left_to_another, self._committed = 0, False, 0
         self._save_due = False
 
     @property
@@ -183,19 +184,39 @@ class StepRank(Peer):
                 self._save_due = False
                 if self.presence.is_lowest:
                     self.save_for_all()
+                else:
+                    self._last_save, self._is_left_to_another = self.step, True
         elif self._save_due and not self.writing and not admission.due:
             self._save_due = False
+            self._alone = 0, self.plan.world_id
+            self._last_save, self._is_left_to_another = self.step, False
             self.save()
 
     @property
     def _demands_save(self) -> bool:
-        """While ranks are missing, once the last save for all is committed, or the leading rank replaced."""
+        """While ranks are missing, also if the last save is not known to be committed."""
+        is_due = self._save_due or self._is_broken
+        return not self.whole and is_due and self.presence.is_lowest and self._has_committed
+
+    @property
+    def leaves_out_save(self) -> bool:
+        """As far as this rank knows, when all are here again."""
+        return self._save_due or (self._is_broken and self._has_committed and not self._is_left_to_another)
+
+    @property
+    def _is_broken(self) -> bool:
+        self._committed = max(self._committed, self.orders.committed_step or 0)
+        return self._last_save > self._committed
+
+    @property
+    def _has_committed(self) -> bool:
+        """Whether its last save for all is committed, or the leading rank replaced."""
         step, world_id = self._alone
-        committed = step <= (self.orders.committed_step or 0) or world_id != self.saves_as
-        return not self.whole and self._save_due and self.presence.is_lowest and committed
+        return step <= max(self._committed, self.orders.committed_step or 0) or world_id != self.saves_as
 
     def save_for_all(self, then: Callable[[], None] = lambda: None) -> None:
         self._alone = self.step, self.saves_as
+        self._last_save, self._is_left_to_another = self.step, False
         self.save(then, whole=True)
 
     def _proceed(self) -> None:

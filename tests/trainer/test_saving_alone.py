@@ -17,7 +17,7 @@ STEP = "ropeteam_trainer.strategies.exact.step:ExactStep"
 def test_a_checkpoint_after_a_join_is_that_of_all_ranks(
     lost: int, tmp_path: Path, undisturbed: list[Step]
 ) -> None:
-    """One is due in the step after which the new rank joins, and is saved after the next."""
+    """One is due in each step."""
     with RecoveringJob(tmp_path, 3, every_steps=1) as job:
         job.start()
         job.make_steps(2)
@@ -49,6 +49,44 @@ def test_after_a_join_nothing_is_saved_that_is_not_due(tmp_path: Path, undisturb
         job.recover()
         check(job.finish(4), undisturbed, job)
         assert [job.agent.received(rank, "shard_step") for rank in range(3)] == [[job.permitted]] * 3
+
+
+def join_in_the_next_step(job: RecoveringJob, rank: int) -> None:
+    """Replace the lost rank, and make a step once the new one is connected to the others."""
+    job.replace()
+    job.agent.wait(lambda: job.agent.heartbeat(rank).phase == "restore")
+    job.permit(job.permitted + 1)
+    job.agent.wait(lambda: job.can_continue(rank))
+
+
+def test_a_save_that_is_left_out_for_a_lost_rank_is_made_by_all_once_its_successor_has_joined(
+    tmp_path: Path, undisturbed: list[Step]
+) -> None:
+    """Step 3 is due, and the first without the lost rank. The new one does not know."""
+    with RecoveringJob(tmp_path, 3, every_steps=3) as job:
+        job.start()
+        job.make_steps(2)
+        job.lose(1)
+        join_in_the_next_step(job, 1)
+        check(job.finish(2), undisturbed, job)
+        assert job.permitted == 5
+        assert [job.agent.received(rank, "shard_step") for rank in range(3)] == [[4, 5]] * 3
+
+
+def test_a_save_for_all_that_nobody_commits_any_more_is_made_again(
+    tmp_path: Path, undisturbed: list[Step]
+) -> None:
+    """The name of the save is that of a world before the one that has started the leading rank again."""
+    with RecoveringJob(tmp_path, 3, every_steps=4) as job:
+        job.start()
+        job.make_steps(2)
+        job.lose(0)
+        job.make_steps(3)
+        job.agent.wait(lambda: job.agent.received(1, "shard_step") == [5])
+        join_in_the_next_step(job, 0)
+        check(job.finish(2), undisturbed, job)
+        saved = zip(job.agent.received(1, "shard_step"), job.agent.received(1, "shard_world"), strict=True)
+        assert [(step, str(world)) for step, world in saved] == [(5, "1.0.1"), (6, "1.0.2"), (8, "1.0.2")]
 
 
 @pytest.mark.parametrize("lost", [0, 2])

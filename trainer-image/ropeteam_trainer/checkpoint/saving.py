@@ -86,9 +86,10 @@ class Checkpoints:
         """Step of the checkpoint that was restored, or saved since."""
         self._shard: tuple[ShardFile, ...] = ()
         """Files of this rank's last save. (): they are not written yet, or could not be."""
-        self._alone, self._left_to_another, self._committed = (-1, self._world_id), -1, -1
-        """Step and world of the last save of this rank for all; step of the last one that another was to make
-        for all; newest step that is committed."""
+        self._alone, self._committed = (-1, self._world_id), -1
+        """Step and world of the last save, if it is of this rank for all; newest step that is committed."""
+        self.last, self._is_left_to_another = -1, False
+        """Step of the last save; whether another rank was to make it for all. -1: there was none."""
         self._lineage: list[CheckpointRef] = []
         """Without an agent: the checkpoints that rank 0 has committed or restored, newest first."""
         self._reports, self._unreported = True, FromRank()
@@ -115,9 +116,16 @@ class Checkpoints:
 
     @property
     def is_broken(self) -> bool:
-        """Whether the last save may not have been completed: it needs a rank that is lost, or another rank
-        saved for all, and that is not committed."""
-        return self._writer.is_broken or self._left_to_another > self._newest_committed
+        """Whether the last save is not known to be committed: a lost rank may have broken it. False for one
+        of this rank for all that could not be written: the next is tried when it is due."""
+        could_not_write = self._alone[0] == self.last and self._writer.has_failed
+        return self.last > self._newest_committed and not could_not_write
+
+    @property
+    def is_to_be_repeated(self) -> bool:
+        """Whether all are to save again once no rank is lost any more, as far as this one knows: the last
+        save is broken, and none for all is on its way."""
+        return self.is_broken and self.has_committed and not self._is_left_to_another
 
     @property
     def has_committed(self) -> bool:
@@ -167,7 +175,7 @@ class Checkpoints:
         if step == self.newest:
             return
         self._note_save(step)
-        self._reports = report
+        self._reports, self._alone = report, (-1, self._world_id)
         leads = self.mates.part == 0 if alone else self._world.rank == 0
         state = self._objects.state(with_others=leads)
         own = {name: obj.state_dict() for name, obj in self._own.items()}
@@ -183,12 +191,13 @@ class Checkpoints:
         """Leave the save of this step to the rank that saves for all."""
         if step != self.newest:
             self._note_save(step)
-            self._left_to_another = step
+            self._is_left_to_another = True
             self._writer.leave_to_another()
 
     def _note_save(self, step: int) -> None:
         self._cadence.note_saved()
         self.newest, self._unreported, self._shard = step, FromRank(), ()
+        self.last, self._is_left_to_another = step, False
 
     def _begin_alone(self, step: int) -> Alone:
         name = self._newest_name
@@ -294,13 +303,16 @@ class Checkpoints:
         self, step: int, data: dict[str, int] | None, more: Mapping[str, int], copied: bool
     ) -> list[torch.Tensor]:
         """State of this step for another rank, as handover.captured()."""
+        more = {**more, "saved": self.last}
         return handover.captured(self._objects, step, data, self.newest, more, copied)
 
     def adopt(self, receive: handover.Receive) -> handover.HandedOver:
         """Load the state that another rank has captured."""
         found = handover.load(self._objects, receive)
         rng.reseed(found.step, self._world.rank)
-        self.newest = found.newest
+        self._cadence.note_saved()  # the others know better when the next one is due
+        self.newest, self.last = found.newest, found.more["saved"]
+        self._is_left_to_another = True
         return found
 
     def join_again(self, world: LiveWorld) -> None:

@@ -145,12 +145,6 @@ class ShardWriter:
             self._save.thread.join(_POLL_SECONDS)
 
     @property
-    def is_broken(self) -> bool:
-        """Whether a rank is lost that the last save needs, and which may not have ended it."""
-        save = self._save
-        return save is not None and not save.is_alone and not save.is_written and self._is_over()
-
-    @property
     def has_failed(self) -> bool:
         """Whether the last save has ended, and was not written."""
         save = self._save

@@ -121,15 +121,15 @@ class World:
         """Rank 0's `number`, on all ranks."""
         if self.size == 1 or self.is_apart:
             return number
-        tensor = torch.tensor([number])
+        tensor = torch.tensor([number], device="cpu")
         dist.broadcast(tensor, self.first, self.group)
         return int(tensor)
 
-    def is_any(self, mine: bool) -> bool:
-        """Whether one of all ranks says so, on all ranks."""
+    def any_rank(self, mine: bool) -> bool:
+        """Whether `mine` is true on any rank."""
         if self.size == 1 or self.is_apart:
             return mine
-        tensor = torch.tensor([int(mine)])
+        tensor = torch.tensor([int(mine)], device="cpu")
         dist.all_reduce(tensor, dist.ReduceOp.MAX, self.group)
         return bool(tensor)
 

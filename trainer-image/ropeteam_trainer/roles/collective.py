@@ -45,7 +45,8 @@ class CollectiveRole:
         self._are_checked = False
         """Whether arguments of model() were looked at."""
         self._save_due = False
-        """Whether a checkpoint is due, but waits until all ranks have the same weights (local SGD)."""
+        """Whether a checkpoint is due, but waits until all ranks have the same weights (local SGD), or can
+        save: while some are lost, or until all know what they have left out."""
 
     def wrap(
         self,
@@ -256,6 +257,7 @@ class CollectiveRole:
                 self._become_member(worlds.first)
 
     def _become_member(self, world: LiveWorld) -> None:
+        self._save_due = False  # the others know better
         self._join_group(world)
         self._can_regroup()
 
@@ -267,24 +269,24 @@ class CollectiveRole:
 
     def _join_group(self, world: LiveWorld) -> None:
         """Form the process group of this world with all ranks, unless one of them is absent or lost. The next
-        step is saved if one of them has left out a save, or where they could not agree on that."""
-        link, ranks, is_due = self._session.link, self._session.world, self._save_due
-        self._save_due = True
+        step is saved if one of them has left out a save or knows that one is broken, or where they could not
+        agree on that."""
+        link, ranks, checkpoints = self._session.link, self._session.world, self._checkpoints
+        assert isinstance(checkpoints, Checkpoints)
+        is_due, self._save_due = self._save_due or checkpoints.is_to_be_repeated, True
         if world.absent:
             return
-        assert isinstance(self._checkpoints, Checkpoints)
-        checkpoints, agreed = self._checkpoints, list[bool]()
+        agreed: list[bool] = []
+
+        def is_over() -> bool:
+            return bool(link.newest.lost) or link.newest.live_world not in (None, world)
 
         def prepare_saves() -> None:
             checkpoints.form_group()
-            agreed.append(ranks.is_any(is_due))
+            if not is_over():
+                agreed.append(ranks.any_rank(is_due))
 
-        ranks.join_again(
-            world,
-            checkpoints.mates,
-            lambda: bool(link.newest.lost) or link.newest.live_world not in (None, world),
-            prepare_saves,
-        )
+        ranks.join_again(world, checkpoints.mates, is_over, prepare_saves)
         self._save_due = agreed != [False]
 
     def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
