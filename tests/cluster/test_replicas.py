@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab.kube.site import ROOT, Site
+from lab.kube.site import ROOT, Object, Site
 from lab.waiting import wait_until
 from tests.cluster.test_core import last_cause
 from tests.cluster.test_faults import DRAIN, FOREVER, LEASE_SECONDS, has_lost_no_step
@@ -23,19 +23,29 @@ WORKERS, PAUSE = 3, 0.2
 STRATEGY: dict[str, Any] = {"sync": {"type": "Exact"}, "batch": {"microBatches": 6}}
 
 
+def exact(site: Site, name: str, workers: int = WORKERS, **strategy: Any) -> Object:
+    command = ["python", f"/shared/scripts/{SCRIPT}", f"/shared/{name}", str(FOREVER), str(PAUSE)]
+    spec = {
+        "checkpoint": site.checkpoints(name),
+        "recovery": {"maxFailures": 20},
+        "strategy": {**STRATEGY, **strategy},
+    }
+    return site.job(name, command, workers=workers, **spec)
+
+
 class Job:
     """A job whose ranks log their steps."""
 
-    def __init__(self, site: Site, name: str, workers: int = WORKERS, **strategy: Any) -> None:
-        self.site, self.name, self.workers = site, name, workers
-        command = ["python", f"/shared/scripts/{SCRIPT}", f"/shared/{name}", str(FOREVER), str(PAUSE)]
-        spec = {
-            "checkpoint": site.checkpoints(name),
-            "recovery": {"maxFailures": 20},
-            "strategy": {**STRATEGY, **strategy},
-        }
-        site.apply(site.job(name, command, workers=workers, **spec))
-        self.make_steps()
+    def __init__(self, site: Site, made: Object) -> None:
+        self.site, self.name, self.workers = site, made["metadata"]["name"], made["spec"]["workers"]
+        site.apply(made)
+
+    @classmethod
+    def running(cls, site: Site, name: str, workers: int = WORKERS, **strategy: Any) -> Job:
+        """An exact() one, of which all ranks make steps."""
+        job = cls(site, exact(site, name, workers, **strategy))
+        job.make_steps()
+        return job
 
     def events(self, rank: int, kind: str) -> list[dict[str, Any]]:
         path = self.site.shared / self.name / f"rank-{rank}.jsonl"
@@ -92,7 +102,7 @@ def check_losses(job: Job, folder: Path) -> None:
 
 def test_ranks_and_pods_that_die_in_turn_cost_no_step(site: Site, name: str, tmp_path: Path) -> None:
     """A rank is killed, a pod deleted by force, one evicted, and that of rank 0 evicted."""
-    job = Job(site, name)
+    job = Job.running(site, name)
     uids, starts = site.uids(name), job.starts()
     site.kill_rank(name, 1)
     job.await_new(1, since=starts)
@@ -120,7 +130,7 @@ def test_ranks_and_pods_that_die_in_turn_cost_no_step(site: Site, name: str, tmp
 def test_others_train_on_without_a_node(site: Site, name: str, fault: str, tmp_path: Path) -> None:
     """A cable that is cut ends no connection: the coordinator alone knows. What lives behind it does no harm
     when it is back."""
-    job = Job(site, name)
+    job = Job.running(site, name)
     coordinator = site.pods(name, "coordinator")[0]["spec"]["nodeName"]
     slot = next(slot for slot in (2, 1) if f"node-{site.node_of(name, slot)}" != coordinator)
     node = site.lab.node(site.node_of(name, slot))
@@ -144,7 +154,7 @@ def test_others_train_on_without_a_node(site: Site, name: str, fault: str, tmp_p
 
 @pytest.mark.nodes
 def test_a_drained_node_costs_no_step(site: Site, name: str, tmp_path: Path) -> None:
-    job = Job(site, name)
+    job = Job.running(site, name)
     node = site.lab.node(site.node_of(name, 1))
     try:
         site.lab.kubectl("drain", node.name, *DRAIN)
@@ -158,7 +168,7 @@ def test_a_drained_node_costs_no_step(site: Site, name: str, tmp_path: Path) -> 
 
 @pytest.mark.nodes
 def test_a_rank_is_replaced_without_operator_and_api_server(site: Site, name: str, tmp_path: Path) -> None:
-    job = Job(site, name)
+    job = Job.running(site, name)
     uids, starts = site.uids(name), job.starts()
     site.lab.control.stop("kube-apiserver")
     try:
@@ -175,14 +185,60 @@ def test_a_rank_is_replaced_without_operator_and_api_server(site: Site, name: st
     check_losses(job, tmp_path)
 
 
+def begun_without_slot_1_or_2(site: Site, made: Object) -> tuple[Job, int]:
+    """A job of three pods of which two find nodes, that of slot 0 among them, and the slot of the other one.
+    Which of them do, the scheduler decides."""
+    name = made["metadata"]["name"]
+    for _ in range(8):
+        job = Job(site, made)
+
+        def missing() -> list[int]:
+            return [slot for slot in range(WORKERS) if site.node_of(name, slot) == 0]
+
+        wait_until("three pods", lambda: len(site.pods(name)) == WORKERS, 60)
+        wait_until("two pods with nodes", lambda: len(missing()) == 1, 60)
+        if missing() != [0]:
+            return job, missing()[0]
+        site.delete(name)
+    raise AssertionError("slot 0 never found a node")
+
+
+@pytest.mark.nodes
+def test_a_job_begins_with_the_nodes_that_are_there_and_another_joins(
+    site: Site, name: str, tmp_path: Path
+) -> None:
+    """Each of its three pods needs a node of its own, and there are two."""
+    made = exact(site, name)
+    made["spec"]["elastic"] = {"minWorkers": 2, "waitSeconds": 3}
+    labels = {"ropeteam.dev/job": name, "ropeteam.dev/role": "worker"}
+    apart = {"labelSelector": {"matchLabels": labels}, "topologyKey": "kubernetes.io/hostname"}
+    affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
+    made["spec"]["template"]["spec"]["affinity"] = affinity
+    away = [node.name for node in site.lab.nodes[2:]]
+    site.lab.kubectl("cordon", *away)
+    try:
+        job, missing = begun_without_slot_1_or_2(site, made)
+        job.make_steps(0, 3 - missing)
+        wait_until("the notice", lambda: site.condition(name, "Degraded").get("status") == "True", 60)
+        assert site.condition(name, "Degraded")["reason"] == "WorkersAbsent"
+        assert job.starts() == [int(slot != missing) for slot in range(WORKERS)]
+    finally:
+        site.lab.kubectl("uncordon", *away)
+    job.make_steps()
+    wait_until("no notice", lambda: site.condition(name, "Degraded").get("status") == "False", 60)
+    assert job.starts() == [1, 1, 1]
+    assert not site.status(name).get("incidents")
+    check_losses(job, tmp_path)
+
+
 def test_a_replica_of_two_pods_is_lost_as_a_whole(site: Site, name: str) -> None:
     """Losses are those of a replica that trains alone."""
-    undisturbed = Job(site, f"{name}-alone", 2, parallelism={"shard": 2})
+    undisturbed = Job.running(site, f"{name}-alone", 2, parallelism={"shard": 2})
     wait_until("its steps", lambda: undisturbed.last_step(0) >= 60, 120)
     expected = undisturbed.losses()
     site.delete(undisturbed.name)
 
-    job = Job(site, name, 4, parallelism={"shard": 2})
+    job = Job.running(site, name, 4, parallelism={"shard": 2})
     uids, starts = site.uids(name), job.starts()
     site.kill_rank(name, 1)
     job.await_new(0, 1, since=starts)
