@@ -11,7 +11,7 @@ AGENT_SIDE := $(addprefix trainer-image/ropeteam_trainer/,contract coordinator a
 	checkpoint/decisions system __init__.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check sim sim-shipped fuzz seeded crds chart docs lock launchers prometheus cluster cluster-down e2e e2e-core gpu release images fmt bench pictures clean
+.PHONY: help install demo test test-newest check sim sim-shipped fuzz seeded crds chart docs lock launchers prometheus cluster cluster-down e2e e2e-core gpu release images fmt bench pictures clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -27,6 +27,9 @@ demo: $(VENV)/bin/ropeteam  ## train a real model on three local workers that lo
 
 test: $(VENV)/bin/ropeteam  ## run all tests; the pure rooms must be covered to the last branch
 	tools/test
+
+test-newest:  ## test what runs in ranks with the newest torch, or another: make test-newest TORCH=2.14.1
+	tools/test-newest $(TORCH)
 
 check: $(VENV)/bin/ropeteam  ## format, lint, types, import contracts, house numbers, CRD drift (no tests)
 	@$(MAKE) --no-print-directory -k -j2 -Otarget $(CHECKS)

@@ -129,7 +129,7 @@ def main(arguments: list[str]) -> int:
         for argument in arguments or ["."]
         for each in [(ROOT / argument).resolve()]
         for path in ([each] if each.is_file() else sorted([*each.rglob("*.py"), *each.rglob("*.md")]))
-        if not {".venv", "dist", "build"} & {*path.relative_to(ROOT).parts}
+        if not {".venv", ".venv-newest", "dist", "build"} & {*path.relative_to(ROOT).parts}
     ]
     found = list(of_files(paths, rules_of(settings)))
     print("\n".join(f"{each.name}: {each.text}" for each in found))
