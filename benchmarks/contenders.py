@@ -1,4 +1,4 @@
-"""Jobs of the benchmark `recovery`: ours, and the same training under torchrun, torchft and Ray Train.
+"""Jobs that benchmarks kill ranks of: ours, and the same training under torchrun, torchft and Ray Train.
 
 Each is a context in which the job runs; its ranks log into the folder. A peer is measured if Python finds it.
 """
@@ -148,7 +148,7 @@ def torchft(settings: dict[str, int], folder: Path, _: int) -> Iterator[None]:
 
 @contextmanager
 def ray_train(folder: Path, _: int) -> Iterator[None]:
-    """A Ray of its own, with its default settings; what it has started would outlive it."""
+    """A Ray of its own, whose processes would outlive it."""
     running = started([sys.executable, str(SCRIPTS / "train_ray.py"), str(folder)], {})
     try:
         yield

@@ -45,8 +45,8 @@ from benchmarks.results import Row, print_rows, row, write
 PATIENCE = 60.0
 WARM_UP = 15
 """Steps of each rank before the first kill."""
-STEPS_A_KILL = 20
-"""As a rule more than are made between two kills."""
+STEPS_A_KILL, LAST_STEPS = 20, 30
+"""As a rule more than are made between two kills; more than any kill takes."""
 
 
 # ---- jobs and kills
@@ -54,7 +54,7 @@ STEPS_A_KILL = 20
 
 def run_job(contender: Contender, folder: Path, kills: int, chance: random.Random) -> list[RankLog]:
     """A job of the contender, with so many kills. The complete logs of its ranks."""
-    steps = 2 * WARM_UP + STEPS_A_KILL * contender.kills
+    steps = WARM_UP + LAST_STEPS + STEPS_A_KILL * contender.kills
     logs = [RankLog(folder / f"rank-{rank}.jsonl") for rank in range(contender.ranks)]
     folder.mkdir()
     first, recovered = chance.randrange(contender.ranks), True
@@ -63,7 +63,7 @@ def run_job(contender: Contender, folder: Path, kills: int, chance: random.Rando
             count = chance.randint(6, 10) if number else WARM_UP
             contender.seen.append(kill_once(logs, (first + number) % contender.ranks, count, chance))
             recovered = contender.seen[-1].recovered
-            ends_soon = logs[first].events[-1].step > steps - STEPS_A_KILL
+            ends_soon = logs[first].events[-1].step > steps - LAST_STEPS
             if not recovered or (contender.is_ours and ends_soon):
                 break
         if contender.is_ours and recovered:

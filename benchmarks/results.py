@@ -79,7 +79,7 @@ def row(name: str, samples: list[float], *, unit: str = "s", beside: str = "") -
 
 
 def write(name: str, rows: list[Row], samples: Samples, unit: str, **versions: str) -> None:
-    """`versions`: of programs that no Python package is, Kubernetes for example."""
+    """`versions`: of programs beside Python and torch, Kubernetes for example."""
     rounded = {series: [float(f"{each:.4g}") for each in values] for series, values in samples.items()}
     RESULTS.mkdir(exist_ok=True)
     path_of(name).write_text(encode(Result(_taken_now(versions), unit, rows, rounded)))

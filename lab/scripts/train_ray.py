@@ -16,7 +16,7 @@ WORKERS = 3
 
 
 def train(settings: dict[str, str]) -> None:
-    """In each worker: Ray has made the process group, and waits for no result."""
+    """In each worker, whose process group Ray has formed."""
     import torch.distributed as dist
 
     os.environ["RANK"] = str(dist.get_rank())
