@@ -67,7 +67,7 @@ def run_job(contender: Contender, folder: Path, kills: int, chance: random.Rando
             if not recovered or (contender.is_ours and ends_soon):
                 break
         if contender.is_ours and recovered:
-            wait_until("all ranks have ended", lambda: all(has_ended(log) for log in logs))
+            wait_until("all ranks have ended", lambda: all(map(has_ended, logs)), max(180, 5 * steps))
     for log in logs:
         log.read()
         log.close()
