@@ -78,7 +78,7 @@ class RecoveringJob:
         self._stores: list[TCPStore] = []
         self.live: LiveWorld | None = None
         """The world of now. None: the first."""
-        self._committed: int | None = None
+        self._committed: tuple[int, WorldId] | None = None
         self._deputy: WorldId | None = None
         self._started_in = dict.fromkeys(range(ranks), self._first)
         self._reports = dict.fromkeys(range(ranks), 0)
@@ -238,17 +238,29 @@ class RecoveringJob:
     def commit_alone(self, step: int, *ranks: int) -> Manifest:
         """Commit the checkpoint that these ranks, a replica, have saved for all, and send that to all."""
         manifest = self.agent.commit(step, ranks, len(ranks))
-        self._committed = step
-        self._send()
+        self._note_committed(step)
         return manifest
 
+    def commit(self, step: int) -> None:
+        """Commit the checkpoint that all have saved, and send that to all."""
+        self.agent.commit(step)
+        self._note_committed(step)
+
+    def _note_committed(self, step: int) -> None:
+        assert self.agent.world_id
+        self._committed = step, self.agent.world_id
+        self._send()
+
     def _send(self) -> None:
-        """Send the agents' lines. New ranks have their world in their environment."""
+        """Send the agents' lines. New ranks have their world in their environment. A committed step is named
+        if the name of saves is still that of its checkpoint."""
+        step, name = self._committed or (None, None)
+        committed = step if name in (self._started_in[0], self._deputy) else None
         for rank in self.living():
             if self.can_continue(rank):
                 is_new = self.live is None or self._started_in[rank] == self.live.world_id
                 live = None if is_new else self.live
                 lost, deputy = (*sorted(self.lost),), self._deputy
-                line = ToRank(committed_step=self._committed, live_world=live, lost=lost, saves_as=deputy)
+                line = ToRank(committed_step=committed, live_world=live, lost=lost, saves_as=deputy)
                 with suppress(OSError):  # it has just ended
                     self.agent.send(line, [rank])

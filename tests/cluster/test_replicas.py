@@ -215,8 +215,8 @@ def test_a_job_begins_with_the_nodes_that_are_there_and_another_joins(
     affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
     made["spec"]["template"]["spec"]["affinity"] = affinity
     away = [node.name for node in site.lab.nodes[2:]]
-    site.lab.kubectl("cordon", *away)
     try:
+        site.lab.kubectl("cordon", *away)
         job, missing = begun_without_slot_1_or_2(site, made)
         job.make_steps(0, 3 - missing)
         wait_until("the notice", lambda: site.condition(name, "Degraded").get("status") == "True", 60)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,7 @@ def join_in_the_next_step(job: RecoveringJob, rank: int) -> None:
     """Replace the lost rank, and make a step once the new one is connected to the others."""
     job.replace()
     job.agent.wait(lambda: job.agent.heartbeat(rank).phase == "restore")
+    time.sleep(1)  # threads of the others have noted it, on a busy machine too
     job.permit(job.permitted + 1)
     job.agent.wait(lambda: job.can_continue(rank))
 
@@ -71,6 +73,23 @@ def test_a_save_that_is_left_out_for_a_lost_rank_is_made_by_all_once_its_success
         check(job.finish(2), undisturbed, job)
         assert job.permitted == 5
         assert [job.agent.received(rank, "shard_step") for rank in range(3)] == [[4, 5]] * 3
+
+
+def test_what_was_committed_is_not_saved_again_when_the_leading_rank_is_replaced(tmp_path: Path) -> None:
+    """Agents name no checkpoint any more that has the name of an earlier world."""
+    with RecoveringJob(tmp_path, 3, every_steps=5) as job:
+        job.start()
+        job.make_steps(5)
+        job.agent.wait(lambda: all(job.agent.received(rank, "shard_step") for rank in range(3)))
+        job.commit(5)
+        job.make_steps(1)
+        job.lose(0)
+        join_in_the_next_step(job, 0)
+        job.lose(1)
+        job.make_steps(2)
+        job.finish(1)
+        saved = [job.agent.received(rank, "shard_step") for rank in range(3)]
+        assert saved == [[5, 10], [5], [5]], "the last step"
 
 
 def test_a_save_for_all_that_nobody_commits_any_more_is_made_again(

@@ -89,7 +89,8 @@ class Checkpoints:
         self._alone, self._committed = (-1, self._world_id), -1
         """Step and world of the last save, if it is of this rank for all; newest step that is committed."""
         self.last, self._is_left_to_another = -1, False
-        """Step of the last save; whether another rank was to make it for all. -1: there was none."""
+        """Step of the last save of this world or one before; whether another rank was to make it for all.
+        -1: there was none. What was restored is none."""
         self._lineage: list[CheckpointRef] = []
         """Without an agent: the checkpoints that rank 0 has committed or restored, newest first."""
         self._reports, self._unreported = True, FromRank()
@@ -115,30 +116,39 @@ class Checkpoints:
         return self._cadence.is_late
 
     @property
-    def is_broken(self) -> bool:
+    def is_uncommitted(self) -> bool:
         """Whether the last save is not known to be committed: a lost rank may have broken it. False for one
-        of this rank for all that could not be written: the next is tried when it is due."""
-        could_not_write = self._alone[0] == self.last and self._writer.has_failed
-        return self.last > self._newest_committed and not could_not_write
+        of this rank for all that is being written, or could not be: the next is tried when it is due."""
+        is_for_all = self._alone[0] == self.last and (self._writer.is_running or self._writer.has_failed)
+        return self.last > self.newest_committed and not is_for_all
 
     @property
     def is_to_be_repeated(self) -> bool:
         """Whether all are to save again once no rank is lost any more, as far as this one knows: the last
-        save is broken, and none for all is on its way."""
-        return self.is_broken and self.has_committed and not self._is_left_to_another
+        save is not committed, and none for all is on its way."""
+        return self.is_uncommitted and self.has_committed and not self._is_left_to_another
 
     @property
     def has_committed(self) -> bool:
-        """Whether the last save of this rank for all is committed. True: there was none, it has failed, or
-        another agent commits since."""
+        """Whether the last save of this rank for all is committed. True: the last one was not for all, it has
+        failed, or another agent commits since."""
         step, world_id = self._alone
-        is_over = step <= self._newest_committed or self._writer.has_failed
+        is_over = step <= self.newest_committed or self._writer.has_failed
         return is_over or world_id != self._newest_name
 
     @property
-    def _newest_committed(self) -> int:
+    def newest_committed(self) -> int:
+        """Step of the newest checkpoint that is known to be committed. To be read in each step: the agent
+        names only those of the present name."""
         self._committed = max(self._committed, self._link.newest.committed_step or -1)
         return self._committed
+
+    def note_saves_of_others(self, last: int, committed: int) -> None:
+        """Record the step of the last save of any rank, and of the newest checkpoint that any knows to be
+        committed."""
+        self._committed = max(self._committed, committed)
+        if last > self.last:
+            self.last, self._is_left_to_another = last, True
 
     @property
     def _newest_name(self) -> WorldId:
@@ -190,6 +200,8 @@ class Checkpoints:
     def leave_to_another(self, step: int) -> None:
         """Leave the save of this step to the rank that saves for all."""
         if step != self.newest:
+            if self._writer.has_failed:
+                self._alone = -1, self._world_id
             self._note_save(step)
             self._is_left_to_another = True
             self._writer.leave_to_another()
@@ -303,7 +315,6 @@ class Checkpoints:
         self, step: int, data: dict[str, int] | None, more: Mapping[str, int], copied: bool
     ) -> list[torch.Tensor]:
         """State of this step for another rank, as handover.captured()."""
-        more = {**more, "saved": self.last}
         return handover.captured(self._objects, step, data, self.newest, more, copied)
 
     def adopt(self, receive: handover.Receive) -> handover.HandedOver:
@@ -311,8 +322,7 @@ class Checkpoints:
         found = handover.load(self._objects, receive)
         rng.reseed(found.step, self._world.rank)
         self._cadence.note_saved()  # the others know better when the next one is due
-        self.newest, self.last = found.newest, found.more["saved"]
-        self._is_left_to_another = True
+        self.newest = found.newest
         return found
 
     def join_again(self, world: LiveWorld) -> None:

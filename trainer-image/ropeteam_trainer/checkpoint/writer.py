@@ -145,6 +145,11 @@ class ShardWriter:
             self._save.thread.join(_POLL_SECONDS)
 
     @property
+    def is_running(self) -> bool:
+        """Whether the last save is being written."""
+        return self._save is not None and self._save.is_running
+
+    @property
     def has_failed(self) -> bool:
         """Whether the last save has ended, and was not written."""
         save = self._save

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -125,13 +125,13 @@ class World:
         dist.broadcast(tensor, self.first, self.group)
         return int(tensor)
 
-    def any_rank(self, mine: bool) -> bool:
-        """Whether `mine` is true on any rank."""
+    def highest(self, numbers: Sequence[int]) -> list[int]:
+        """The highest of all ranks' numbers, at each place."""
         if self.size == 1 or self.is_apart:
-            return mine
-        tensor = torch.tensor([int(mine)], device="cpu")
+            return [*numbers]
+        tensor = torch.tensor(numbers, dtype=torch.long, device="cpu")
         dist.all_reduce(tensor, dist.ReduceOp.MAX, self.group)
-        return bool(tensor)
+        return tensor.tolist()
 
     def gather(self, value: T, names: Vocabulary = PLAIN) -> list[T]:
         """Values of all ranks, by rank, on all ranks. names: classes of ours that they may contain. Raises

@@ -178,14 +178,16 @@ class CollectiveRole:
 
     def _demands_save(self) -> bool:
         """Whether all are to save after this step, because of this rank's clock. While ranks are lost only
-        the lowest of the others demands it, also for what is due by steps; and not before its last save is
-        committed. Without the agent that commits, checkpoints would fill the volume."""
+        the lowest of the others demands it, also for what is due by steps, or was not committed; and not
+        before its last save for all is committed. Without the agent that commits, checkpoints would fill the
+        volume."""
         exact, checkpoints = self._recovering, self._checkpoints
         assert exact is not None
         assert isinstance(checkpoints, Checkpoints)
+        is_uncommitted = checkpoints.is_uncommitted
         if self.has_all_ranks:
             return checkpoints.is_late
-        due = self._save_due or checkpoints.is_late or checkpoints.is_broken
+        due = self._save_due or checkpoints.is_late or is_uncommitted
         return due and exact.presence.is_lowest and checkpoints.has_committed
 
     def _check_arguments(self, batch: Iterable[Any]) -> None:
@@ -269,14 +271,15 @@ class CollectiveRole:
 
     def _join_group(self, world: LiveWorld) -> None:
         """Form the process group of this world with all ranks, unless one of them is absent or lost. The next
-        step is saved if one of them has left out a save or knows that one is broken, or where they could not
-        agree on that."""
+        step is saved if one of them has left out a save or has to repeat one, or where they could not agree
+        on that."""
         link, ranks, checkpoints = self._session.link, self._session.world, self._checkpoints
         assert isinstance(checkpoints, Checkpoints)
         is_due, self._save_due = self._save_due or checkpoints.is_to_be_repeated, True
         if world.absent:
             return
-        agreed: list[bool] = []
+        mine = int(is_due), checkpoints.last, checkpoints.newest_committed
+        agreed: list[list[int]] = []
 
         def is_over() -> bool:
             return bool(link.newest.lost) or link.newest.live_world not in (None, world)
@@ -284,10 +287,12 @@ class CollectiveRole:
         def prepare_saves() -> None:
             checkpoints.form_group()
             if not is_over():
-                agreed.append(ranks.any_rank(is_due))
+                agreed.append(ranks.highest(mine))
 
         ranks.join_again(world, checkpoints.mates, is_over, prepare_saves)
-        self._save_due = agreed != [False]
+        for some_are_due, last, committed in agreed:
+            self._save_due = bool(some_are_due)
+            checkpoints.note_saves_of_others(last, committed)
 
     def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
         return role.clip_wrapped(self._wrapped, max_norm)
