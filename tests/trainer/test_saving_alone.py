@@ -108,6 +108,30 @@ def test_a_save_for_all_that_nobody_commits_any_more_is_made_again(
         assert [(step, str(world)) for step, world in saved] == [(5, "1.0.1"), (6, "1.0.2"), (8, "1.0.2")]
 
 
+def test_a_save_for_all_that_is_written_too_late_stops_nobody_and_is_made_again(
+    tmp_path: Path, undisturbed: list[Step]
+) -> None:
+    """The new leading rank has joined meanwhile, and its agent commits nothing of that name."""
+    fault = "ropeteam_trainer.checkpoint.dcp:_CheckpointFolder.write_tree 1 HOLD"
+    with RecoveringJob(tmp_path, 3, every_steps=10) as job:
+        job.start(faults={1: fault})
+        job.make_steps(8)
+        job.lose(0)
+        job.make_steps(3)
+        join_in_the_next_step(job, 0)
+        job.make_steps(1)
+        assert not any(job.agent.received(rank, "shard_step") for rank in range(3))
+        job.release()
+        job.agent.wait(lambda: job.agent.received(1, "shard_step") == [11])
+        job.make_steps(2)
+        check(job.finish(2), undisturbed, job)
+        saved = [job.agent.received(rank, "shard_step") for rank in range(3)]
+        again = saved[0][0]
+        assert again in (14, 15)
+        assert saved == [[again, 17], [11, again, 17], [again, 17]]
+        assert [*map(str, job.agent.received(1, "shard_world"))] == ["1.0.1", "1.0.2", "1.0.2"]
+
+
 @pytest.mark.parametrize("lost", [0, 2])
 def test_while_a_rank_is_lost_the_lowest_of_the_others_saves_for_all(
     lost: int, tmp_path: Path, undisturbed: list[Step]

@@ -4,7 +4,8 @@
 
 PERMITTED: file with two numbers: the last step that may begin, and the last one of the training (0: not known
 yet). FAULT_<rank>, if set: "MODULE:FUNCTION CALL SIGNAL", or several of these: the signal that this process
-sends itself at this call of the function, counted from 1. HANG: no signal, but the call never returns.
+sends itself at this call of the function, counted from 1. HANG: no signal, but the call never returns. HOLD:
+no signal, but the call waits for a file beside PERMITTED that ends with .released.
 """
 
 from __future__ import annotations
@@ -47,6 +48,11 @@ def may_begin(step: int) -> bool:
         time.sleep(_POLL_SECONDS)
 
 
+def wait_for_release() -> None:
+    while not Path(os.environ["PERMITTED"]).with_suffix(".released").exists():
+        time.sleep(_POLL_SECONDS)
+
+
 def inject(place: str, call: str, name: str) -> None:
     module, _, path = place.partition(":")
     *outer, last = path.split(".")
@@ -58,6 +64,9 @@ def inject(place: str, call: str, name: str) -> None:
         if next(calls) == int(call):
             if name == "HANG":
                 threading.Event().wait()
+            if name == "HOLD":
+                wait_for_release()
+                return original(*arguments, **named)
             os.kill(os.getpid(), signal.Signals[name])
         return original(*arguments, **named)
 

@@ -88,9 +88,8 @@ class Checkpoints:
         """Files of this rank's last save. (): they are not written yet, or could not be."""
         self._alone, self._committed = (-1, self._world_id), -1
         """Step and world of the last save, if it is of this rank for all; newest step that is committed."""
-        self.last, self._is_left_to_another = -1, False
-        """Step of the last save of this world or one before; whether another rank was to make it for all.
-        -1: there was none. What was restored is none."""
+        self.last = -1
+        """Step of the last save of any rank that this one knows of. -1: none; what was restored is none."""
         self._lineage: list[CheckpointRef] = []
         """Without an agent: the checkpoints that rank 0 has committed or restored, newest first."""
         self._reports, self._unreported = True, FromRank()
@@ -123,18 +122,23 @@ class Checkpoints:
         return self.last > self.newest_committed and not is_for_all
 
     @property
-    def is_to_be_repeated(self) -> bool:
-        """Whether all are to save again once no rank is lost any more, as far as this one knows: the last
-        save is not committed, and none for all is on its way."""
-        return self.is_uncommitted and self.has_committed and not self._is_left_to_another
-
-    @property
     def has_committed(self) -> bool:
         """Whether the last save of this rank for all is committed. True: the last one was not for all, it has
-        failed, or another agent commits since."""
+        failed, or it is written and another agent commits since."""
         step, world_id = self._alone
-        is_over = step <= self.newest_committed or self._writer.has_failed
-        return is_over or world_id != self._newest_name
+        if step <= self.newest_committed or self._writer.has_failed:
+            return True
+        return world_id != self._newest_name and not self._writer.is_running
+
+    @property
+    def is_orphaned(self) -> bool:
+        """Whether the last save was written by this rank for all, and nobody commits it any more."""
+        return self._alone[0] == self.last and self.is_uncommitted and self.has_committed
+
+    @property
+    def on_its_way(self) -> int:
+        """Step of the last save, if it is of this rank for all, and not orphaned. -1: it is not."""
+        return self._alone[0] if self._alone[0] == self.last and not self.is_orphaned else -1
 
     @property
     def newest_committed(self) -> int:
@@ -147,8 +151,7 @@ class Checkpoints:
         """Record the step of the last save of any rank, and of the newest checkpoint that any knows to be
         committed."""
         self._committed = max(self._committed, committed)
-        if last > self.last:
-            self.last, self._is_left_to_another = last, True
+        self.last, self.newest = max(self.last, last), max(self.newest, last)
 
     @property
     def _newest_name(self) -> WorldId:
@@ -203,13 +206,12 @@ class Checkpoints:
             if self._writer.has_failed:
                 self._alone = -1, self._world_id
             self._note_save(step)
-            self._is_left_to_another = True
             self._writer.leave_to_another()
 
     def _note_save(self, step: int) -> None:
         self._cadence.note_saved()
         self.newest, self._unreported, self._shard = step, FromRank(), ()
-        self.last, self._is_left_to_another = step, False
+        self.last = step
 
     def _begin_alone(self, step: int) -> Alone:
         name = self._newest_name

@@ -177,16 +177,16 @@ class CollectiveRole:
         self._session.link.send(FromRank(regroups=True))
 
     def _demands_save(self) -> bool:
-        """Whether all are to save after this step, because of this rank's clock. While ranks are lost only
-        the lowest of the others demands it, also for what is due by steps, or was not committed; and not
-        before its last save for all is committed. Without the agent that commits, checkpoints would fill the
-        volume."""
+        """Whether all are to save after this step, because of this rank's clock, or because nobody commits
+        what it has saved for all. While ranks are lost only the lowest of the others demands it, also for
+        what is due by steps, or was not committed; and not before its last save for all is committed. Without
+        the agent that commits, checkpoints would fill the volume."""
         exact, checkpoints = self._recovering, self._checkpoints
         assert exact is not None
         assert isinstance(checkpoints, Checkpoints)
         is_uncommitted = checkpoints.is_uncommitted
         if self.has_all_ranks:
-            return checkpoints.is_late
+            return checkpoints.is_late or checkpoints.is_orphaned
         due = self._save_due or checkpoints.is_late or is_uncommitted
         return due and exact.presence.is_lowest and checkpoints.has_committed
 
@@ -271,14 +271,14 @@ class CollectiveRole:
 
     def _join_group(self, world: LiveWorld) -> None:
         """Form the process group of this world with all ranks, unless one of them is absent or lost. The next
-        step is saved if one of them has left out a save or has to repeat one, or where they could not agree
-        on that."""
+        step is saved if one of them has left out a save, if the last one is neither committed nor on its way,
+        or where they could not agree on that."""
         link, ranks, checkpoints = self._session.link, self._session.world, self._checkpoints
         assert isinstance(checkpoints, Checkpoints)
-        is_due, self._save_due = self._save_due or checkpoints.is_to_be_repeated, True
+        is_due, self._save_due = self._save_due, True
         if world.absent:
             return
-        mine = int(is_due), checkpoints.last, checkpoints.newest_committed
+        mine = int(is_due), checkpoints.last, checkpoints.newest_committed, checkpoints.on_its_way
         agreed: list[list[int]] = []
 
         def is_over() -> bool:
@@ -290,8 +290,8 @@ class CollectiveRole:
                 agreed.append(ranks.highest(mine))
 
         ranks.join_again(world, checkpoints.mates, is_over, prepare_saves)
-        for some_are_due, last, committed in agreed:
-            self._save_due = bool(some_are_due)
+        for some_are_due, last, committed, on_its_way in agreed:
+            self._save_due = bool(some_are_due) or last > max(committed, on_its_way)
             checkpoints.note_saves_of_others(last, committed)
 
     def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
