@@ -184,7 +184,7 @@ class CollectiveRole:
         exact, checkpoints = self._recovering, self._checkpoints
         assert exact is not None
         assert isinstance(checkpoints, Checkpoints)
-        is_uncommitted = checkpoints.is_uncommitted
+        is_uncommitted = checkpoints.is_uncommitted  # in each step: newest_committed
         if self.has_all_ranks:
             return checkpoints.is_late or checkpoints.is_orphaned
         due = self._save_due or checkpoints.is_late or is_uncommitted
