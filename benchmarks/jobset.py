@@ -3,9 +3,11 @@
     with JobSet(lab.control.kubeconfig, lab.kubectl, lab.folder, site.shared) as peer:
         peer.create("peer", ["python", "/shared/scripts/train_ddp.py", "/shared/peer"], workers=6)
 
-Strategy Recreate: one failed pod fails its Job, and all pods are created again. The controller is built from
-the Go module proxy into ~/.cache/ropeteam/peers; nothing of JobSet's is in this repository.
-Limits: no admission webhooks (see `manifest`), no leader election; one on a machine and cluster at a time.
+Strategy Recreate: one failed pod fails its Job, and all pods are created again. InPlaceRestart (alpha,
+KEP-467; as its example has it, with the agent as a sidecar): the containers of all pods restart, the pods
+stay. Controller and agent are built from the Go module proxy into ~/.cache/ropeteam/peers; nothing of
+JobSet's is in this repository. Limits: no admission webhooks (see `manifest`), no leader election; one on a
+machine and cluster at a time.
 """
 
 from __future__ import annotations
@@ -34,10 +36,14 @@ VERSION = "v0.12.0"
 SOURCE = Source(
     "sigs.k8s.io/jobset",
     VERSION,
-    {"jobset-controller": "sigs.k8s.io/jobset"},
+    {
+        "jobset": "sigs.k8s.io/jobset",
+        "in-place-restart-agent": "sigs.k8s.io/jobset/cmd/in-place-restart-agent",
+    },
     ldflags=f"-X sigs.k8s.io/jobset/pkg/version.GitVersion={VERSION}",
 )
 CONTROLLER, DEFINITION = "jobset-controller", "jobset.x-k8s.io_jobsets.yaml"
+IN_PLACE, AGENT = "InPlaceRestart", "in-place-restart-agent"
 REPLICATED, INDEX = "w", "batch.kubernetes.io/job-completion-index"
 HOST, PORT = "127.0.0.1", 29500
 PATIENCE = 120.0
@@ -59,9 +65,11 @@ class JobSet:
         definition = str(programs / DEFINITION)
         # An annotation of client-side apply could not hold it: 0.8 MB.
         self._kubectl("apply", "--server-side", "-f", definition)
-        self._kubectl("wait", "--for=condition=Established", "-f", definition, "--timeout=60s")
+        # `kubectl wait` fails on a definition that has no conditions yet.
+        known = ("api-resources", "--api-group=jobset.x-k8s.io", "--output=name")
+        wait_until("JobSet is served", lambda: "jobsets" in self._kubectl(*known), PATIENCE)
         try:
-            self._start(programs / CONTROLLER)
+            self._start(programs / "jobset")
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -98,13 +106,18 @@ class JobSet:
 
     # ---- jobs
 
-    def create(self, name: str, command: list[str], workers: int) -> None:
-        """With its own folder /shared/NAME, empty."""
+    def create(self, name: str, command: list[str], workers: int, strategy: str = "Recreate") -> None:
+        """With its own folder /shared/NAME, empty. `strategy`: of restarts, Recreate or InPlaceRestart."""
         folder = self._shared / name
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         folder.chmod(0o777)
         obj = manifest(name, command, workers, self._shared)
+        if strategy == IN_PLACE:
+            shutil.copy2(found() / AGENT, self._shared / AGENT)
+            for each in permissions():
+                self._kubectl("apply", "-f", "-", text=json.dumps(each))
+            in_place(obj)
         self._kubectl("create", "-f", "-", text=json.dumps(obj))
 
     def delete(self, name: str) -> None:
@@ -119,9 +132,9 @@ class JobSet:
         return list(json.loads(self._kubectl("get", "pods", "-l", labels, "-o", "json"))["items"])
 
     def restarts(self, name: str) -> int:
-        """How often all pods were created again."""
-        seen = json.loads(self._kubectl("get", "jobset", name, "-o", "json"))
-        return int(seen.get("status", {}).get("restarts", 0))
+        """How often all pods were created, or all their containers started, again."""
+        status = json.loads(self._kubectl("get", "jobset", name, "-o", "json")).get("status", {})
+        return int(status.get("restarts", 0)) + int(status.get("currentInPlaceRestartAttempt", 0))
 
     def rank(self, name: str, number: int) -> int:
         """The first Python process of this rank's pod, as the machine sees it."""
@@ -140,7 +153,7 @@ class JobSet:
 def found() -> Path:
     """The folder with controller and definition; builds them where they are missing. Raises CannotBuild."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    place = cache / "ropeteam" / "peers" / f"jobset-{VERSION}"
+    place = cache / "ropeteam" / "peers" / f"jobset-{VERSION}-{SOURCE.key}"
     if not place.exists():
         build(SOURCE, place, f"config/components/crd/bases/{DEFINITION}")
     return place
@@ -150,6 +163,7 @@ def settings(certificates: Path, webhooks: int, health: int) -> Object:
     return {
         "apiVersion": "config.jobset.x-k8s.io/v1alpha1",
         "kind": "Configuration",
+        "featureGates": {IN_PLACE: True},
         "leaderElection": {"leaderElect": False},
         "internalCertManagement": {"enable": False},
         "webhook": {"host": HOST, "port": webhooks, "certDir": str(certificates)},
@@ -181,6 +195,57 @@ def manifest(name: str, command: list[str], workers: int, shared: Path) -> Objec
             "replicatedJobs": [{"name": REPLICATED, "replicas": 1, "template": {"spec": job}}],
         },
     }
+
+
+def in_place(obj: Object) -> None:
+    """Make `obj`, of `manifest`, restart in place: https://github.com/kubernetes-sigs/jobset, example
+    jobset-sidecar-container-mode.yaml of v0.12.0.
+    """
+    obj["spec"]["failurePolicy"]["restartStrategy"] = IN_PLACE
+    job = obj["spec"]["replicatedJobs"][0]["template"]["spec"]
+    job |= {"backoffLimit": 2**31 - 1, "podReplacementPolicy": "Failed"}
+    pod = job["template"]["spec"]
+    # The agent's program lies in the shared folder: its project publishes no image.
+    trainer = pod["containers"][0]
+    own = {key: trainer[key] for key in ("image", "imagePullPolicy", "volumeMounts")}
+    fields = {
+        "JOBSET_NAME": "metadata.annotations['jobset.sigs.k8s.io/jobset-name']",
+        "POD_NAME": "metadata.name",
+    }
+    env = [{"name": key, "valueFrom": {"fieldRef": {"fieldPath": path}}} for key, path in fields.items()]
+    failed = {"operator": "NotIn", "values": [0]}
+    rules = {"restartPolicyRules": [{"action": "RestartAllContainers", "exitCodes": failed}]}
+    barrier = {
+        "httpGet": {"path": "/barrier-is-down", "port": 8081},
+        "periodSeconds": 1,
+        "failureThreshold": 600,
+    }
+    agent = {
+        "name": "agent",
+        "command": [f"/shared/{AGENT}"],
+        "restartPolicy": "Always",
+        "startupProbe": barrier,
+    }
+    pod["initContainers"] = [own | agent | rules | {"env": env}]
+    pod["containers"] = [trainer | rules | {"restartPolicy": "Never"}]
+    pod["serviceAccountName"] = AGENT
+
+
+def permissions() -> list[Object]:
+    """Service account, role and binding of the agents of InPlaceRestart."""
+    named = {"metadata": {"name": AGENT, "namespace": "default"}}
+    group = "rbac.authorization.k8s.io"
+    rules = [
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["patch"]},
+        {"apiGroups": ["jobset.x-k8s.io"], "resources": ["jobsets"], "verbs": ["get", "list", "watch"]},
+    ]
+    subject = {"kind": "ServiceAccount", "name": AGENT, "namespace": "default"}
+    binding = {"subjects": [subject], "roleRef": {"apiGroup": group, "kind": "Role", "name": AGENT}}
+    return [
+        {"apiVersion": "v1", "kind": "ServiceAccount", **named},
+        {"apiVersion": f"{group}/v1", "kind": "Role", **named, "rules": rules},
+        {"apiVersion": f"{group}/v1", "kind": "RoleBinding", **named, **binding},
+    ]
 
 
 def _pod(name: str, command: list[str], workers: int, shared: Path) -> Object:

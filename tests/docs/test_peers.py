@@ -48,6 +48,8 @@ def test_every_figure_that_was_measured_in_one_run_with_ours_is_that_of_the_resu
         *(figure("gang_restart", f"{name}: kill to first step of all ranks") for name in CONTENDERS),
         figure("cluster_kills", "rank killed, six pods: seconds"),
         figure("cluster_kills", "the same, JobSet: seconds"),
+        figure("cluster_kills", "the same, JobSet in place: seconds"),
+        figure("cluster_kills", "the same, JobSet in place, capped: seconds"),
         figure("cluster_recovery", "node off: seconds"),
     ]
     assert {(median, n) for median, n, _ in listed} == {
