@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.agent.life import Life, a_plan, a_ref, world_id
 
+from ropeteam_trainer.agent.machine.apply import RETRY_SECONDS
 from ropeteam_trainer.agent.machine.effects import ClaimRun, KillRanks, Prune, StartRanks, WriteManifest
 from ropeteam_trainer.agent.machine.events import (
     ClaimFailed,
@@ -96,7 +97,7 @@ def test_a_claim_for_a_plan_that_was_withdrawn_starts_nothing():
 
 
 def test_a_world_that_is_superseded_ends_with_that_reason_and_touches_no_checkpoint():
-    life = Life().running().receives(RunSuperseded(WorldId(2, 0, 1)))
+    life = Life().running().receives(RunSuperseded(WorldId(2, 0, 1), refused=world_id(1)))
     assert life.did_a(KillRanks).ranks == (0, 1)
     life.died(0, 1)
     exits = {rank.exit for rank in life.report.ranks}
@@ -113,7 +114,7 @@ def test_a_world_that_is_superseded_ends_with_that_reason_and_touches_no_checkpo
 
 
 def test_a_coordinator_of_a_still_newer_term_may_begin_again():
-    life = Life().running().receives(RunSuperseded(WorldId(2, 0, 1))).died(0, 1)
+    life = Life().running().receives(RunSuperseded(WorldId(2, 0, 1), refused=world_id(1))).died(0, 1)
     life._orders = replace(life._orders, term=3)
     assert life.ordered(plan=a_plan(world_id=WorldId(3, 0, 1))).did_a(StartRanks).plan.world_id == WorldId(
         3, 0, 1
@@ -123,5 +124,21 @@ def test_a_coordinator_of_a_still_newer_term_may_begin_again():
 
 def test_a_world_that_finds_the_claim_of_its_own_successor_is_not_superseded():
     life = a_life().ordered(plan=a_plan()).claimed(a_plan())
-    life.receives(RunSuperseded(world_id(1)))
+    life.receives(RunSuperseded(world_id(1), refused=world_id(1)))
+    assert life.state.superseded is None
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_nor_is_one_whose_claim_is_still_under_way(times: int):
+    """Prunings that its predecessor has begun meet it."""
+    life = a_life().ordered(plan=a_plan()).claimed(a_plan()).died(0, 1)
+    life.ordered(plan=a_plan(2)).receives(*[RunSuperseded(world_id(2), refused=world_id(1))] * times)
+    assert life.wait(RETRY_SECONDS + 0.1).did_no(ClaimRun)
+    assert life.state.superseded is None
+    assert life.claimed(a_plan(2)).did_a(StartRanks).plan.world_id == world_id(2)
+
+
+def test_a_claim_is_tried_again_if_another_pod_has_claimed_by_its_number():
+    life = a_life().ordered(plan=a_plan()).receives(RunSuperseded(world_id(1), refused=world_id(1)))
+    assert life.wait(RETRY_SECONDS + 0.1).did_a(ClaimRun).plan.world_id == world_id(1)
     assert life.state.superseded is None

@@ -107,7 +107,7 @@ def test_it_is_replaced_by_a_newer_world_of_its_coordinator_and_its_ranks_live_o
     """The plan of that world is on its way."""
     life = a_deputy().ordered(grant=a_grant(10))
     assert life.did_a(WriteManifest)
-    life.receives(RunSuperseded(world_id(3)))
+    life.receives(RunSuperseded(world_id(3), refused=world_id(1)))
     assert life.did_no(KillRanks)
     assert life.report.superseded is None
     life.ordered(
@@ -120,7 +120,7 @@ def test_it_is_replaced_by_a_newer_world_of_its_coordinator_and_its_ranks_live_o
 def test_a_claim_of_its_own_that_is_superseded_is_tried_again_while_orders_request_it():
     life = a_life(slot=1)
     life.disk_answers = False
-    life.ordered(**AS_DEPUTY).receives(RunSuperseded(world_id(3)))
+    life.ordered(**AS_DEPUTY).receives(RunSuperseded(world_id(3), refused=world_id(1)))
     assert life.did == ()
     assert life.wait(RETRY_SECONDS + 0.1).did_a(ClaimRun)
 
@@ -129,7 +129,7 @@ def test_a_number_that_another_pod_has_claimed_does_not_keep_it_from_the_next():
     life = a_life(slot=1)
     life.disk_answers = False
     life.ordered(**AS_DEPUTY).did_a(ClaimRun)
-    life.receives(RunSuperseded(world_id(2)))
+    life.receives(RunSuperseded(world_id(2), refused=world_id(2)))
     assert life.state.claiming is None
     assert life.wait(RETRY_SECONDS + 0.1).did_a(ClaimRun)
 
@@ -137,13 +137,15 @@ def test_a_number_that_another_pod_has_claimed_does_not_keep_it_from_the_next():
 def test_a_newer_deputys_claim_leaves_a_still_newer_one_under_way():
     life = a_life(slot=1)
     life.disk_answers = False
-    life.ordered(**AS_DEPUTY | {"claim": world_id(5)}).receives(RunSuperseded(world_id(3)))
+    life.ordered(**AS_DEPUTY | {"claim": world_id(5)}).receives(
+        RunSuperseded(world_id(3), refused=world_id(1))
+    )
     assert life.wait(RETRY_SECONDS + 0.1).did_no(ClaimRun)
     assert life.state.claiming == world_id(5)
 
 
 def test_a_world_of_a_newer_coordinator_supersedes_it():
-    life = a_deputy().receives(RunSuperseded(FOREIGN))
+    life = a_deputy().receives(RunSuperseded(FOREIGN, refused=world_id(1)))
     assert life.did_a(KillRanks).ranks == (2, 3)
     assert life.report.superseded == FOREIGN
     life.wait(9)
@@ -164,7 +166,7 @@ def isolated() -> Life:
     """The agent of the lead rank writes a manifest when a deputy has claimed the folder."""
     life = a_life().ordered(grant=a_grant(10, 1))
     assert life.did_a(WriteManifest)
-    return life.receives(RunSuperseded(world_id(2)))
+    return life.receives(RunSuperseded(world_id(2), refused=world_id(1)))
 
 
 def test_a_lead_agent_that_was_isolated_ends_its_ranks_and_writes_nothing_more():
@@ -207,7 +209,7 @@ def test_a_claim_between_its_own_and_that_of_its_orders_supersedes_nothing(
     """The agent learns late of a deputy that is deputy no more."""
     life = a_life().ordered(grant=a_grant(10, 1))
     life.disk_answers = False
-    life.ordered(**orders).receives(RunSuperseded(world_id(2)))
+    life.ordered(**orders).receives(RunSuperseded(world_id(2), refused=world_id(1)))
     assert (life.report.superseded is None) == survives
     assert life.state.held is None
 
@@ -216,12 +218,12 @@ def test_nor_does_it_end_a_newer_claim_that_is_under_way():
     life = a_life().ordered(grant=a_grant(10, 1)).died(0, 1)
     life.disk_answers = False
     assert life.ordered(plan=a_plan(3), grant=None).did_a(ClaimRun).plan.world_id == world_id(3)
-    life.receives(RunSuperseded(world_id(2)))
+    life.receives(RunSuperseded(world_id(2), refused=world_id(1)))
     assert life.wait(RETRY_SECONDS + 0.1).did_no(ClaimRun)
     assert life.claimed(a_plan(3)).did_a(StartRanks).plan.world_id == world_id(3)
 
 
 def test_it_ends_no_claim_that_is_held_already():
     life = a_life().ordered(grant=a_grant(10, 1)).died(0, 1).ordered(plan=a_plan(3), grant=None)
-    life.receives(RunSuperseded(world_id(2)))
+    life.receives(RunSuperseded(world_id(2), refused=world_id(1)))
     assert life.state.held.claim.world_id == world_id(3)

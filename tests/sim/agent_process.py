@@ -282,7 +282,7 @@ class Agent:
         try:
             held = disk.carry_out(journal.claim(Claim(plan.world_id, self.pod.uid)))
         except Superseded as found:
-            self.see(events.RunSuperseded(found.by))
+            self.see(events.RunSuperseded(found.by, plan.world_id))
             return
         self._world.checks.keeping.claims(self, plan.world_id)
         lives_on = plan.origin or self.pod.slot != self.config.lead_slot
@@ -304,7 +304,7 @@ class Agent:
             self.see(events.ManifestFailed(grant.ref))
             return
         except Superseded as found:
-            self.see(events.RunSuperseded(found.by))
+            self.see(events.RunSuperseded(found.by, held.claim.world_id))
             return
         self._world.moments["manifest"] += 1
         self._world.checks.manifest_written(self, grant)
@@ -316,7 +316,7 @@ class Agent:
         try:
             self._world.disk.carry_out(journal.prune(held, keep))
         except Superseded as found:
-            self.see(events.RunSuperseded(found.by))
+            self.see(events.RunSuperseded(found.by, held.claim.world_id))
 
     # ---- the link
 

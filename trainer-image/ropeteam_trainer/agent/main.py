@@ -69,7 +69,7 @@ from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.fence import TICK_SECONDS, renew_seconds
 from ropeteam_trainer.contract.messages import EXIT_FAILED, Grant, Problem
-from ropeteam_trainer.contract.world import Plan
+from ropeteam_trainer.contract.world import Plan, WorldId
 from ropeteam_trainer.launchers import Launch
 from ropeteam_trainer.system.background import install_exception_handler, start_task
 from ropeteam_trainer.system.clocks import asleep_seconds
@@ -258,7 +258,7 @@ class Agent:
             log(f"the checkpoint folder cannot be claimed for world {plan.world_id}, trying again: {error}")
             self.post(ClaimFailed(plan.world_id))
         except Superseded as found:
-            self._report_superseded(found)
+            self._report_superseded(found, plan.world_id)
         else:
             self.post(RunClaimed(plan.world_id, claimed.held, claimed.restore, claimed.ancestors))
 
@@ -272,7 +272,7 @@ class Agent:
             log(f"the manifest of step {grant.ref.step} cannot be written, trying again: {error}")
             self.post(ManifestFailed(grant.ref))
         except Superseded as found:
-            self._report_superseded(found)
+            self._report_superseded(found, held.claim.world_id)
         else:
             self.post(ManifestWritten(ref))
 
@@ -287,11 +287,11 @@ class Agent:
             except OSError as error:
                 log(f"old checkpoints cannot be pruned, trying again after the next one: {error}")
             except Superseded as found:
-                self._report_superseded(found)
+                self._report_superseded(found, request.held.claim.world_id)
 
-    def _report_superseded(self, found: Superseded) -> None:
+    def _report_superseded(self, found: Superseded, refused: WorldId) -> None:
         log(f"a claim, manifest or pruning of an older world is refused: {found}")
-        self.post(RunSuperseded(found.by))
+        self.post(RunSuperseded(found.by, refused))
 
     async def _run_on_disk(self, work: Callable[..., T], *arguments: object) -> T:
         """Run a blocking call after those that wait for the disk already. Raises what it raises."""

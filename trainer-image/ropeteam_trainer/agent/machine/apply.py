@@ -100,9 +100,9 @@ def apply_event(state: AgentState, event: Event) -> Stepped:
             return replace(claimed, problem=problem), ()
         case ClaimFailed(_):
             return replace(state, claiming=None, claim_retry_at=state.now + RETRY_SECONDS), ()
-        case RunSuperseded(by) if by == state.claiming:  # another pod has claimed by this number
+        case RunSuperseded(by, refused) if by == refused == state.claiming:  # claimed by another pod
             return replace(state, writing=None, claiming=None, claim_retry_at=state.now + RETRY_SECONDS), ()
-        case RunSuperseded(by) if by == (state.held and state.held.claim.world_id):
+        case RunSuperseded(by) if by in (state.claiming, state.held and state.held.claim.world_id):
             return replace(state, writing=None), ()  # the newer world is this agent's own: no fault
         case RunSuperseded(by) if _ends_no_rank(state, by):
             return _without_claims_before(replace(state, writing=None), by), ()

@@ -135,9 +135,11 @@ class ClaimFailed:
 
 @dataclass(frozen=True)
 class RunSuperseded:
-    """A newer world has claimed the checkpoint folder."""
+    """A newer world has claimed the checkpoint folder, or another pod for the same world."""
 
     by: WorldId
+    refused: WorldId
+    """Number of the claim of ours that is refused."""
 
 
 @dataclass(frozen=True)
