@@ -122,10 +122,28 @@ def test_a_coordinator_of_a_still_newer_term_may_begin_again():
     assert life.report.superseded is None
 
 
-def test_a_world_that_finds_the_claim_of_its_own_successor_is_not_superseded():
-    life = a_life().ordered(plan=a_plan()).claimed(a_plan())
-    life.receives(RunSuperseded(world_id(1), refused=world_id(1)))
+@pytest.mark.parametrize("by", [2, 3])
+def test_a_world_that_finds_the_claim_of_its_own_successor_is_not_superseded(by: int):
+    """Even if that world has ended, too, and the orders name no other."""
+    life = Life().running().died(0, 1).ordered(plan=a_plan(3)).died(0, 1).ordered(plan=None)
+    life.receives(RunSuperseded(world_id(by), refused=world_id(1)))
     assert life.state.superseded is None
+
+
+def test_nor_is_one_whose_claim_has_failed_and_has_left_its_file():
+    life = a_life().ordered(plan=a_plan()).claimed(a_plan()).died(0, 1)
+    life.ordered(plan=a_plan(2)).receives(ClaimFailed(world_id(2)))
+    assert life.receives(RunSuperseded(world_id(2), refused=world_id(1))).did_no(ClaimRun)
+    assert life.wait(RETRY_SECONDS + 0.1).did_a(ClaimRun).plan.world_id == world_id(2)
+    assert life.state.superseded is None
+
+
+def test_a_manifest_is_not_written_again_and_again_if_another_pod_has_the_number_of_its_world():
+    life = a_life().ordered(plan=a_plan()).claimed(a_plan())
+    life.ordered(grant=Grant(a_ref(10, digest=""), 4, (), None))
+    assert life.did_a(WriteManifest)
+    assert life.receives(RunSuperseded(world_id(1), refused=world_id(1))).did_no(WriteManifest)
+    assert life.wait(RETRY_SECONDS + 0.1).did_a(WriteManifest)
 
 
 @pytest.mark.parametrize("times", [1, 2])

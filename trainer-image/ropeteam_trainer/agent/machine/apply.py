@@ -102,8 +102,8 @@ def apply_event(state: AgentState, event: Event) -> Stepped:
             return replace(state, claiming=None, claim_retry_at=state.now + RETRY_SECONDS), ()
         case RunSuperseded(by, refused) if by == refused == state.claiming:  # claimed by another pod
             return replace(state, writing=None, claiming=None, claim_retry_at=state.now + RETRY_SECONDS), ()
-        case RunSuperseded(by) if by in (state.claiming, state.held and state.held.claim.world_id):
-            return replace(state, writing=None), ()  # the newer world is this agent's own: no fault
+        case RunSuperseded(by) if _is_own(state, by):
+            return replace(state, writing=None, write_retry_at=state.now + RETRY_SECONDS), ()
         case RunSuperseded(by) if _ends_no_rank(state, by):
             return _without_claims_before(replace(state, writing=None), by), ()
         case RunSuperseded(by):
@@ -114,6 +114,13 @@ def apply_event(state: AgentState, event: Event) -> Stepped:
             return replace(state, asleep=asleep), ()
         case _:
             return _apply_rank_event(state, event), ()
+
+
+def _is_own(state: AgentState, by: WorldId) -> bool:
+    """Whether the newer claim is no news to this agent: not newer than what it holds, or its own, under way or
+    in a pause after an attempt that failed, and has perhaps left its file."""
+    tried = state.claim_since and state.claim_since[0]
+    return by in (state.claiming, tried) or bool(state.held and by <= state.held.claim.world_id)
 
 
 def _ends_no_rank(state: AgentState, by: WorldId) -> bool:
