@@ -5,10 +5,10 @@
 An unchanged DDP script with recovery.start: Fork, and the same under JobSet: Recreate, and InPlaceRestart
 (six kills as kubelets are, then KILLS with their crash-loop back-off capped at a second). A kill counts from
 SIGKILL to the first step of all six ranks in new processes; the last kills must cost what the first did (a
-back-off doubles each time). Requests: all writes that the API server took meanwhile, from whomever, kubelets
-too; heartbeats of nodes, leases and events aside. The same model and batch under sync Exact, with six pods
-and with three: there the killed rank alone is new. After a leader is killed another must act within the
-lease duration, after one is terminated (SIGTERM) at once.
+back-off doubles each time). Requests: all by which the API server changed something meanwhile, from
+whomever, kubelets too, but for heartbeats of nodes, leases and events. The same model and batch under sync
+Exact, with six pods and with three: there the killed rank alone is new. After a leader is killed another
+must act within the lease duration, after one is terminated (SIGTERM) at once.
 """
 
 from __future__ import annotations
@@ -31,15 +31,19 @@ from lab.kube.site import RELEASE, SYSTEM, Site
 from lab.waiting import wait_until
 
 from benchmarks import jobset
-from benchmarks.cluster_recovery import NODES, first_step_of_a_new_process
-from benchmarks.gang_restart import steps
+from benchmarks.cluster_recovery import NODES
+from benchmarks.killlogs import RankLog
+from benchmarks.recovery import have_stepped
 from benchmarks.results import Row, Samples, print_rows, row, write
 
 PODS = 6
+WRITING = {"POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"}
+HEARTBEATS = {"leases", "nodes", "events"}
 LEADERS = 5
 PATIENCE = 180
 LONGEST_BACK_OFF = 480
 UNCAPPED = 6
+SIZES = {PODS: "six", 3: "three"}
 SCRIPT, EXACT_SCRIPT = "/shared/scripts/train_ddp.py", "/shared/scripts/train_exact.py"
 STRATEGY = {"sync": {"type": "Exact"}, "batch": {"microBatches": 6}}
 
@@ -49,14 +53,12 @@ def main() -> int:
     jobset.found()
     lab = KubeCluster(NODES, (images.operator(), images.trainer()))
     site = Site.ready(lab)
+    exact = {f"sync Exact, {text} pods": under_exact(site, pods, kills) for pods, text in SIZES.items()}
+    leaders = {f"leader {how.__name__}": [leader(site, how) for _ in range(LEADERS)] for how in ENDS}
     of_kills = {"rank killed, six pods": ours(site, kills), **of_jobset(site, kills)}
-    samples = {name: series["seconds"] for name, series in of_kills.items()}
-    counts = {name: series["writes"] for name, series in of_kills.items()}
-    for pods, text in ((PODS, "six"), (3, "three")):
-        samples[f"sync Exact, {text} pods"] = under_exact(site, pods, kills)
-    for how in (killed, terminated):
-        samples[f"leader {how.__name__.replace('_', ' ')}"] = [leader(site, how) for _ in range(LEADERS)]
     lab.down()
+    samples = {name: series["seconds"] for name, series in of_kills.items()} | exact | leaders
+    counts = {name: series["writes"] for name, series in of_kills.items()}
     return show(samples, counts)
 
 
@@ -85,7 +87,9 @@ def under_jobset(site: Site, peer: jobset.JobSet, strategy: str, kills: int) -> 
     name = f"peer-{strategy.lower()}"
     peer.create(name, ["python", SCRIPT, f"/shared/{name}"], PODS, strategy)
     taken = recoveries(site, name, partial(peer.rank, name), kills)
-    assert peer.restarts(name) >= kills
+    restarts = peer.restarts(name)
+    print(f"{name}: {restarts} restarts", flush=True)
+    assert restarts >= kills
     peer.delete(name)
     return taken
 
@@ -104,17 +108,15 @@ def cap_back_off(lab: KubeCluster) -> None:
 def under_exact(site: Site, pods: int, kills: int) -> list[float]:
     """Seconds from each kill until the new rank has made a step."""
     name = f"exact-{pods}"
-    command, folder = ["python", EXACT_SCRIPT, f"/shared/{name}", "1000000"], site.shared / name
+    command, ranks = ["python", EXACT_SCRIPT, f"/shared/{name}", "1000000"], Ranks(site.shared / name, pods)
     spec = {"checkpoint": site.checkpoints(name, 1000), "recovery": {"maxFailures": 100}}
     site.apply(site.job(name, command, workers=pods, strategy=STRATEGY, **spec))
-    taken, since = [], 0.0
+    taken = []
     for number in range(kills):
-        wait_until("steps", partial(all_have_stepped, folder, since, pods), PATIENCE)
+        ranks.settle()
         rank = number % pods
-        victim, begin = site.rank(name, rank), time.time()
-        os.kill(victim, signal.SIGKILL)
-        since = wait_until("a step", partial(first_step_of_a_new_process, folder, rank, begin), PATIENCE)
-        taken.append(since - begin)
+        begin = ranks.kill(site.rank(name, rank))
+        taken.append(wait_until("a step", partial(ranks.new_step, rank), PATIENCE) - begin)
         print(f"{name} {number + 1:2}: {taken[-1]:.2f} s", flush=True)
     wait_until("all incidents", lambda: len(site.status(name)["incidents"]) >= min(kills, 10), PATIENCE)
     assert {each["stepsLost"] for each in site.status(name)["incidents"]} == {0}
@@ -128,23 +130,58 @@ def recoveries(site: Site, name: str, process: Callable[[int], int], kills: int)
     """Two series: seconds from each kill of a rank's `process` until all ranks have stepped again, and writes
     to the API server until each of them has made 30 steps.
     """
-    folder, taken, since = site.shared / name, [], 0.0
-    wait_until("steps", partial(all_have_stepped, folder, since), PATIENCE)
+    ranks, taken = Ranks(site.shared / name, PODS), []
+    ranks.settle()
     counts = [writes(site)]
     for number in range(kills):
-        victim = process(number % PODS)
-        begin = time.time()
-        os.kill(victim, signal.SIGKILL)
-        since = max(wait_until("all ranks step again", partial(new_steps, folder, begin), LONGEST_BACK_OFF))
-        taken.append(since - begin)
-        wait_until("steps", partial(all_have_stepped, folder, since), PATIENCE)
+        begin = ranks.kill(process(number % PODS))
+        taken.append(max(wait_until("all ranks step again", ranks.new_steps, LONGEST_BACK_OFF)) - begin)
+        ranks.settle()
         counts.append(writes(site))
         print(f"{name} {number + 1:2}: {taken[-1]:.2f} s, {counts[-1] - counts[-2]} writes", flush=True)
     return {"seconds": taken, "writes": [float(after - before) for before, after in pairwise(counts)]}
 
 
+class Ranks:
+    """Logs of a job's ranks, read as they grow, since the newest kill."""
+
+    def __init__(self, folder: Path, pods: int) -> None:
+        self._logs = [RankLog(folder / f"rank-{rank}.jsonl") for rank in range(pods)]
+        self._begins = [0] * pods
+
+    def settle(self) -> None:
+        """Until each rank has made 30 more steps."""
+        self._mark()
+        wait_until("steps", partial(have_stepped, self._logs, self._begins, 30), PATIENCE)
+
+    def kill(self, victim: int) -> float:
+        """SIGKILL to this process, and when."""
+        self._mark()
+        begin = time.time()
+        os.kill(victim, signal.SIGKILL)
+        return begin
+
+    def new_step(self, rank: int) -> float | None:
+        """When a process of this rank that is newer than the kill made its first step. None: not yet."""
+        log = self._logs[rank]
+        log.read()
+        events = log.events[self._begins[rank] :]
+        started = next((number for number, event in enumerate(events) if event.kind == "start"), len(events))
+        return next((event.t for event in events[started:] if event.kind == "step"), None)
+
+    def new_steps(self) -> list[float] | None:
+        """When a newer process of each rank made its first step. None: not yet of all."""
+        found = [self.new_step(rank) for rank in range(len(self._logs))]
+        return [each for each in found if each] if all(found) else None
+
+    def _mark(self) -> None:
+        for log in self._logs:
+            log.read()
+        self._begins = [len(log.events) for log in self._logs]
+
+
 def writes(site: Site) -> int:
-    """Changes that the API server has taken so far."""
+    """Requests so far by which the API server has changed something."""
     text = site.lab.kubectl("get", "--raw", "/metrics")
     found = (line for line in text.splitlines() if line.startswith("apiserver_request_total{"))
     return sum(int(float(line.rpartition(" ")[2])) for line in found if is_a_write(line))
@@ -152,22 +189,10 @@ def writes(site: Site) -> int:
 
 def is_a_write(line: str) -> bool:
     labels = dict(re.findall(r'(\w+)="([^"]*)"', line))
-    verbs, heartbeats = {"POST", "PUT", "PATCH", "APPLY", "DELETE"}, {"leases", "nodes", "events"}
-    # What a check of permissions posts changes nothing.
-    return (
-        labels["verb"] in verbs
-        and labels["resource"] not in heartbeats
-        and "reviews" not in labels["resource"]
-    )
-
-
-def all_have_stepped(folder: Path, since: float, pods: int = PODS) -> bool:
-    return all(len(steps(folder, rank, since)) > 30 for rank in range(pods))
-
-
-def new_steps(folder: Path, begin: float) -> list[float] | None:
-    found = [first_step_of_a_new_process(folder, rank, begin) for rank in range(PODS)]
-    return [each for each in found if each] if all(found) else None
+    # What a check of permissions or a request for a token posts is not stored.
+    is_stored = "reviews" not in labels["resource"] and labels["subresource"] != "token"
+    is_counted = labels["verb"] in WRITING and labels["resource"] not in HEARTBEATS
+    return is_stored and is_counted and labels["code"].startswith("2")
 
 
 def leader(site: Site, end: Callable[[Site, str], None]) -> float:
@@ -192,6 +217,9 @@ def killed(site: Site, pod: str) -> None:
 
 def terminated(site: Site, pod: str) -> None:
     site.lab.kubectl("-n", SYSTEM, "delete", "pod", pod, "--wait=false")
+
+
+ENDS = (killed, terminated)
 
 
 def show(samples: Samples, counts: Samples) -> int:

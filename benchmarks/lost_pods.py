@@ -9,9 +9,9 @@ in turn. Then the coordinator is killed, half as often. Of each:
                                          trains again, without the median step before
     pod killed: full world               until a new process of the pod's rank has made a step
     pod killed: full world after agent   the same from the moment in which the new pod's agent can fork ranks
-    coordinator killed: wait             longest time between two steps of any rank within SETTLING seconds,
-                                         without the median step before
-    nothing killed: wait                 the same, without a fault
+    coordinator killed: wait             longest time between two steps of any rank until another one has been
+                                         there for SETTLING seconds, without the median step before
+    nothing killed: wait                 the same within SETTLING seconds, without a fault
 
 Each loss is compared with that of a run without faults. Limits: pods are groups of processes here, so a new
 one starts at once, and a closed connection shows a death, which a node that is off does not do (`make e2e`).
@@ -28,6 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -37,9 +38,10 @@ from lab.local.cluster import Cluster
 from lab.waiting import wait_until
 
 from benchmarks import results
+from benchmarks.chaos import repeated
 from benchmarks.contenders import RANKS, Contender, ropeteam
 from benchmarks.killlogs import RankLog, median_step
-from benchmarks.recovery import PATIENCE, WARM_UP, have_stepped, run_job
+from benchmarks.recovery import PATIENCE, WARM_UP, count, have_stepped, run_job
 from benchmarks.results import Row, Samples, print_rows, row, write
 
 STRATEGY = {"sync": {"type": "Exact"}, "batch": {"microBatches": 6}}
@@ -73,10 +75,12 @@ class Job:
         processes, killed = [agent, *agent.children(recursive=True)], time.time()
         assert self.logs[rank].events[-1].pid in {each.pid for each in processes}
         for process in processes:
-            process.kill()
+            with suppress(psutil.NoSuchProcess):  # it has died with its agent
+                process.kill()
         ready = self._agent_is_ready(rank, pods[rank]["metadata"]["name"])
         whole = wait_until("a new process steps", partial(self._first_step, rank, killed), PATIENCE)
         others = [log for number, log in enumerate(self.logs) if number != rank]
+        wait_until("a step of the others", partial(self._have_stepped_since, whole), PATIENCE)
         wait = longest(others, killed, whole) - step
         return wait, whole - killed, whole - ready
 
@@ -84,6 +88,7 @@ class Job:
         coordinator = wait_until("a coordinator", self._coordinator, PATIENCE)
         step, killed = self.settle(), time.time()
         os.kill(coordinator, signal.SIGKILL)
+        wait_until("another coordinator", lambda: self._coordinator() not in (None, coordinator), PATIENCE)
         return self._wait_since(killed) - step
 
     def disturb_nothing(self) -> float:
@@ -91,10 +96,16 @@ class Job:
         return self._wait_since(time.time()) - step
 
     def _wait_since(self, begin: float) -> float:
-        """Longest step of the next seconds."""
+        """Longest step from this moment until SETTLING seconds from now."""
         time.sleep(SETTLING)
+        end = time.time()
         self.settle()
-        return longest(self.logs, begin, begin + SETTLING)
+        return longest(self.logs, begin, end)
+
+    def _have_stepped_since(self, t: float) -> bool:
+        for log in self.logs:
+            log.read()
+        return all(log.events[-1].t >= t for log in self.logs)
 
     def _coordinator(self) -> int | None:
         try:
@@ -106,7 +117,7 @@ class Job:
         return {int(pod["metadata"]["labels"]["ropeteam.dev/slot"]): pod for pod in self._cluster.pods(NAME)}
 
     def _agent_is_ready(self, slot: int, old: str) -> float:
-        """When the slot's new pod could fork ranks, to within the interval of wait_until."""
+        """When the slot's new pod could fork ranks, some hundredths of a second late."""
 
         def can_fork() -> bool:
             pod = self._pods().get(slot)
@@ -122,7 +133,7 @@ class Job:
             log.read()
         events = [event for event in self.logs[rank].events if event.t > since]
         started = next((event for event in events if event.kind == "start"), None)
-        return next((event.t for event in events if started and event.kind == "step"), None)
+        return next((e.t for e in events if started and e.kind == "step" and e.t > started.t), None)
 
 
 def longest(logs: Sequence[RankLog], begin: float, end: float) -> float:
@@ -149,8 +160,8 @@ def measure(work: Path, kills: int) -> tuple[list[Row], Samples]:
     cluster = Cluster(work / "home")
     run = partial(ropeteam, cluster, {"strategy": STRATEGY}, every_steps=100_000)
     try:
-        # A pod takes some 8 s to come back, in which the others make 80 steps.
-        steps = Contender(run, 6 * kills, is_ours=True)
+        # More steps than are made meanwhile: some 80 for each pod, and 250 for each coordinator.
+        steps = Contender(run, 12 * kills, is_ours=True)
         undisturbed = run_job(steps, work / "undisturbed", 0, random.Random(0))
         folder = work / "pods"
         folder.mkdir()
@@ -159,13 +170,15 @@ def measure(work: Path, kills: int) -> tuple[list[Row], Samples]:
             of_pods = [shown("pod", job.kill_pod(number % RANKS)) for number in range(kills)]
             of_coordinator = [job.kill_coordinator() for _ in range(kills // 2)]
             of_nothing = [job.disturb_nothing() for _ in range(kills // 2)]
+        assert all(log.events[-1].step <= undisturbed[0].events[-2].step for log in job.logs)
         differ = list(differing(job.logs, undisturbed))
     finally:
         cluster.stop()
     names = ("wait of the others", "full world", "full world after agent")
     samples = {f"pod killed: {name}": [each[index] for each in of_pods] for index, name in enumerate(names)}
     samples |= {"coordinator killed: wait": of_coordinator, "nothing killed: wait": of_nothing}
-    return [*figures(samples), different(differ)], samples
+    again = count("steps made again", [repeated(job.logs)], "", is_goal=True)
+    return [*figures(samples), different(differ), again], samples
 
 
 def shown(what: str, seconds: tuple[float, ...]) -> tuple[float, ...]:
