@@ -33,6 +33,7 @@ def section(title: str) -> str:
         ("one machine", "gang_restart", "torchrun 1x2, store not shared: kill to first step of all ranks", 1),
         ("six pods", "cluster_kills", "rank killed, six pods: seconds", 2),
         ("six pods", "cluster_kills", "the same, JobSet: seconds", 1),
+        ("six pods", "cluster_kills", "the same, JobSet in place: seconds", 1),
         ("node is lost", "cluster_recovery", "node off: seconds", 1),
     ],
 )
