@@ -117,8 +117,9 @@ def apply_event(state: AgentState, event: Event) -> Stepped:
 
 
 def _is_own(state: AgentState, by: WorldId) -> bool:
-    """Whether the newer claim is no news to this agent: not newer than what it holds, or its own, under way or
-    in a pause after an attempt that failed, and has perhaps left its file."""
+    """Whether the newer claim is no news to this agent: not newer than what it holds, or its own, under way
+    or to be tried again (an attempt that has failed may have left its file).
+    """
     tried = state.claim_since and state.claim_since[0]
     return by in (state.claiming, tried) or bool(state.held and by <= state.held.claim.world_id)
 
