@@ -46,7 +46,7 @@ BENCHMARKS = (
     Benchmark("flat", 12),
     Benchmark("exact", 10),
     Benchmark("chaos", 35),
-    Benchmark("lost_pods", 5),
+    Benchmark("lost_pods", 7),
     Benchmark("leaks", 8),
     Benchmark("half", 35),
     Benchmark("balance", 15),

@@ -55,6 +55,7 @@ def main() -> int:
     site = Site.ready(lab)
     exact = {f"sync Exact, {text} pods": under_exact(site, pods, kills) for pods, text in SIZES.items()}
     leaders = {f"leader {how.__name__}": [leader(site, how) for _ in range(LEADERS)] for how in ENDS}
+    site.lab.kubectl("-n", SYSTEM, "rollout", "status", f"deployment/{RELEASE}", "--timeout=60s")
     of_kills = {"rank killed, six pods": ours(site, kills), **of_jobset(site, kills)}
     lab.down()
     samples = {name: series["seconds"] for name, series in of_kills.items()} | exact | leaders
