@@ -29,6 +29,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -187,12 +188,9 @@ def figures(samples: Samples) -> Iterator[Row]:
     most = {"pod killed: wait of the others": LOST + 0.2, "pod killed: full world after agent": 0.5}
     for name, values in samples.items():
         each = row(name, values)
-        goal = most.get(name)
-        yield (
-            each
-            if goal is None
-            else Row(name, each.value, "s", each.n, each.worst, f"<= {goal:g}", each.value <= goal, "")
-        )
+        if goal := most.get(name):
+            each = replace(each, goal=f"<= {goal:g}", holds=each.value <= goal)
+        yield each
 
 
 def different(found: list[bool]) -> Row:

@@ -107,7 +107,7 @@ def test_it_is_replaced_by_a_newer_world_of_its_coordinator_and_its_ranks_live_o
     """The plan of that world is on its way."""
     life = a_deputy().ordered(grant=a_grant(10))
     assert life.did_a(WriteManifest)
-    life.receives(RunSuperseded(world_id(3), refused=world_id(1)))
+    life.receives(RunSuperseded(world_id(3), refused=world_id(2)))
     assert life.did_no(KillRanks)
     assert life.report.superseded is None
     life.ordered(
@@ -120,7 +120,7 @@ def test_it_is_replaced_by_a_newer_world_of_its_coordinator_and_its_ranks_live_o
 def test_a_claim_of_its_own_that_is_superseded_is_tried_again_while_orders_request_it():
     life = a_life(slot=1)
     life.disk_answers = False
-    life.ordered(**AS_DEPUTY).receives(RunSuperseded(world_id(3), refused=world_id(1)))
+    life.ordered(**AS_DEPUTY).receives(RunSuperseded(world_id(3), refused=world_id(2)))
     assert life.did == ()
     assert life.wait(RETRY_SECONDS + 0.1).did_a(ClaimRun)
 
